@@ -1,0 +1,601 @@
+//! Conditions of a node, with every reason they can carry.
+//!
+//! One table, [`REASONS`], is the source of the reasons in code, of the reference in the docs and
+//! of what `kubectl sei explain` prints.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+macro_rules! names {
+    ($(#[$doc:meta])* $name:ident { $($variant:ident = $text:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum $name { $($variant,)* }
+
+        impl $name {
+            pub const ALL: &'static [$name] = &[$($name::$variant,)*];
+
+            pub fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $text,)* }
+            }
+
+            pub fn parse(text: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|one| one.as_str() == text)
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+    };
+}
+
+names! {
+    /// The types of conditions on a `SeiNode`.
+    ConditionType {
+        NodeUpdateInProgress = "NodeUpdateInProgress",
+        PodTemplateDrift = "PodTemplateDrift",
+        Stalled = "Stalled",
+        Paused = "Paused",
+        StateSyncReady = "StateSyncReady",
+        SidecarReady = "SidecarReady",
+        ImportPvcReady = "ImportPVCReady",
+        SigningKeyReady = "SigningKeyReady",
+        NodeKeyReady = "NodeKeyReady",
+        OperatorKeyringReady = "OperatorKeyringReady",
+        WorkflowInProgress = "WorkflowInProgress",
+    }
+}
+
+names! {
+    /// The reasons that conditions carry. One reason has one meaning per condition.
+    Reason {
+        UpdateStarted = "UpdateStarted",
+        UpdateComplete = "UpdateComplete",
+        UpdateFailed = "UpdateFailed",
+        UpdateSuperseded = "UpdateSuperseded",
+        NotObserved = "NotObserved",
+        InSync = "InSync",
+        Rolling = "Rolling",
+        WaitingForSlot = "WaitingForSlot",
+        Held = "Held",
+        AdoptedWithDrift = "AdoptedWithDrift",
+        Paused = "Paused",
+        NotPaused = "NotPaused",
+        BackingOff = "BackingOff",
+        Progressing = "Progressing",
+        ImagePullFailed = "ImagePullFailed",
+        CrashLooping = "CrashLooping",
+        Unschedulable = "Unschedulable",
+        PodTerminating = "PodTerminating",
+        NodeLost = "NodeLost",
+        VolumeAttach = "VolumeAttach",
+        StatefulSetNotObserved = "StatefulSetNotObserved",
+        StatefulSetTerminating = "StatefulSetTerminating",
+        SidecarUnreachable = "SidecarUnreachable",
+        SidecarAuth = "SidecarAuth",
+        SidecarTaskFailed = "SidecarTaskFailed",
+        SecretMissing = "SecretMissing",
+        ReplicasNotOne = "ReplicasNotOne",
+        ApplyRejected = "ApplyRejected",
+        FieldConflict = "FieldConflict",
+        Forbidden = "Forbidden",
+        SchemaTooOld = "SchemaTooOld",
+        InvalidSpec = "InvalidSpec",
+        DataVolumeLost = "DataVolumeLost",
+        SigningKeyConflict = "SigningKeyConflict",
+        Ready = "Ready",
+        NotReady = "NotReady",
+        Unreachable = "Unreachable",
+        NoSyncersConfigured = "NoSyncersConfigured",
+        NotApplicable = "NotApplicable",
+        SyncerSourceError = "SyncerSourceError",
+        PvcValidated = "PVCValidated",
+        PvcNotReady = "PVCNotReady",
+        PvcInvalid = "PVCInvalid",
+        SigningKeyValidated = "SigningKeyValidated",
+        SigningKeyNotReady = "SigningKeyNotReady",
+        SigningKeyInvalid = "SigningKeyInvalid",
+        NodeKeyValidated = "NodeKeyValidated",
+        NodeKeyNotReady = "NodeKeyNotReady",
+        NodeKeyInvalid = "NodeKeyInvalid",
+        OperatorKeyringValidated = "OperatorKeyringValidated",
+        OperatorKeyringNotReady = "OperatorKeyringNotReady",
+        OperatorKeyringInvalid = "OperatorKeyringInvalid",
+        NoWorkflow = "NoWorkflow",
+        WorkflowRunning = "WorkflowRunning",
+        WorkflowFailedHeld = "WorkflowFailedHeld",
+    }
+}
+
+/// Status of a condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Truth {
+    True,
+    False,
+    Unknown,
+}
+
+impl Truth {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::True => "True",
+            Self::False => "False",
+            Self::Unknown => "Unknown",
+        }
+    }
+}
+
+/// One row of the table of reasons.
+#[derive(Clone, Copy, Debug)]
+pub struct ReasonRow {
+    pub condition: ConditionType,
+    pub status: Truth,
+    pub reason: Reason,
+    /// What it says about the node.
+    pub meaning: &'static str,
+    /// What a person can do; empty where there is nothing to do.
+    pub remedy: &'static str,
+    /// For `Stalled`: how long the cause may last before it is reported, in seconds.
+    pub deadline_seconds: Option<u32>,
+}
+
+const fn row(
+    condition: ConditionType,
+    status: Truth,
+    reason: Reason,
+    meaning: &'static str,
+    remedy: &'static str,
+) -> ReasonRow {
+    ReasonRow { condition, status, reason, meaning, remedy, deadline_seconds: None }
+}
+
+const fn stall(
+    reason: Reason,
+    deadline_seconds: u32,
+    meaning: &'static str,
+    remedy: &'static str,
+) -> ReasonRow {
+    ReasonRow {
+        condition: ConditionType::Stalled,
+        status: Truth::True,
+        reason,
+        meaning,
+        remedy,
+        deadline_seconds: Some(deadline_seconds),
+    }
+}
+
+use ConditionType as C;
+use Reason as R;
+use Truth::{False, True, Unknown};
+
+/// Every condition, status and reason the operator can report, with its meaning and remedy.
+pub const REASONS: &[ReasonRow] = &[
+    row(C::NodeUpdateInProgress, True, R::UpdateStarted, "An update plan runs.", ""),
+    row(C::NodeUpdateInProgress, False, R::UpdateComplete, "The last update arrived.", ""),
+    row(
+        C::NodeUpdateInProgress,
+        False,
+        R::UpdateFailed,
+        "The last update plan failed. It is tried again after a pause, for as long as the pod differs.",
+        "Read the message and status.lastUpdate; correct the spec if it is at fault.",
+    ),
+    row(
+        C::NodeUpdateInProgress,
+        False,
+        R::UpdateSuperseded,
+        "The update was given up for a newer wish, and nothing is left to roll.",
+        "",
+    ),
+    row(C::PodTemplateDrift, Unknown, R::NotObserved, "No pod was compared yet.", ""),
+    row(C::PodTemplateDrift, False, R::InSync, "The pod is made from the wanted template.", ""),
+    row(C::PodTemplateDrift, True, R::Rolling, "A plan replaces the pod.", ""),
+    row(
+        C::PodTemplateDrift,
+        True,
+        R::WaitingForSlot,
+        "The chain's budget is used by other nodes; this one rolls when its turn comes.",
+        "Look at the node named in the message. A failed one holds up the chain until it is Ready.",
+    ),
+    row(
+        C::PodTemplateDrift,
+        True,
+        R::Held,
+        "The difference is known and is not rolled by itself.",
+        "Approve it by setting annotation sei.io/approve-update to status.pendingUpdate.targetHash.",
+    ),
+    row(
+        C::PodTemplateDrift,
+        True,
+        R::AdoptedWithDrift,
+        "The pod was made by another operator from another template; it was left running.",
+        "It rolls with the next change of the spec, or when approved (sei.io/approve-update).",
+    ),
+    row(
+        C::PodTemplateDrift,
+        True,
+        R::Paused,
+        "spec.update.paused holds the update.",
+        "Set spec.update.paused to false.",
+    ),
+    row(
+        C::PodTemplateDrift,
+        True,
+        R::BackingOff,
+        "The update failed and waits for its next attempt.",
+        "See status.pendingUpdate.nextAttemptAt; a change of the spec is tried at once.",
+    ),
+    row(C::Stalled, False, R::Progressing, "Nothing has waited too long.", ""),
+    stall(
+        R::ImagePullFailed,
+        120,
+        "An image of the pod cannot be pulled.",
+        "Correct spec.image or spec.sidecar.image, or the pull credentials; an edit is taken up at once.",
+    ),
+    stall(
+        R::CrashLooping,
+        300,
+        "A container of the pod crashes again and again.",
+        "Read the logs of the container named in the message; roll back by restoring the old spec.",
+    ),
+    stall(
+        R::Unschedulable,
+        300,
+        "No Kubernetes node takes the pod.",
+        "Check the node pool, its taints and free resources, and the volume's zone.",
+    ),
+    stall(
+        R::PodTerminating,
+        240,
+        "The old pod does not go away. It is never forced: its process may still sign.",
+        "Check the kubelet of the Kubernetes node named in the message, and the pod's finalizers.",
+    ),
+    stall(
+        R::NodeLost,
+        60,
+        "The Kubernetes node under the pod does not answer.",
+        "Bring it back, delete its Node object, or taint it node.kubernetes.io/out-of-service once it is surely off.",
+    ),
+    stall(
+        R::VolumeAttach,
+        480,
+        "The volume cannot be attached to the pod.",
+        "Check the volume attachment; after a lost Kubernetes node it is released after six minutes.",
+    ),
+    stall(
+        R::StatefulSetNotObserved,
+        60,
+        "The StatefulSet controller has not looked at the newest template.",
+        "Check kube-controller-manager.",
+    ),
+    stall(
+        R::StatefulSetTerminating,
+        60,
+        "The StatefulSet is being deleted; nothing is done to it or to its pod until it is gone.",
+        "Remove what holds it (finalizers); it is created again afterwards.",
+    ),
+    stall(
+        R::SidecarUnreachable,
+        60,
+        "The sidecar does not answer.",
+        "Check the containers sei-sidecar and kube-rbac-proxy and the network policy.",
+    ),
+    stall(
+        R::SidecarAuth,
+        60,
+        "The sidecar's proxy refuses the operator's token.",
+        "Grant create and get on seinodetasks.sei.io to the operator, and tokenreviews to the pod.",
+    ),
+    stall(
+        R::SidecarTaskFailed,
+        0,
+        "The sidecar reports a failed task.",
+        "Read the message; it is repeated as far as its retry budget goes.",
+    ),
+    stall(
+        R::SecretMissing,
+        60,
+        "A Secret that the node needs is not there.",
+        "Create the Secret named in the message.",
+    ),
+    stall(
+        R::ReplicasNotOne,
+        0,
+        "The StatefulSet has more than one replica. No pod is replaced while that is so.",
+        "Leave replicas to the operator; it sets them back.",
+    ),
+    stall(
+        R::ApplyRejected,
+        0,
+        "The API server refuses the rendered object. The running pod was not touched.",
+        "Read the server's words in the message.",
+    ),
+    stall(
+        R::FieldConflict,
+        0,
+        "Another field manager owns a field that the operator must own.",
+        "Stop the other writer named in the message.",
+    ),
+    stall(
+        R::Forbidden,
+        0,
+        "The operator lacks a permission.",
+        "Grant the verb and kind named in the message.",
+    ),
+    stall(
+        R::SchemaTooOld,
+        0,
+        "The installed CRD drops fields that the operator writes; nothing is done until they are kept.",
+        "Apply the CRDs of this version.",
+    ),
+    stall(
+        R::InvalidSpec,
+        0,
+        "The spec cannot be carried out. What runs was not touched.",
+        "Correct the field named in the message.",
+    ),
+    stall(
+        R::DataVolumeLost,
+        0,
+        "The node's data volume is gone. Nothing is recreated, and a node that signs is held at zero replicas.",
+        "Restore the claim, or consent to an empty one: annotation sei.io/recreate-volume with the uid of the lost claim.",
+    ),
+    stall(
+        R::SigningKeyConflict,
+        0,
+        "Another node has the same signing key or volume. This one is not started: two signers are slashed.",
+        "Remove the key from one of the two nodes.",
+    ),
+    row(
+        C::Paused,
+        True,
+        R::Paused,
+        "spec.paused keeps the node at zero replicas.",
+        "Set spec.paused to false.",
+    ),
+    row(C::Paused, False, R::NotPaused, "The node is meant to run.", ""),
+    row(C::StateSyncReady, True, R::Ready, "At least two state-sync witnesses are known.", ""),
+    row(
+        C::StateSyncReady,
+        False,
+        R::NoSyncersConfigured,
+        "Fewer than two state-sync witnesses are known; the node waits for them before its first start.",
+        "Set snapshot.rpcServers, or stateSync.syncers for the chain in the platform configuration.",
+    ),
+    row(C::StateSyncReady, False, R::NotApplicable, "The node uses no snapshot.", ""),
+    row(
+        C::StateSyncReady,
+        Unknown,
+        R::SyncerSourceError,
+        "The platform configuration cannot be read.",
+        "Correct the file named in the message.",
+    ),
+    row(C::SidecarReady, True, R::Ready, "The sidecar's gate is open.", ""),
+    row(C::SidecarReady, False, R::NotReady, "The gate is closed; it is opened again at once.", ""),
+    row(C::SidecarReady, Unknown, R::Unreachable, "The sidecar does not answer.", "See Stalled."),
+    row(C::ImportPvcReady, True, R::PvcValidated, "The imported claim can be used.", ""),
+    row(
+        C::ImportPvcReady,
+        False,
+        R::PvcNotReady,
+        "The imported claim is not usable yet.",
+        "Create or bind the claim named in the message.",
+    ),
+    row(
+        C::ImportPvcReady,
+        False,
+        R::PvcInvalid,
+        "The imported claim can never be used.",
+        "Give another claim, or correct what the message names.",
+    ),
+    row(
+        C::SigningKeyReady,
+        True,
+        R::SigningKeyValidated,
+        "The signing key has the right shape.",
+        "",
+    ),
+    row(
+        C::SigningKeyReady,
+        False,
+        R::SigningKeyNotReady,
+        "The signing key's Secret is not there.",
+        "Create the Secret named in the message.",
+    ),
+    row(
+        C::SigningKeyReady,
+        False,
+        R::SigningKeyInvalid,
+        "The signing key's Secret has the wrong content.",
+        "Correct priv_validator_key.json in it.",
+    ),
+    row(C::NodeKeyReady, True, R::NodeKeyValidated, "The node key has the right shape.", ""),
+    row(
+        C::NodeKeyReady,
+        False,
+        R::NodeKeyNotReady,
+        "The node key's Secret is not there.",
+        "Create the Secret named in the message.",
+    ),
+    row(
+        C::NodeKeyReady,
+        False,
+        R::NodeKeyInvalid,
+        "The node key's Secret has the wrong content.",
+        "Correct node_key.json in it.",
+    ),
+    row(
+        C::OperatorKeyringReady,
+        True,
+        R::OperatorKeyringValidated,
+        "The keyring and its passphrase have the right shape.",
+        "",
+    ),
+    row(
+        C::OperatorKeyringReady,
+        False,
+        R::OperatorKeyringNotReady,
+        "The keyring's Secret or its passphrase's is not there.",
+        "Create the Secret named in the message.",
+    ),
+    row(
+        C::OperatorKeyringReady,
+        False,
+        R::OperatorKeyringInvalid,
+        "The keyring's Secret or its passphrase's has the wrong content.",
+        "Correct what the message names.",
+    ),
+    row(C::WorkflowInProgress, False, R::NoWorkflow, "No workflow occupies the node.", ""),
+    row(C::WorkflowInProgress, True, R::WorkflowRunning, "A workflow occupies the node.", ""),
+    row(
+        C::WorkflowInProgress,
+        True,
+        R::WorkflowFailedHeld,
+        "A workflow failed and keeps the node as it left it.",
+        "Delete the workflow with annotation sei.io/force-delete-workflow.",
+    ),
+];
+
+/// The row of a condition with this status and reason.
+pub fn reason_row(
+    condition: ConditionType,
+    status: Truth,
+    reason: Reason,
+) -> Option<&'static ReasonRow> {
+    REASONS
+        .iter()
+        .find(|row| row.condition == condition && row.status == status && row.reason == reason)
+}
+
+/// What a condition is to say from now on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    pub condition: ConditionType,
+    pub status: Truth,
+    pub reason: Reason,
+    pub message: String,
+}
+
+impl Verdict {
+    pub fn new(
+        condition: ConditionType,
+        status: Truth,
+        reason: Reason,
+        message: impl Into<String>,
+    ) -> Self {
+        let message = message.into();
+        debug_assert!(
+            reason_row(condition, status, reason).is_some(),
+            "{condition}={}/{reason} is not in the table of reasons",
+            status.as_str()
+        );
+        Self { condition, status, reason, message }
+    }
+}
+
+/// The condition of a type, if it was ever set.
+pub fn find(conditions: &[Condition], condition: ConditionType) -> Option<&Condition> {
+    conditions.iter().find(|one| one.type_ == condition.as_str())
+}
+
+/// Whether a condition of this type stands with this status.
+pub fn is(conditions: &[Condition], condition: ConditionType, status: Truth) -> bool {
+    find(conditions, condition).is_some_and(|one| one.status == status.as_str())
+}
+
+/// Writes a verdict into the list. The transition time moves only when the status does; nothing at
+/// all changes when the verdict says what stands there already.
+pub fn set(conditions: &mut Vec<Condition>, verdict: &Verdict, generation: i64, now: Timestamp) {
+    let wanted = Condition {
+        type_: verdict.condition.as_str().to_owned(),
+        status: verdict.status.as_str().to_owned(),
+        reason: verdict.reason.as_str().to_owned(),
+        message: verdict.message.clone(),
+        observed_generation: Some(generation),
+        last_transition_time: Time(now),
+    };
+    match conditions.iter_mut().find(|one| one.type_ == wanted.type_) {
+        Some(present) => {
+            let since = if present.status == wanted.status {
+                present.last_transition_time.clone()
+            } else {
+                wanted.last_transition_time.clone()
+            };
+            // A cache may show an older generation; what was said of a newer one stays.
+            let observed = present.observed_generation.max(wanted.observed_generation);
+            *present =
+                Condition { last_transition_time: since, observed_generation: observed, ..wanted };
+        }
+        None => conditions.push(wanted),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    #[test]
+    fn every_reason_is_explained() {
+        for reason in Reason::ALL {
+            let rows: Vec<_> = REASONS.iter().filter(|row| row.reason == *reason).collect();
+            assert!(!rows.is_empty(), "{reason} stands in no row");
+            assert!(rows.iter().all(|row| row.meaning.ends_with('.')), "{reason} has no meaning");
+        }
+        for condition in ConditionType::ALL {
+            assert!(REASONS.iter().any(|row| row.condition == *condition), "{condition}");
+        }
+    }
+
+    #[test]
+    fn no_two_rows_say_the_same() {
+        for (index, row) in REASONS.iter().enumerate() {
+            let same = |other: &&ReasonRow| {
+                (other.condition, other.status, other.reason)
+                    == (row.condition, row.status, row.reason)
+            };
+            assert!(!REASONS[index + 1..].iter().any(|other| same(&other)), "{row:?}");
+        }
+    }
+
+    #[test]
+    fn every_stall_has_a_remedy_and_a_deadline() {
+        for row in REASONS.iter().filter(|row| row.condition == C::Stalled && row.status == True) {
+            assert!(!row.remedy.is_empty() && row.deadline_seconds.is_some(), "{row:?}");
+        }
+    }
+
+    #[test]
+    fn the_transition_time_moves_with_the_status_only() {
+        let mut conditions = Vec::new();
+        let started = Verdict::new(C::NodeUpdateInProgress, True, R::UpdateStarted, "a");
+        set(&mut conditions, &started, 1, at(10));
+        set(&mut conditions, &Verdict { message: "b".into(), ..started.clone() }, 2, at(20));
+        assert_eq!(conditions[0].last_transition_time, Time(at(10)));
+        assert_eq!(conditions[0].message, "b");
+        assert_eq!(conditions[0].observed_generation, Some(2));
+        set(
+            &mut conditions,
+            &Verdict::new(C::NodeUpdateInProgress, False, R::UpdateComplete, ""),
+            2,
+            at(30),
+        );
+        assert_eq!(conditions[0].last_transition_time, Time(at(30)));
+        assert_eq!(conditions.len(), 1);
+    }
+
+    #[test]
+    fn an_older_generation_never_replaces_a_newer_one() {
+        let mut conditions = Vec::new();
+        let verdict = Verdict::new(C::Paused, False, R::NotPaused, "");
+        set(&mut conditions, &verdict, 5, at(10));
+        set(&mut conditions, &verdict, 4, at(20));
+        assert_eq!(conditions[0].observed_generation, Some(5));
+    }
+}

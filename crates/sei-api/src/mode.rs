@@ -1,0 +1,154 @@
+//! What the mode of a node implies, in one place.
+
+use crate::node::{
+    GenesisCeremony, KeyringSecret, SeiNodeSpec, SnapshotGeneration, SnapshotSource,
+};
+
+/// What kind of node the spec asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Mode {
+    FullNode,
+    Archive,
+    Replayer,
+    Validator,
+    Seed,
+}
+
+impl Mode {
+    pub const ALL: [Mode; 5] =
+        [Mode::FullNode, Mode::Archive, Mode::Replayer, Mode::Validator, Mode::Seed];
+
+    /// Name of the spec field that sets it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::FullNode => "fullNode",
+            Self::Archive => "archive",
+            Self::Replayer => "replayer",
+            Self::Validator => "validator",
+            Self::Seed => "seed",
+        }
+    }
+
+    /// Value of the label `sei.io/role`.
+    pub fn role(self) -> &'static str {
+        match self {
+            Self::FullNode => "node",
+            Self::Archive => "archive",
+            Self::Replayer => "replayer",
+            Self::Validator => "validator",
+            Self::Seed => "seed",
+        }
+    }
+
+    /// Mode as the chain's configuration library names it.
+    pub fn config_mode(self) -> &'static str {
+        match self {
+            Self::FullNode | Self::Replayer => "full",
+            Self::Archive => "archive",
+            Self::Validator => "validator",
+            Self::Seed => "seed",
+        }
+    }
+}
+
+impl std::fmt::Display for Mode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl SeiNodeSpec {
+    /// The modes that are set; admission leaves exactly one, an object from before may differ.
+    pub fn modes(&self) -> Vec<Mode> {
+        let set = [
+            (self.full_node.is_some(), Mode::FullNode),
+            (self.archive.is_some(), Mode::Archive),
+            (self.replayer.is_some(), Mode::Replayer),
+            (self.validator.is_some(), Mode::Validator),
+            (self.seed.is_some(), Mode::Seed),
+        ];
+        set.into_iter().filter_map(|(is_set, mode)| is_set.then_some(mode)).collect()
+    }
+
+    /// The mode, if exactly one is set.
+    pub fn mode(&self) -> Option<Mode> {
+        match self.modes()[..] {
+            [mode] => Some(mode),
+            _ => None,
+        }
+    }
+
+    pub fn snapshot(&self) -> Option<&SnapshotSource> {
+        let full = self.full_node.as_ref().and_then(|full| full.snapshot.as_ref());
+        let validator = || self.validator.as_ref().and_then(|one| one.snapshot.as_ref());
+        full.or_else(|| self.replayer.as_ref().map(|one| &one.snapshot)).or_else(validator)
+    }
+
+    pub fn snapshot_generation(&self) -> Option<&SnapshotGeneration> {
+        let full = self.full_node.as_ref().and_then(|full| full.snapshot_generation.as_ref());
+        full.or_else(|| self.archive.as_ref().and_then(|one| one.snapshot_generation.as_ref()))
+    }
+
+    pub fn genesis_ceremony(&self) -> Option<&GenesisCeremony> {
+        self.validator.as_ref().and_then(|one| one.genesis_ceremony.as_ref())
+    }
+
+    /// Name of the Secret with the consensus key.
+    pub fn signing_secret(&self) -> Option<&str> {
+        let key = self.validator.as_ref()?.signing_key.as_ref()?;
+        key.secret.as_ref().map(|secret| secret.secret_name.as_str())
+    }
+
+    /// Name of the Secret with the p2p key, of a validator or a seed.
+    pub fn node_key_secret(&self) -> Option<&str> {
+        let validator = self.validator.as_ref().and_then(|one| one.node_key.as_ref());
+        let key = validator.or_else(|| self.seed.as_ref().map(|one| &one.node_key))?;
+        key.secret.as_ref().map(|secret| secret.secret_name.as_str())
+    }
+
+    pub fn keyring(&self) -> Option<&KeyringSecret> {
+        self.validator.as_ref()?.operator_keyring.as_ref()?.secret.as_ref()
+    }
+
+    /// Whether the node signs blocks: two of its kind at once would be slashed.
+    pub fn signs(&self) -> bool {
+        self.validator
+            .as_ref()
+            .is_some_and(|one| one.signing_key.is_some() || one.genesis_ceremony.is_some())
+    }
+
+    /// Whether the first state comes from a Job that replays to a height with another image.
+    pub fn needs_bootstrap(&self) -> bool {
+        self.snapshot().is_some_and(|source| {
+            source.bootstrap_image.as_ref().is_some_and(|image| !image.is_empty())
+                && source.s3.as_ref().is_some_and(|s3| s3.target_height > 0)
+        })
+    }
+
+    /// Name of the claim that is imported instead of made.
+    pub fn imported_claim(&self) -> Option<&str> {
+        self.data_volume.as_ref()?.import.as_ref().map(|import| import.pvc_name.as_str())
+    }
+
+    pub fn is_paused(&self) -> bool {
+        self.paused == Some(true)
+    }
+
+    pub fn updates_are_paused(&self) -> bool {
+        self.update.as_ref().is_some_and(|update| update.paused == Some(true))
+    }
+
+    /// Sidecar port with its default; 0 counts as not given.
+    pub fn sidecar_port(&self) -> i32 {
+        match self.sidecar.as_ref().map(|sidecar| sidecar.port) {
+            None | Some(0) => crate::node::DEFAULT_SIDECAR_PORT,
+            Some(port) => port,
+        }
+    }
+
+    /// The sidecar image that the spec asks for; the platform's stands in where there is none.
+    pub fn sidecar_image(&self) -> Option<&str> {
+        let image = self.sidecar.as_ref()?.image.as_deref()?;
+        (!image.is_empty()).then_some(image)
+    }
+}

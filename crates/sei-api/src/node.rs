@@ -1,0 +1,505 @@
+//! `SeiNode`: one chain node, as its users write it.
+
+use std::collections::BTreeMap;
+
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::status::SeiNodeStatus;
+
+/// One Sei chain node: a pod with the chain process and its sidecar on a StatefulSet of its own.
+#[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[kube(
+    group = "sei.io",
+    version = "v1alpha1",
+    kind = "SeiNode",
+    plural = "seinodes",
+    singular = "seinode",
+    shortname = "snode",
+    namespaced,
+    status = "SeiNodeStatus",
+    derive = "PartialEq",
+    derive = "Default",
+    validation = Rule::new("size(self.metadata.name) <= 52")
+        .message("metadata.name must have at most 52 characters: names and labels are derived from it"),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(name = "Image", type_ = "string", json_path = ".status.currentImage"),
+    printcolumn(
+        name = "Update",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"PodTemplateDrift\")].reason"
+    ),
+    printcolumn(name = "Chain", type_ = "string", json_path = ".spec.chainId"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(
+        name = "Mode",
+        type_ = "string",
+        json_path = ".status.mode",
+        priority = 1
+    ),
+    printcolumn(
+        name = "StatefulSet",
+        type_ = "string",
+        json_path = ".status.statefulSet.name",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Revision",
+        type_ = "string",
+        json_path = ".status.podTemplate.revision",
+        priority = 1
+    )
+)]
+#[x_kube(validation = Rule::new(
+    "(has(self.fullNode) ? 1 : 0) + (has(self.archive) ? 1 : 0) + (has(self.replayer) ? 1 : 0) \
+     + (has(self.validator) ? 1 : 0) + (has(self.seed) ? 1 : 0) == 1"
+).message("exactly one of fullNode, archive, replayer, validator or seed must be set"))]
+#[x_kube(validation = Rule::new(
+    "!has(self.replayer) || (has(self.peers) && size(self.peers) > 0)"
+).message("a replayer needs at least one entry in peers"))]
+#[serde(rename_all = "camelCase")]
+pub struct SeiNodeSpec {
+    /// Chain that the node follows, e.g. `pacific-1`. Refused on a running node.
+    #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
+    pub chain_id: String,
+    /// Image of the chain process.
+    #[schemars(length(min = 1, max = 512))]
+    pub image: String,
+    /// Where the node finds its peers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peers: Option<Vec<PeerSource>>,
+    /// Dotted configuration keys and their values, e.g. `logging.level: info`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overrides: Option<BTreeMap<String, String>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sidecar: Option<SidecarSpec>,
+    /// Extra labels of the pod and of the generated objects. The operator's own labels win.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_labels: Option<BTreeMap<String, String>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_volume: Option<DataVolumeSpec>,
+    /// Address under which others reach the node's p2p port, `host:port`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub external_address: Option<String>,
+    /// Stops the node: its StatefulSet goes to zero replicas. To hold updates of a node that keeps
+    /// running, use `update.paused`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused: Option<bool>,
+    /// How updates of this node are held or released.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub update: Option<UpdateSpec>,
+    /// An RPC node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub full_node: Option<FullNodeSpec>,
+    /// A node that keeps all history; it always syncs block by block.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub archive: Option<ArchiveSpec>,
+    /// A node that replays blocks from a snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replayer: Option<ReplayerSpec>,
+    /// A validator, or an observer in a validator's place when it has no keys.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validator: Option<ValidatorSpec>,
+    /// A seed: hands out peers and nothing else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seed: Option<SeedSpec>,
+}
+
+/// An object whose presence is the switch; it has no fields.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Switch {}
+
+/// How updates of a node are held or released.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct UpdateSpec {
+    /// Holds every update. The node keeps running, and an evicted pod comes back as it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused: Option<bool>,
+    /// What to do when a new operator or platform configuration renders another pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_operator_change: Option<OnOperatorChange>,
+}
+
+/// What a change that nobody made in this node's spec may do.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnOperatorChange {
+    /// Rolls by itself, under the chain's budget.
+    Auto,
+    /// Waits for an approval or for the next change of the spec.
+    Hold,
+}
+
+/// One place where peers are found.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[x_kube(validation = Rule::new(
+    "(has(self.label) ? 1 : 0) + (has(self.static) ? 1 : 0) + (has(self.ec2Tags) ? 1 : 0) == 1"
+).message("exactly one of label, static or ec2Tags must be set in a peer source"))]
+#[serde(rename_all = "camelCase")]
+pub struct PeerSource {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<LabelPeers>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub r#static: Option<StaticPeers>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ec2_tags: Option<Ec2TagPeers>,
+}
+
+/// Other `SeiNode`s by their labels.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+pub struct LabelPeers {
+    /// Labels that a peer's `SeiNode` object must all carry.
+    #[schemars(extend("minProperties" = 1))]
+    pub selector: BTreeMap<String, String>,
+    /// Namespace to look in; the node's own when empty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+}
+
+/// Peers given by address.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+pub struct StaticPeers {
+    /// Entries of the form `nodeId@host:port`.
+    #[schemars(length(min = 1))]
+    pub addresses: Vec<String>,
+}
+
+/// EC2 instances by their tags.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+pub struct Ec2TagPeers {
+    #[schemars(length(min = 1))]
+    pub region: String,
+    #[schemars(extend("minProperties" = 1))]
+    pub tags: BTreeMap<String, String>,
+}
+
+/// Where a node's first state comes from.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[x_kube(validation = Rule::new("has(self.s3) != has(self.stateSync)")
+    .message("exactly one of s3 or stateSync must be set in snapshot"))]
+#[serde(rename_all = "camelCase")]
+pub struct SnapshotSource {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub s3: Option<S3Snapshot>,
+    /// Take the state from peers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state_sync: Option<Switch>,
+    /// How long a trusted header stays trusted, e.g. `168h0m0s`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trust_period: Option<String>,
+    /// Blocks to fetch below the snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backfill_blocks: Option<i64>,
+    /// Witnesses, `host:port`; at least two. Replaces the platform's list for the chain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 2), inner(regex(pattern = r"^[^\s:/,]+:[0-9]{1,5}$")))]
+    #[x_kube(merge_strategy = ListMerge::Set)]
+    pub rpc_servers: Option<Vec<String>>,
+    /// Image that replays from the snapshot to its target height in a Job before the node starts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bootstrap_image: Option<String>,
+}
+
+/// A snapshot in the platform's bucket.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct S3Snapshot {
+    /// Highest height to restore.
+    #[schemars(range(min = 1))]
+    pub target_height: i64,
+}
+
+/// Whether the node makes snapshots for others.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct SnapshotGeneration {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tendermint: Option<TendermintSnapshots>,
+}
+
+/// State-sync snapshots made by the chain process.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct TendermintSnapshots {
+    /// How many to keep; at least two when they are published.
+    #[schemars(range(min = 1))]
+    pub keep_recent: i32,
+    /// Marks the pod for the job that uploads snapshots.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub publish: Option<Switch>,
+}
+
+/// Export of replay results.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct ResultExport {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shadow_result: Option<ShadowResult>,
+}
+
+/// Compare results with another node's.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct ShadowResult {
+    #[schemars(length(min = 1))]
+    pub canonical_rpc: String,
+}
+
+/// An RPC node.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct FullNodeSpec {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<SnapshotSource>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot_generation: Option<SnapshotGeneration>,
+}
+
+/// A node that keeps all history.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct ArchiveSpec {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot_generation: Option<SnapshotGeneration>,
+}
+
+/// A node that replays blocks.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplayerSpec {
+    pub snapshot: SnapshotSource,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result_export: Option<ResultExport>,
+}
+
+/// A validator.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[x_kube(validation = Rule::new("has(self.signingKey) == has(self.nodeKey)")
+    .message("signingKey and nodeKey must be set together or not at all"))]
+#[x_kube(validation = Rule::new(
+    "!has(self.signingKey) || !has(self.nodeKey) || !has(self.signingKey.secret) \
+     || !has(self.nodeKey.secret) \
+     || self.signingKey.secret.secretName != self.nodeKey.secret.secretName"
+).message("signingKey and nodeKey must name different Secrets"))]
+#[x_kube(validation = Rule::new(
+    "!has(self.operatorKeyring) || !has(self.operatorKeyring.secret) || ( \
+     (!has(self.signingKey) || !has(self.signingKey.secret) \
+      || self.operatorKeyring.secret.secretName != self.signingKey.secret.secretName) \
+     && (!has(self.nodeKey) || !has(self.nodeKey.secret) \
+      || self.operatorKeyring.secret.secretName != self.nodeKey.secret.secretName) \
+     && self.operatorKeyring.secret.secretName \
+      != self.operatorKeyring.secret.passphraseSecretRef.secretName)"
+).message("operatorKeyring must name a Secret of its own, apart from signingKey, nodeKey and its passphrase"))]
+#[x_kube(validation = Rule::new(
+    "!has(self.operatorKeyring) || !has(self.operatorKeyring.secret) || ( \
+     (!has(self.signingKey) || !has(self.signingKey.secret) \
+      || self.operatorKeyring.secret.passphraseSecretRef.secretName \
+       != self.signingKey.secret.secretName) \
+     && (!has(self.nodeKey) || !has(self.nodeKey.secret) \
+      || self.operatorKeyring.secret.passphraseSecretRef.secretName \
+       != self.nodeKey.secret.secretName))"
+).message("the operatorKeyring passphrase must be in a Secret apart from signingKey and nodeKey"))]
+#[serde(rename_all = "camelCase")]
+pub struct ValidatorSpec {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<SnapshotSource>,
+    /// Written by the fleet that runs the ceremony.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub genesis_ceremony: Option<GenesisCeremony>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signing_key: Option<KeySource>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_key: Option<KeySource>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operator_keyring: Option<OperatorKeyring>,
+}
+
+/// A seed.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct SeedSpec {
+    pub node_key: KeySource,
+}
+
+/// Where a key file comes from.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[x_kube(validation = Rule::new("has(self.secret)")
+    .message("exactly one key source must be set: secret"))]
+#[serde(rename_all = "camelCase")]
+pub struct KeySource {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<SecretKeySource>,
+}
+
+/// A Secret in the node's namespace.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct SecretKeySource {
+    #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("secretName is immutable"))]
+    pub secret_name: String,
+}
+
+/// The keyring that signs governance transactions.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct OperatorKeyring {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<KeyringSecret>,
+}
+
+/// A keyring kept in a Secret.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct KeyringSecret {
+    #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("secretName is immutable"))]
+    pub secret_name: String,
+    /// Key of the keyring that signs.
+    #[serde(default = "default_key_name")]
+    #[schemars(length(max = 64), regex(pattern = r"^[a-zA-Z0-9_-]+$"))]
+    pub key_name: String,
+    pub passphrase_secret_ref: PassphraseRef,
+    /// Also gives the keyring to the chain process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seid_mount: Option<bool>,
+}
+
+/// Key name that governance signs with where none is given.
+pub const DEFAULT_KEY_NAME: &str = "node_admin";
+
+fn default_key_name() -> String {
+    DEFAULT_KEY_NAME.to_owned()
+}
+
+/// One key of a Secret.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct PassphraseRef {
+    #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("secretName is immutable"))]
+    pub secret_name: String,
+    #[schemars(length(min = 1, max = 253))]
+    pub key: String,
+}
+
+/// This validator's part in the genesis of a new chain.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct GenesisCeremony {
+    #[schemars(length(min = 1))]
+    pub chain_id: String,
+    #[schemars(length(min = 1))]
+    pub staking_amount: String,
+    #[schemars(length(min = 1))]
+    pub account_balance: String,
+    #[schemars(range(min = 0))]
+    pub index: i32,
+}
+
+/// Port of the sidecar where none is given.
+pub const DEFAULT_SIDECAR_PORT: i32 = 7777;
+
+fn default_sidecar_port() -> i32 {
+    DEFAULT_SIDECAR_PORT
+}
+
+/// The sidecar container.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct SidecarSpec {
+    /// Image; the platform's when empty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// Port on the pod's loopback address; 0 means 7777.
+    #[serde(default = "default_sidecar_port")]
+    #[schemars(range(min = 0, max = 65535))]
+    pub port: i32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<Resources>,
+}
+
+impl Default for SidecarSpec {
+    fn default() -> Self {
+        Self { image: None, port: DEFAULT_SIDECAR_PORT, resources: None }
+    }
+}
+
+/// Requests and limits of a container, as in a pod.
+///
+/// A type of our own because the generated one cannot read a quantity written as a number, which
+/// is valid in a custom resource and stored as it was written.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+pub struct Resources {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
+    pub claims: Option<Vec<ResourceClaim>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<BTreeMap<String, QuantityText>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requests: Option<BTreeMap<String, QuantityText>>,
+}
+
+/// A resource claim of the pod that the container uses.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+pub struct ResourceClaim {
+    pub name: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<String>,
+}
+
+/// A quantity as its user wrote it: text, or a whole number.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(untagged)]
+pub enum QuantityText {
+    Number(i64),
+    Text(String),
+}
+
+impl std::fmt::Display for QuantityText {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Number(number) => write!(f, "{number}"),
+            Self::Text(text) => f.write_str(text),
+        }
+    }
+}
+
+impl JsonSchema for QuantityText {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Quantity".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({
+            "anyOf": [{ "type": "integer" }, { "type": "string" }],
+            "x-kubernetes-int-or-string": true,
+            "pattern": r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$",
+        })
+    }
+}
+
+/// The node's volume.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[x_kube(validation = Rule::new("!has(oldSelf.import) || has(self.import)")
+    .message("import cannot be removed once it is set"))]
+#[serde(rename_all = "camelCase")]
+pub struct DataVolumeSpec {
+    /// Use a claim that exists already. It is never deleted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub import: Option<ImportVolume>,
+}
+
+/// A claim that exists already.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct ImportVolume {
+    #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("pvcName is immutable"))]
+    pub pvc_name: String,
+}

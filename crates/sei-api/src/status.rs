@@ -1,0 +1,249 @@
+//! What the operator reports of a node.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::plan::TaskPlan;
+
+/// What the operator saw and did.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct SeiNodeStatus {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<SeiNodePhase>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase_transition_time: Option<Time>,
+    /// Generation that the last pass acted on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Which of the modes the spec sets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<String>,
+    /// Image that the chain process was seen running.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub current_image: Option<String>,
+    /// Image that the sidecar was seen running.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub current_sidecar_image: Option<String>,
+    /// Fingerprint of the rendered pod template that the running pod was observed to be made from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_template_hash: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_template: Option<ObservedTemplate>,
+    /// Present while the wanted pod differs from the running one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pending_update: Option<PendingUpdate>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_update: Option<LastUpdate>,
+    /// What keeps the node from getting on, since it was first seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocked: Option<Blocked>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    pub conditions: Vec<Condition>,
+    /// The plan that runs now; absent at rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan: Option<TaskPlan>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adopted_workflow: Option<AdoptedWorkflow>,
+    /// Peers as `nodeId@host:port`, sorted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resolved_peers: Option<Vec<String>>,
+    /// Never written; kept for objects that carry it.
+    #[serde(default, skip_serializing_if = "Option::is_none", rename = "resolvedRPCWitnesses")]
+    pub resolved_rpc_witnesses: Option<Vec<String>>,
+    /// State-sync witnesses; empty unless `StateSyncReady` is True.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resolved_state_syncers: Option<Vec<String>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stateful_set: Option<StatefulSetRef>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<Endpoint>,
+    /// The data volume's claim, once the operator has made or checked it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_claim: Option<ClaimRef>,
+}
+
+/// Where a node stands in its life.
+#[derive(
+    Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord,
+)]
+pub enum SeiNodePhase {
+    /// No plan yet: something in the spec or around the node holds its first one.
+    Pending,
+    Initializing,
+    Running,
+    Failed,
+    Terminating,
+}
+
+impl SeiNodePhase {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "Pending",
+            Self::Initializing => "Initializing",
+            Self::Running => "Running",
+            Self::Failed => "Failed",
+            Self::Terminating => "Terminating",
+        }
+    }
+}
+
+/// What the running pod was made from, as it was seen.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct ObservedTemplate {
+    /// Revision of the pod; `podTemplateHash` speaks for this one only.
+    pub revision: String,
+    #[serde(rename = "podUID")]
+    pub pod_uid: String,
+    /// Digest of everything in the spec that may land in a template.
+    pub inputs_hash: String,
+    pub operator_version: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_at: Option<Time>,
+    /// Digests of the configuration that is not in the template, by the name of the setting.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub config: BTreeMap<String, String>,
+}
+
+/// An update that has not arrived yet.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct PendingUpdate {
+    pub target_hash: String,
+    /// Inputs at the time the difference was first seen; a later change of the spec shows by it.
+    pub base_inputs_hash: String,
+    pub cause: Cause,
+    pub state: UpdateState,
+    /// Why it is in that state, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    pub since: Time,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<FieldChange>,
+    /// Failed attempts at this target.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attempts: Option<i32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_attempt_at: Option<Time>,
+}
+
+/// Why the wanted pod differs from the running one.
+#[derive(
+    Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord,
+)]
+pub enum Cause {
+    /// Somebody changed the node's spec.
+    Spec,
+    /// The same spec renders differently: a new operator or platform configuration.
+    Operator,
+    /// The pod was there before this operator and was made from another template.
+    Adoption,
+}
+
+/// What happens with a pending update.
+#[derive(
+    Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord,
+)]
+pub enum UpdateState {
+    /// Waits for a slot of its chain.
+    Queued,
+    /// Waits for somebody: an approval, the end of a pause, the next change of the spec.
+    Held,
+    Rolling,
+    /// Failed, and tried again at `nextAttemptAt`.
+    Retrying,
+}
+
+/// One field that differs between two pod templates.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+pub struct FieldChange {
+    /// e.g. `containers[seid].env[HOME]`.
+    pub path: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
+}
+
+/// The last update that ended.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct LastUpdate {
+    #[serde(rename = "planID")]
+    pub plan_id: String,
+    pub cause: Cause,
+    /// Fingerprint before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// Fingerprint that was wanted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<Time>,
+    pub finished_at: Time,
+    pub outcome: UpdateOutcome,
+    /// Why it did not complete.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
+}
+
+/// How an update ended.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UpdateOutcome {
+    Complete,
+    Failed,
+    Superseded,
+}
+
+/// Something that keeps a node from getting on.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Blocked {
+    /// A reason of the condition `Stalled`.
+    pub reason: String,
+    /// First sight; `Stalled` turns True once the reason's deadline has passed since then.
+    pub since: Time,
+    pub message: String,
+}
+
+/// The workflow that occupies the node.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct AdoptedWorkflow {
+    pub name: String,
+    pub uid: String,
+    pub adopted_at: Time,
+}
+
+/// The node's StatefulSet.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+pub struct StatefulSetRef {
+    pub name: String,
+    pub uid: String,
+}
+
+/// The node's claim.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClaimRef {
+    pub name: String,
+    pub uid: String,
+}
+
+/// Where a running RPC or archive node serves. A hint for discovery, not a sign of health.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Endpoint {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evm_json_rpc: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evm_ws: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tendermint_rpc: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tendermint_rest: Option<String>,
+}
