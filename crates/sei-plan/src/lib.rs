@@ -1,1 +1,6 @@
+pub mod fingerprint;
 pub mod quantity;
+
+#[cfg(test)]
+mod fixtures;
+mod place;
