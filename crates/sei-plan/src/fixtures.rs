@@ -3,6 +3,8 @@
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
+use crate::diff::FieldChange;
+
 /// A template as it is rendered: the shape of a full node, with what is interesting to change.
 pub(crate) fn rendered_template() -> Value {
     json!({
@@ -197,4 +199,21 @@ pub(crate) fn any_template() -> impl Strategy<Value = Value> {
         }
         template
     })
+}
+
+/// Compares texts line by line; the expected one may be indented.
+#[track_caller]
+pub(crate) fn assert_lines(actual: &str, expected: &str) {
+    let expected: Vec<_> = expected.lines().map(str::trim_start).collect();
+    assert_eq!(actual.lines().collect::<Vec<_>>(), expected);
+}
+
+/// Changes as text, one on a line: `path: from -> to`, with `-` for an absent side.
+pub(crate) fn report(changes: &[FieldChange]) -> String {
+    let side = |text: &Option<String>| text.as_ref().map_or("-".to_owned(), |t| format!("`{t}`"));
+    let lines: Vec<_> = changes
+        .iter()
+        .map(|change| format!("{}: {} -> {}", change.path, side(&change.from), side(&change.to)))
+        .collect();
+    lines.join("\n")
 }
