@@ -1,3 +1,4 @@
+pub mod adoption;
 pub mod diff;
 pub mod fingerprint;
 pub mod quantity;
