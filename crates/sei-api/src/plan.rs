@@ -108,9 +108,9 @@ pub enum PlanKind {
     NodeUpdate,
     /// Opens the sidecar's gate again after a restart.
     MarkReady,
-    /// Puts the template of the running pod back on the StatefulSet, so that an eviction brings
-    /// back what ran before.
-    Restore,
+    /// Writes a template to the StatefulSet and touches no pod: puts back the one of the running
+    /// pod while an update is held, or readies a stopped node for its next start.
+    ApplyTemplate,
 }
 
 /// What a plan leads to.
@@ -128,6 +128,9 @@ pub struct PlanTarget {
     /// Value of the `sei.io/retry` annotation that the plan answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry: Option<String>,
+    /// Fingerprint that the pod was seen at when the plan was built.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
     /// Digest of the inputs that the template was rendered from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inputs_hash: Option<String>,

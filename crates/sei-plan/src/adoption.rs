@@ -7,7 +7,9 @@
 
 use serde_json::{Map, Value};
 
-use crate::diff::{FieldChange, clean, diff};
+use sei_api::status::FieldChange;
+
+use crate::diff::{clean, diff};
 use crate::place::Place;
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize};
+use sei_api::status::FieldChange;
 use serde_json::{Map, Value};
 
 use crate::place::{ElementKey, Place};
@@ -20,15 +20,44 @@ mod tests;
 /// that is written on every pass.
 pub const MAX_CHANGES: usize = 20;
 
-/// One difference. `from` is None where a field was added, `to` where it was removed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FieldChange {
-    /// Relative to the template, without its `spec.`: `containers[seid].env[HOME]`.
-    pub path: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub from: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub to: Option<String>,
+/// The differences between a template as the server stores it and one as we render it.
+///
+/// What only the stored one has is a default of the server's, unless it is an element of a keyed
+/// list or an entry of a map that the server never adds to: labels, annotations, resources. Those
+/// are removals. A plain field that is no longer rendered cannot be told from a default here; the
+/// server's own judgement (see [`crate::adoption`]) can.
+pub fn against_live(live: &Value, rendered: &Value) -> Vec<FieldChange> {
+    diff(&without_defaults(live, rendered, ""), rendered)
+}
+
+/// Maps whose entries are the user's or ours, never the server's.
+const OPEN_MAPS: [&str; 4] = ["labels", "annotations", "limits", "requests"];
+
+fn without_defaults(live: &Value, rendered: &Value, key: &str) -> Value {
+    match (live, rendered) {
+        (Value::Object(live), Value::Object(rendered)) => {
+            let kept = live.iter().filter_map(|(name, value)| match rendered.get(name) {
+                Some(ours) => Some((name.clone(), without_defaults(value, ours, name))),
+                None => OPEN_MAPS.contains(&key).then(|| (name.clone(), value.clone())),
+            });
+            Value::Object(kept.collect())
+        }
+        (Value::Array(live), Value::Array(rendered)) => {
+            let partner = |index: usize, value: &Value| {
+                let keys = ["name", "mountPath", "key"];
+                match keys.into_iter().find(|key| value.get(key).is_some()) {
+                    Some(key) => rendered.iter().find(|one| one.get(key) == value.get(key)),
+                    None => rendered.get(index),
+                }
+            };
+            let kept = live.iter().enumerate().map(|(index, value)| {
+                partner(index, value)
+                    .map_or_else(|| value.clone(), |ours| without_defaults(value, ours, ""))
+            });
+            Value::Array(kept.collect())
+        }
+        _ => live.clone(),
+    }
 }
 
 /// The differences between two pod templates, in a fixed order.

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-use crate::diff::FieldChange;
+use sei_api::status::FieldChange;
 
 /// A template as it is rendered: the shape of a full node, with what is interesting to change.
 pub(crate) fn rendered_template() -> Value {

@@ -1,7 +1,40 @@
+//! The decisions of sei-operator: plain functions from what was observed to what is to be done.
+//!
+//! What it is for: rendering a node's objects, telling whether a running pod is what is wanted,
+//! choosing and building plans, and stepping through their tasks.
+//!
+//! What it never does: IO of any kind, read a clock, draw an id, iterate in random order. Time,
+//! ids and everything seen come in as values; what is to be done goes out as values.
+//!
+//! Where to look:
+//! - "when exactly is a pod deleted?": [`tasks::replace_pod`];
+//! - "why does this node roll, or not?": [`planner`];
+//! - "what does the pod look like?": [`render`].
+//!
+//! Invariants:
+//! - The same inputs give the same bytes, in any order of maps. Guarded by
+//!   `map_order_never_changes_the_bytes`.
+//! - A decision that was carried out is not made again. Guarded by
+//!   `deciding_again_changes_nothing`.
+//! - No plan that the planner builds breaks the rules of plans. Guarded by
+//!   `no_reachable_plan_breaks_a_rule`.
+//! - From every reachable state the last edit arrives. Guarded by
+//!   `the_last_edit_arrives_from_every_state`.
+
 pub mod adoption;
+pub mod check_plan;
 pub mod diff;
+pub mod executor;
 pub mod fingerprint;
+pub mod observation;
+pub mod planner;
 pub mod quantity;
+pub mod request;
+pub mod seen;
+pub mod tasks;
+pub mod timing;
+pub mod view;
+pub mod wanted;
 
 #[cfg(test)]
 mod fixtures;

@@ -1,0 +1,159 @@
+//! Records what a step said in the plan and in the node's status.
+//!
+//! The executor marks tasks and plans, nothing else: it builds no plan, clears none, and sets no
+//! condition of its own.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use sei_api::condition;
+use sei_api::plan::{FailedTaskDetail, PlanPhase, TaskStatus};
+use sei_api::status::SeiNodeStatus;
+
+use crate::planner::enter;
+use crate::tasks::{Effects, Failed, Next, Waiting};
+use crate::timing::Timing;
+
+/// What comes after a step was recorded.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Progress {
+    /// The next task can be stepped at once.
+    Continue,
+    Waiting(Waiting),
+    /// The task is run again after a pause.
+    Retrying(Duration),
+    Complete,
+    Failed,
+}
+
+/// Records the step of the current task of the active plan in `status`.
+///
+/// `next` must not be a request: those are performed and the step is asked again.
+pub fn record(
+    status: &mut SeiNodeStatus,
+    next: Next,
+    generation: i64,
+    now: Timestamp,
+    timing: Timing,
+) -> Progress {
+    match next {
+        Next::Request(_) => Progress::Continue,
+        Next::Wait(waiting) => {
+            if let Some(verdict) = &waiting.verdict {
+                condition::set(&mut status.conditions, verdict, generation, now);
+            }
+            Progress::Waiting(waiting)
+        }
+        Next::Done(effects) => complete(status, &effects, generation, now),
+        Next::Retry(detail) => retry(status, detail, generation, now, timing),
+        Next::Fail(failed) => fail(status, &failed, generation, now),
+    }
+}
+
+/// Notes that the sidecar has accepted the current task, once.
+pub fn record_submission(status: &mut SeiNodeStatus, now: Timestamp) {
+    if let Some(task) = current(status) {
+        task.submitted_at.get_or_insert(Time(now));
+    }
+}
+
+/// Marks a plan complete that has no task left.
+pub fn finish(status: &mut SeiNodeStatus, now: Timestamp) -> Progress {
+    let Some(plan) = status.plan.as_mut().filter(|plan| plan.is_active()) else {
+        return Progress::Continue;
+    };
+    if plan.current().is_some() {
+        return Progress::Continue;
+    }
+    plan.phase = PlanPhase::Complete;
+    if let Some(phase) = plan.target_phase {
+        enter(status, phase, now);
+    }
+    Progress::Complete
+}
+
+fn current(status: &mut SeiNodeStatus) -> Option<&mut sei_api::PlannedTask> {
+    let plan = status.plan.as_mut().filter(|plan| plan.is_active())?;
+    plan.tasks.iter_mut().find(|task| task.status != TaskStatus::Complete)
+}
+
+fn complete(
+    status: &mut SeiNodeStatus,
+    effects: &Effects,
+    generation: i64,
+    now: Timestamp,
+) -> Progress {
+    let Effects { stamp, verdict, applied, statefulset, claim, abandoned_cleared } = effects;
+    let Some(task) = current(status) else { return Progress::Continue };
+    task.status = TaskStatus::Complete;
+    task.error = None;
+    task.submitted_at.get_or_insert(Time(now));
+    if let Some(plan) = status.plan.as_mut() {
+        if applied.is_some() {
+            plan.applied.clone_from(applied);
+        }
+        if *abandoned_cleared {
+            plan.abandoned.clear();
+        }
+    }
+    if let Some(stamp) = stamp {
+        stamp.apply(status);
+    }
+    if let Some(verdict) = verdict {
+        condition::set(&mut status.conditions, verdict, generation, now);
+    }
+    if statefulset.is_some() {
+        status.stateful_set.clone_from(statefulset);
+    }
+    if claim.is_some() {
+        status.data_claim.clone_from(claim);
+    }
+    finish(status, now)
+}
+
+fn retry(
+    status: &mut SeiNodeStatus,
+    detail: String,
+    generation: i64,
+    now: Timestamp,
+    timing: Timing,
+) -> Progress {
+    let Some(task) = current(status) else { return Progress::Continue };
+    let retries = task.retry_count.unwrap_or(0);
+    if retries >= task.max_retries.unwrap_or(0) {
+        return fail(status, &Failed { detail, verdict: None }, generation, now);
+    }
+    task.retry_count = Some(retries + 1);
+    task.status = TaskStatus::Pending;
+    task.error = None;
+    task.submitted_at = None;
+    Progress::Retrying(timing.task_retry(retries + 1))
+}
+
+fn fail(status: &mut SeiNodeStatus, failed: &Failed, generation: i64, now: Timestamp) -> Progress {
+    if let Some(verdict) = &failed.verdict {
+        condition::set(&mut status.conditions, verdict, generation, now);
+    }
+    let Some(plan) = status.plan.as_mut().filter(|plan| plan.is_active()) else {
+        return Progress::Continue;
+    };
+    let Some(index) = plan.current().map(|(index, _)| index) else { return Progress::Continue };
+    let task = &mut plan.tasks[index];
+    task.status = TaskStatus::Failed;
+    task.error = Some(failed.detail.clone());
+    let detail = FailedTaskDetail {
+        r#type: task.r#type.clone(),
+        id: task.id.clone(),
+        error: failed.detail.clone(),
+        retry_count: task.retry_count.unwrap_or(0),
+        max_retries: task.max_retries.unwrap_or(0),
+    };
+    plan.phase = PlanPhase::Failed;
+    plan.failed_task_index = i32::try_from(index).ok();
+    plan.failed_task_detail = Some(detail);
+    if let Some(phase) = plan.failed_phase {
+        enter(status, phase, now);
+    }
+    Progress::Failed
+}

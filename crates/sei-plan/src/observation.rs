@@ -1,0 +1,146 @@
+//! Everything that a decision about one node is made from.
+
+use jiff::Timestamp;
+use sei_api::SeiNode;
+use sei_api::names::annotation;
+use sei_api::node::OnOperatorChange;
+use sei_api::status::SeiNodeStatus;
+
+use crate::adoption::Comparison;
+use crate::request::ClaimView;
+use crate::tasks::Waiting;
+use crate::timing::Timing;
+use crate::view::{JobView, PodView, StatefulSetView, is_owned};
+use crate::wanted::Wanted;
+
+/// What was observed of a node and its world at one moment.
+#[derive(Clone, Debug)]
+pub struct Observation {
+    pub node: SeiNode,
+    pub now: Timestamp,
+    /// Id for a plan, should one be built.
+    pub plan_id: String,
+    pub operator_version: String,
+    pub timing: Timing,
+    pub rollout: Rollout,
+    /// The rendered node, or why the spec cannot be rendered.
+    pub wanted: Result<Wanted, String>,
+    /// What the platform's registry of state-sync witnesses says of the node's chain.
+    pub syncers: Syncers,
+    pub statefulset: Option<StatefulSetView>,
+    /// Pods with the node's label, of any owner.
+    pub pods: Vec<PodView>,
+    pub job: Option<JobView>,
+    pub claim: Claim,
+    pub sidecar: Sidecar,
+    pub slot: Slot,
+    /// The server's judgement of a pod that was never observed, for the pod of this uid.
+    pub adoption: Option<(String, Comparison)>,
+    /// Another node with the same signing key or claim.
+    pub signing_conflict: Option<String>,
+    /// What the current task of the active plan waits for, as its last step said.
+    pub waiting: Option<Waiting>,
+    /// A request of the active plan has not been answered yet.
+    pub in_flight: bool,
+}
+
+/// The platform's rules for rolls that nobody asked for on the node itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rollout {
+    pub on_operator_change: OnOperatorChange,
+    pub adopt_automatically: bool,
+    /// The lease has been held for long enough to trust one's own view of the fleet.
+    pub settled: bool,
+}
+
+impl Default for Rollout {
+    fn default() -> Self {
+        Self {
+            on_operator_change: OnOperatorChange::Auto,
+            adopt_automatically: false,
+            settled: true,
+        }
+    }
+}
+
+/// State-sync witnesses of the platform for one chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Syncers {
+    Known(Vec<String>),
+    /// The configuration cannot be read; why.
+    Unreadable(String),
+}
+
+/// The data claim that the node's template mounts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Claim {
+    /// Not looked at.
+    #[default]
+    Unknown,
+    Missing,
+    Present(ClaimView),
+}
+
+/// What the sidecar of the running pod last answered to a health probe.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Sidecar {
+    /// Not probed: there is nothing to probe, or no answer has come in yet.
+    #[default]
+    Unknown,
+    Ready,
+    /// The gate is closed.
+    NotReady,
+    Unreachable(String),
+}
+
+/// Whether the chain's budget lets this node roll.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Slot {
+    #[default]
+    Granted,
+    /// Every slot is used, by these nodes.
+    Taken { by: String },
+    /// A roll of this node failed, and the chain waits for it.
+    Halted { by: String },
+}
+
+impl Observation {
+    pub fn status(&self) -> &SeiNodeStatus {
+        static EMPTY: std::sync::LazyLock<SeiNodeStatus> =
+            std::sync::LazyLock::new(SeiNodeStatus::default);
+        self.node.status.as_ref().unwrap_or(&EMPTY)
+    }
+
+    pub fn generation(&self) -> i64 {
+        self.node.metadata.generation.unwrap_or_default()
+    }
+
+    pub fn uid(&self) -> &str {
+        self.node.metadata.uid.as_deref().unwrap_or_default()
+    }
+
+    pub fn annotation(&self, name: &str) -> Option<&str> {
+        self.node.metadata.annotations.as_ref()?.get(name).map(String::as_str)
+    }
+
+    /// The approved target, if somebody approved one.
+    pub fn approved(&self) -> Option<&str> {
+        self.annotation(annotation::APPROVE_UPDATE).filter(|hash| !hash.is_empty())
+    }
+
+    /// The node's own StatefulSet: one that another object controls is not it.
+    pub fn own_statefulset(&self) -> Option<&StatefulSetView> {
+        self.statefulset.as_ref().filter(|one| one.controller.as_deref() == Some(self.uid()))
+    }
+
+    /// The node's pod: controlled by its StatefulSet and there to stay.
+    pub fn pod(&self) -> Option<&PodView> {
+        let statefulset = self.own_statefulset()?;
+        self.pods.iter().find(|pod| is_owned(pod, statefulset) && !pod.is_terminating())
+    }
+
+    /// Whether the node serves: its pod is Ready.
+    pub fn is_ready(&self) -> bool {
+        self.pod().is_some_and(|pod| pod.ready)
+    }
+}

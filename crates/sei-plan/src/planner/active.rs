@@ -1,0 +1,260 @@
+//! A node with an active plan: go on, or give it up for a newer wish.
+
+use sei_api::condition::{Reason, Truth};
+use sei_api::plan::{PlanKind, PlannedTask, TaskPlan};
+use sei_api::status::{Cause, UpdateOutcome, UpdateState};
+use sei_api::task::{Side, TaskType};
+
+use super::{
+    Decision, Note, PlanMove, build, decide_at_rest, ended, is_updating, running, set_drift,
+    set_update, without_plan,
+};
+use crate::check_plan::{Severity, check_plan};
+use crate::observation::{Observation, Sidecar};
+use crate::tasks::{before_replacement, in_bootstrap, kind_of};
+use crate::view::is_owned;
+
+/// Decides what becomes of an active plan.
+pub(super) fn decide(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
+    if let Some(why) = broken(plan) {
+        decision.report.push(Note::PlanAbandoned { why: why.clone() });
+        supersede(observation, plan, &why, decision);
+        return;
+    }
+    if observation.in_flight {
+        resume(observation, plan, decision);
+        return;
+    }
+    let kind = kind_of(plan);
+    if plan.kind.is_none() && matches!(kind, PlanKind::NodeUpdate | PlanKind::MarkReady) {
+        // It has no target: nobody can say whether it still leads where it should.
+        supersede(observation, plan, "a plan with a target", decision);
+        return;
+    }
+    match kind {
+        PlanKind::Init => decide_init(observation, plan, decision),
+        PlanKind::NodeUpdate => decide_update(observation, plan, decision),
+        PlanKind::MarkReady | PlanKind::ApplyTemplate => decide_small(observation, plan, decision),
+    }
+}
+
+/// Why a stored plan cannot be trusted: it was forged, damaged, or made by a newer operator.
+fn broken(plan: &TaskPlan) -> Option<String> {
+    let notes = check_plan(plan);
+    notes.into_iter().find(|note| note.severity == Severity::Fatal).map(|note| note.text)
+}
+
+/// An init plan gives way to other images, or while its pod does not run: a restore of hours is
+/// not thrown away for a label.
+fn decide_init(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
+    let (Ok(wanted), Some(target)) = (&observation.wanted, &plan.target) else {
+        resume(observation, plan, decision);
+        return;
+    };
+    let superseded = if observation.node.spec.is_paused() {
+        false
+    } else if in_bootstrap(plan) {
+        // Its pod belongs to the Job, which only other images of its own make useless.
+        let bootstrap_image = wanted.bootstrap.as_ref().map(|one| one.image.as_str());
+        observation.job.as_ref().is_some_and(|job| {
+            bootstrap_image.is_some_and(|image| image != job.image)
+                || job.sidecar_image != wanted.sidecar_image
+        })
+    } else {
+        let images = target.image != wanted.image || target.sidecar_image != wanted.sidecar_image;
+        let runs = observation.pod().is_some_and(|pod| pod.seid.running && pod.sidecar.running);
+        images || (target.hash != wanted.hash && !runs)
+    };
+    if !superseded {
+        resume(observation, plan, decision);
+        return;
+    }
+    decision.report.push(Note::Superseded { kind: PlanKind::Init, by: wanted.hash.clone() });
+    decision.plan = PlanMove::Clear;
+    super::init::decide(&without_plan(observation), Some(plan), decision);
+    hand_over(plan, decision);
+}
+
+fn decide_update(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
+    let spec = &observation.node.spec;
+    let Some(target) = &plan.target else { return resume(observation, plan, decision) };
+    if spec.is_paused() {
+        decide_stopped(observation, plan, decision);
+        return;
+    }
+    let replaceable = before_replacement(plan) && observation.pod().is_some();
+    if spec.updates_are_paused() && replaceable {
+        supersede(observation, plan, "spec.update.paused", decision);
+        return;
+    }
+    if let Ok(wanted) = &observation.wanted
+        && wanted.hash != target.hash
+        && super::stall::changed_identity(observation, wanted).is_none()
+    {
+        supersede(observation, plan, &wanted.hash, decision);
+        return;
+    }
+    if replaceable && must_open_gate_first(observation) {
+        supersede(observation, plan, "the gate of the running pod", decision);
+        return;
+    }
+    if config_is_unanswered(observation, plan) {
+        start_late(observation, plan, decision);
+        return;
+    }
+    resume(observation, plan, decision);
+}
+
+/// A stopped node's update is frozen; once the pod is gone it has nothing left to do.
+fn decide_stopped(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
+    let has_pod = observation
+        .own_statefulset()
+        .is_none_or(|one| observation.pods.iter().any(|pod| is_owned(pod, one)));
+    if has_pod {
+        decision.report.push(Note::NodePaused);
+    } else {
+        supersede(observation, plan, "spec.paused", decision);
+    }
+}
+
+/// The plan waits for something while the pod it would replace is shut out: the pod comes first.
+fn must_open_gate_first(observation: &Observation) -> bool {
+    let waits = observation.waiting.as_ref().and_then(|waiting| waiting.reason);
+    observation.sidecar == Sidecar::NotReady
+        && waits.is_some_and(|reason| reason != Reason::PodTerminating)
+}
+
+/// A plan of one step gives way as soon as it waits and something else could start.
+fn decide_small(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
+    if observation.waiting.is_none() || observation.node.spec.is_paused() {
+        resume(observation, plan, decision);
+        return;
+    }
+    let mut instead = decision.clone();
+    decide_at_rest(&without_plan(observation), &mut instead);
+    let kind = kind_of(plan);
+    match &instead.plan {
+        PlanMove::Start(next) if kind_of(next) != kind => {
+            let by = format!("{:?}", kind_of(next));
+            instead.report.insert(0, Note::Superseded { kind, by });
+            *decision = instead;
+            hand_over(plan, decision);
+        }
+        _ => resume(observation, plan, decision),
+    }
+}
+
+fn resume(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
+    let task = plan.current().map_or("its end", |(_, task)| task.r#type.as_str());
+    decision.report.push(Note::Resumes { kind: kind_of(plan), task: task.to_owned() });
+    if kind_of(plan) == PlanKind::NodeUpdate
+        && let Some(pending) = decision.pending_update.as_mut()
+    {
+        pending.state = UpdateState::Rolling;
+        if let Ok(wanted) = &observation.wanted
+            && wanted.hash == pending.target_hash
+        {
+            set_drift(decision, Truth::True, Reason::Rolling, drift_message(observation));
+        }
+    }
+    if let Some(again) = observation.waiting.as_ref().and_then(|waiting| waiting.again) {
+        decision.wake = Some(again);
+    }
+}
+
+fn drift_message(observation: &Observation) -> String {
+    let conditions = &observation.status().conditions;
+    let kind = sei_api::condition::ConditionType::PodTemplateDrift;
+    sei_api::condition::find(conditions, kind).map(|one| one.message.clone()).unwrap_or_default()
+}
+
+/// Ends a plan for something newer. It counts no failure, and what comes after it is decided in the
+/// same breath.
+fn supersede(observation: &Observation, plan: &TaskPlan, by: &str, decision: &mut Decision) {
+    let kind = kind_of(plan);
+    decision.report.push(Note::Superseded { kind, by: by.to_owned() });
+    decision.plan = PlanMove::Clear;
+    if kind == PlanKind::NodeUpdate {
+        let detail = Some(format!("superseded by {by}"));
+        decision.last_update = Some(ended(observation, plan, UpdateOutcome::Superseded, detail));
+    }
+    decide_at_rest(&without_plan(observation), decision);
+    hand_over(plan, decision);
+    let goes_on =
+        matches!(&decision.plan, PlanMove::Start(next) if kind_of(next) == PlanKind::NodeUpdate);
+    if is_updating(observation) && !goes_on {
+        let message = format!("superseded by {by}");
+        set_update(decision, Truth::False, Reason::UpdateSuperseded, message);
+    }
+}
+
+/// The new plan has to deal with what the old one left running on the sidecar.
+fn hand_over(plan: &TaskPlan, decision: &mut Decision) {
+    let PlanMove::Start(next) = &mut decision.plan else { return };
+    next.abandoned.extend(plan.abandoned.iter().cloned());
+    let left = plan.current().filter(|(_, task)| is_submitted(task));
+    if let Some((index, task)) = left {
+        next.abandoned.push(crate::tasks::sidecar::attempt_id(plan, index, task));
+    }
+}
+
+fn is_submitted(task: &PlannedTask) -> bool {
+    task.task_type().is_some_and(|one| one.side() == Side::Sidecar) && task.submitted_at.is_some()
+}
+
+/// Whether a failed plan is an early update whose configuration task failed: the update goes on
+/// with the new pod's sidecar, and only there does a bad verdict count.
+pub(super) fn goes_on_late(plan: &TaskPlan) -> bool {
+    let failed = plan.failed_task_index.and_then(|index| usize::try_from(index).ok());
+    let Some(task) = failed.and_then(|index| plan.tasks.get(index)) else { return false };
+    plan.target.is_some() && kind_of(plan) == PlanKind::NodeUpdate && is_early_config(plan, task)
+}
+
+fn is_early_config(plan: &TaskPlan, task: &PlannedTask) -> bool {
+    let is_config = task.is(TaskType::ConfigPatch) || task.is(TaskType::ConfigValidate);
+    is_config && !plan.has_completed(TaskType::ReplacePod)
+}
+
+/// The old pod's sidecar has left a configuration task unanswered, or unfinished, for too long.
+fn config_is_unanswered(observation: &Observation, plan: &TaskPlan) -> bool {
+    let Some((_, task)) = plan.current().filter(|(_, task)| is_early_config(plan, task)) else {
+        return false;
+    };
+    let patience = observation.timing.config_answer();
+    let silent = observation.status().blocked.as_ref().filter(|blocked| {
+        [Reason::SidecarUnreachable, Reason::SidecarAuth]
+            .iter()
+            .any(|reason| reason.as_str() == blocked.reason)
+    });
+    let since = [silent.map(|blocked| &blocked.since), task.submitted_at.as_ref()];
+    observation.waiting.is_some()
+        && since
+            .into_iter()
+            .flatten()
+            .any(|since| super::later(since.0, patience) <= observation.now)
+}
+
+/// Replaces an early update by a late one to the same target.
+pub(super) fn start_late(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
+    let Ok(wanted) = &observation.wanted else { return resume(observation, plan, decision) };
+    let cause = plan.target.as_ref().map_or(Cause::Spec, |target| target.cause);
+    let why = match &plan.failed_task_detail {
+        Some(_) => super::failure_text(plan),
+        None => "it does not answer".to_owned(),
+    };
+    decision.report.push(Note::GoesOnLate { why: why.clone() });
+    let moved = plan.target.as_ref().is_some_and(|target| target.hash != wanted.hash);
+    if moved {
+        supersede(observation, plan, &wanted.hash, decision);
+        return;
+    }
+    let next = build::node_update(observation, wanted, cause, build::Shape::Late);
+    running::start(decision, next, &why);
+    set_update(
+        decision,
+        Truth::True,
+        Reason::UpdateStarted,
+        format!("goes on without the old pod's sidecar: {why}"),
+    );
+    hand_over(plan, decision);
+}

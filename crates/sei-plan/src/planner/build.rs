@@ -1,0 +1,251 @@
+//! Builds plans: which tasks, in which order, with which parameters.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use sei_api::names::{annotation, bootstrap_job};
+use sei_api::node::{DEFAULT_KEY_NAME, SeiNodeSpec};
+use sei_api::plan::{PlanKind, PlanPhase, PlanTarget, PlannedTask, TaskPlan};
+use sei_api::status::{Cause, SeiNodePhase};
+use sei_api::task::TaskType;
+use serde_json::{Value, json};
+
+use crate::observation::Observation;
+use crate::wanted::Wanted;
+
+use TaskType as T;
+
+/// Where an update writes the node's configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// Through the old pod's sidecar, before anything in the cluster changes: a bad configuration
+    /// costs nothing.
+    Early,
+    /// Through the new pod's sidecar, before its gate opens: for when the old one cannot answer.
+    Late,
+}
+
+/// The plan that brings a new node up.
+///
+/// `bootstrapped`: an earlier plan has already replayed to the target height and torn its Job down.
+pub fn init(observation: &Observation, wanted: &Wanted, bootstrapped: bool) -> TaskPlan {
+    let spec = &observation.node.spec;
+    let tasks = if spec.genesis_ceremony().is_some() {
+        ceremony_tasks()
+    } else if spec.needs_bootstrap() && !bootstrapped {
+        bootstrap_tasks(spec)
+    } else {
+        init_tasks(spec, bootstrapped)
+    };
+    let mut plan = assemble(observation, wanted, PlanKind::Init, &tasks);
+    plan.failed_phase = Some(SeiNodePhase::Failed);
+    plan.target = Some(target(observation, wanted, Cause::Spec));
+    plan
+}
+
+/// The plan that brings a running node to the wanted template.
+pub fn node_update(
+    observation: &Observation,
+    wanted: &Wanted,
+    cause: Cause,
+    shape: Shape,
+) -> TaskPlan {
+    let mut tasks = key_tasks(&observation.node.spec);
+    let config = [T::ConfigPatch, T::ConfigValidate];
+    let roll = [T::ApplyStatefulSet, T::ApplyService, T::ReplacePod, T::ObserveImage];
+    match shape {
+        Shape::Early => tasks.extend(config.into_iter().chain(roll)),
+        Shape::Late => tasks.extend(roll.into_iter().chain(config)),
+    }
+    tasks.push(T::MarkReady);
+    let mut plan = assemble(observation, wanted, PlanKind::NodeUpdate, &tasks);
+    plan.target = Some(target(observation, wanted, cause));
+    plan
+}
+
+/// The plan that opens the gate again. It needs nothing rendered.
+pub fn mark_ready(observation: &Observation) -> TaskPlan {
+    assemble(observation, &Wanted::default(), PlanKind::MarkReady, &[T::MarkReady])
+}
+
+/// The plan that writes a template and touches no pod.
+pub fn apply_template(observation: &Observation, wanted: &Wanted, hash: &str) -> TaskPlan {
+    let mut plan = assemble(observation, wanted, PlanKind::ApplyTemplate, &[T::ApplyStatefulSet]);
+    plan.target =
+        Some(PlanTarget { hash: hash.to_owned(), ..target(observation, wanted, Cause::Spec) });
+    plan
+}
+
+fn target(observation: &Observation, wanted: &Wanted, cause: Cause) -> PlanTarget {
+    PlanTarget {
+        hash: wanted.hash.clone(),
+        image: wanted.image.clone(),
+        sidecar_image: wanted.sidecar_image.clone(),
+        generation: observation.generation(),
+        cause,
+        retry: observation.annotation(annotation::RETRY).map(str::to_owned),
+        from: observation.status().pod_template_hash.clone(),
+        inputs_hash: Some(wanted.inputs_hash.clone()),
+    }
+}
+
+/// The pod is replaced right after the apply, before anything is asked of its sidecar: a pod that
+/// cannot start because of its first image must not keep the corrected one away.
+fn init_tasks(spec: &SeiNodeSpec, bootstrapped: bool) -> Vec<TaskType> {
+    let snapshot = spec.snapshot().filter(|_| !bootstrapped);
+    let mut tasks = vec![T::EnsureDataPvc];
+    tasks.extend(key_tasks(spec));
+    tasks.extend([T::ApplyRbacProxyConfig, T::ApplyStatefulSet, T::ApplyService, T::ReplacePod]);
+    if snapshot.is_some_and(|source| source.s3.is_some()) {
+        tasks.push(T::SnapshotRestore);
+    }
+    tasks.extend([T::ConfigureGenesis, T::ConfigApply]);
+    if snapshot.is_some() {
+        // After config-apply, which writes whole files.
+        tasks.push(T::ConfigureStateSync);
+    }
+    tasks.extend([T::ConfigValidate, T::ObserveImage, T::MarkReady]);
+    tasks
+}
+
+fn bootstrap_tasks(spec: &SeiNodeSpec) -> Vec<TaskType> {
+    let mut tasks = vec![T::EnsureDataPvc, T::ApplyRbacProxyConfig];
+    tasks.extend(key_tasks(spec));
+    tasks.extend([
+        T::DeployBootstrapService,
+        T::DeployBootstrapJob,
+        T::SnapshotRestore,
+        T::ConfigureGenesis,
+        T::ConfigApply,
+        T::ConfigureStateSync,
+        T::ConfigValidate,
+        T::MarkReady,
+        T::AwaitBootstrapComplete,
+        T::TeardownBootstrap,
+        T::ApplyStatefulSet,
+        T::ApplyService,
+        T::ReplacePod,
+        T::ConfigureGenesis,
+        T::ConfigApply,
+        T::ConfigValidate,
+        T::ObserveImage,
+        T::MarkReady,
+    ]);
+    tasks
+}
+
+fn ceremony_tasks() -> Vec<TaskType> {
+    vec![
+        T::EnsureDataPvc,
+        T::ApplyRbacProxyConfig,
+        T::ApplyStatefulSet,
+        T::ApplyService,
+        T::ReplacePod,
+        T::GenerateIdentity,
+        T::GenerateGentx,
+        T::UploadGenesisArtifacts,
+        T::ConfigureGenesis,
+        T::ConfigApply,
+        T::SetGenesisPeers,
+        T::ConfigValidate,
+        T::ObserveImage,
+        T::MarkReady,
+    ]
+}
+
+/// A check exists if and only if its source is declared.
+fn key_tasks(spec: &SeiNodeSpec) -> Vec<TaskType> {
+    let checks = [
+        (spec.signing_secret().is_some(), T::ValidateSigningKey),
+        (spec.node_key_secret().is_some(), T::ValidateNodeKey),
+        (spec.keyring().is_some(), T::ValidateOperatorKeyring),
+    ];
+    checks.into_iter().filter_map(|(declared, task)| declared.then_some(task)).collect()
+}
+
+fn assemble(
+    observation: &Observation,
+    wanted: &Wanted,
+    kind: PlanKind,
+    tasks: &[TaskType],
+) -> TaskPlan {
+    let id = &observation.plan_id;
+    let tasks = tasks.iter().enumerate().map(|(index, task)| {
+        let params = params(observation, wanted, *task);
+        PlannedTask::pending(id, index, *task, params, task.max_retries())
+    });
+    TaskPlan {
+        id: Some(id.clone()),
+        phase: PlanPhase::Active,
+        tasks: tasks.collect(),
+        target_phase: Some(SeiNodePhase::Running),
+        failed_phase: None,
+        failed_task_index: None,
+        failed_task_detail: None,
+        kind: Some(kind),
+        target: None,
+        applied: None,
+        abandoned: Vec::new(),
+        created_at: Some(Time(observation.now)),
+    }
+}
+
+/// Parameters as the peer stores them, key by key.
+fn params(observation: &Observation, wanted: &Wanted, task: TaskType) -> Value {
+    let node = &observation.node;
+    let spec = &node.spec;
+    let name = node.metadata.name.as_deref().unwrap_or_default();
+    let namespace = node.metadata.namespace.as_deref().unwrap_or_default();
+    let job = bootstrap_job(name);
+    match task {
+        T::EnsureDataPvc
+        | T::ApplyStatefulSet
+        | T::ApplyService
+        | T::ApplyRbacProxyConfig
+        | T::ReplacePod
+        | T::ObserveImage => json!({ "nodeName": name, "namespace": namespace }),
+        T::ValidateSigningKey => {
+            json!({ "secretName": spec.signing_secret(), "namespace": namespace })
+        }
+        T::ValidateNodeKey => {
+            json!({ "secretName": spec.node_key_secret(), "namespace": namespace })
+        }
+        T::ValidateOperatorKeyring => keyring_params(spec, namespace),
+        T::DeployBootstrapService => json!({ "serviceName": name, "namespace": namespace }),
+        T::DeployBootstrapJob | T::AwaitBootstrapComplete => {
+            json!({ "jobName": job, "namespace": namespace })
+        }
+        T::TeardownBootstrap => {
+            json!({ "jobName": job, "serviceName": name, "namespace": namespace })
+        }
+        T::SnapshotRestore => {
+            let height = spec.snapshot().and_then(|source| source.s3.as_ref());
+            json!({ "TargetHeight": height.map_or(0, |s3| s3.target_height) })
+        }
+        T::ConfigureGenesis => json!({ "ExpectedGenesisHash": "" }),
+        T::ConfigApply => wanted.config_apply.clone(),
+        T::ConfigPatch => wanted.config_patch.clone(),
+        T::ConfigureStateSync => wanted.configure_state_sync.clone(),
+        T::ConfigValidate | T::MarkReady | T::SetGenesisPeers => json!({}),
+        T::GenerateIdentity => json!({ "ChainID": spec.chain_id, "Moniker": name }),
+        T::GenerateGentx => {
+            let ceremony = spec.genesis_ceremony().cloned().unwrap_or_default();
+            json!({
+                "ChainID": ceremony.chain_id,
+                "StakingAmount": ceremony.staking_amount,
+                "AccountBalance": ceremony.account_balance,
+            })
+        }
+        T::UploadGenesisArtifacts => json!({ "NodeName": name }),
+    }
+}
+
+fn keyring_params(spec: &SeiNodeSpec, namespace: &str) -> Value {
+    let keyring = spec.keyring().cloned().unwrap_or_default();
+    let key_name = if keyring.key_name.is_empty() { DEFAULT_KEY_NAME } else { &keyring.key_name };
+    json!({
+        "secretName": keyring.secret_name,
+        "keyName": key_name,
+        "passphraseSecretName": keyring.passphrase_secret_ref.secret_name,
+        "passphraseSecretKey": keyring.passphrase_secret_ref.key,
+        "namespace": namespace,
+    })
+}

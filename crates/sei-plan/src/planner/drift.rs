@@ -1,0 +1,310 @@
+//! Is the running pod what is wanted, and if not: why, and may it roll now?
+//!
+//! Three fingerprints are compared: of the template rendered now (R), of the one last applied to
+//! the StatefulSet (A), and of the one that the pod was observed to be made from (O). The
+//! revisions of the StatefulSet say which pod is stale; they never say that something has drifted,
+//! because they also move when Kubernetes itself is upgraded.
+
+use sei_api::node::OnOperatorChange;
+use sei_api::status::{Cause, FieldChange};
+
+use crate::adoption::Comparison;
+use crate::diff;
+use crate::fingerprint::TemplateHash;
+use crate::observation::{Observation, Slot};
+use crate::tasks::{MadeFrom, Stamp, observe};
+use crate::view::{PodView, StatefulSetView};
+use crate::wanted::Wanted;
+
+/// How the running pod stands to the wanted template.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Drift {
+    /// There is no pod to judge.
+    NoPod,
+    /// The pod has not run yet, so nothing can be said of it.
+    NotRunning,
+    InSync,
+    /// Nobody knows what the pod was made from; the server has to judge.
+    Unjudged,
+    /// The pod is what is wanted, and status does not say so yet.
+    Record(Box<Stamp>),
+    /// The pod is what is wanted; the StatefulSet would make another one (O = R ≠ A).
+    Reapply,
+    Differs(Difference),
+}
+
+/// A difference between the running pod and the wanted one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Difference {
+    pub cause: Cause,
+    pub image_changed: bool,
+    pub changes: Vec<FieldChange>,
+}
+
+/// Compares the running pod with the wanted template.
+pub fn judge(observation: &Observation, wanted: &Wanted) -> Drift {
+    let (Some(pod), Some(statefulset)) = (observation.pod(), observation.own_statefulset()) else {
+        return Drift::NoPod;
+    };
+    match observed_hash(observation, wanted, pod) {
+        None => judge_unknown(observation, wanted, pod),
+        Some(observed) if observed == wanted.hash => {
+            judge_same(observation, wanted, pod, statefulset)
+        }
+        Some(_) => Drift::Differs(Difference {
+            cause: cause(observation, wanted),
+            image_changed: images_differ(pod, wanted),
+            changes: changes(statefulset, wanted, pod),
+        }),
+    }
+}
+
+/// O, where it speaks for this pod: same revision, same algorithm.
+pub fn observed_hash<'a>(
+    observation: &'a Observation,
+    wanted: &Wanted,
+    pod: &PodView,
+) -> Option<&'a str> {
+    let status = observation.status();
+    let hash = status.pod_template_hash.as_deref()?;
+    let template = status.pod_template.as_ref()?;
+    let speaks = pod.revision.as_deref() == Some(template.revision.as_str());
+    (speaks && same_algorithm(hash, &wanted.hash)).then_some(hash)
+}
+
+/// Whether two fingerprints can be compared at all.
+pub fn same_algorithm(one: &str, other: &str) -> bool {
+    match (TemplateHash::parse(one), TemplateHash::parse(other)) {
+        (Ok(one), Ok(other)) => one.algorithm() == other.algorithm(),
+        _ => false,
+    }
+}
+
+/// O = R.
+fn judge_same(
+    observation: &Observation,
+    wanted: &Wanted,
+    pod: &PodView,
+    statefulset: &StatefulSetView,
+) -> Drift {
+    let status = observation.status();
+    let images_recorded = status.current_image.as_deref() == Some(pod.seid.image.as_str())
+        && status.current_sidecar_image.as_deref() == Some(pod.sidecar.image.as_str());
+    if !images_recorded && let Some(stamp) = stamp(observation, wanted, pod) {
+        return Drift::Record(Box::new(stamp));
+    }
+    match &statefulset.template_hash {
+        Some(applied) if *applied == wanted.hash => Drift::InSync,
+        // Not our stamp, and yet new pods are made like this one: only the stamp is missing.
+        applied
+            if applied.as_ref().is_none_or(|hash| !same_algorithm(hash, &wanted.hash))
+                && statefulset.observed_revision() == pod.revision.as_deref() =>
+        {
+            Drift::InSync
+        }
+        _ => Drift::Reapply,
+    }
+}
+
+/// No usable O: adoption. The images speak for themselves; the rest the server has to judge.
+fn judge_unknown(observation: &Observation, wanted: &Wanted, pod: &PodView) -> Drift {
+    if images_differ(pod, wanted) {
+        let changes = image_changes(pod, wanted);
+        return Drift::Differs(Difference { cause: Cause::Spec, image_changed: true, changes });
+    }
+    let judged = observation.adoption.as_ref().filter(|(uid, _)| *uid == pod.uid);
+    match judged.map(|(_, comparison)| comparison) {
+        None => Drift::Unjudged,
+        Some(Comparison::Equal) => match stamp(observation, wanted, pod) {
+            Some(stamp) => Drift::Record(Box::new(stamp)),
+            None => Drift::NotRunning,
+        },
+        Some(Comparison::Different(changes)) => Drift::Differs(Difference {
+            cause: adoption_cause(observation, wanted),
+            image_changed: false,
+            changes: changes.clone(),
+        }),
+    }
+}
+
+/// A difference that was there before us stays one until somebody changes the spec.
+fn adoption_cause(observation: &Observation, wanted: &Wanted) -> Cause {
+    match &observation.status().pending_update {
+        Some(pending) if pending.base_inputs_hash != wanted.inputs_hash => Cause::Spec,
+        _ => Cause::Adoption,
+    }
+}
+
+fn cause(observation: &Observation, wanted: &Wanted) -> Cause {
+    let recorded = observation.status().pod_template.as_ref().map(|one| one.inputs_hash.as_str());
+    if recorded == Some(wanted.inputs_hash.as_str()) { Cause::Operator } else { Cause::Spec }
+}
+
+fn stamp(observation: &Observation, wanted: &Wanted, pod: &PodView) -> Option<Stamp> {
+    // What configuration the pod started with is only known if it was recorded.
+    let recorded = observation.status().pod_template.as_ref().map(|one| &one.config);
+    observe(
+        pod,
+        &MadeFrom {
+            hash: &wanted.hash,
+            inputs_hash: &wanted.inputs_hash,
+            config: recorded.filter(|config| !config.is_empty()).unwrap_or(&wanted.config),
+            operator_version: &observation.operator_version,
+            now: observation.now,
+        },
+    )
+}
+
+fn images_differ(pod: &PodView, wanted: &Wanted) -> bool {
+    pod.seid.image != wanted.image || pod.sidecar.image != wanted.sidecar_image
+}
+
+fn image_changes(pod: &PodView, wanted: &Wanted) -> Vec<FieldChange> {
+    let images = [
+        ("containers[seid].image", &pod.seid.image, &wanted.image),
+        ("initContainers[sei-sidecar].image", &pod.sidecar.image, &wanted.sidecar_image),
+    ];
+    let differing = images.into_iter().filter(|(_, from, to)| from != to);
+    differing
+        .map(|(path, from, to)| FieldChange {
+            path: path.to_owned(),
+            from: Some(from.clone()),
+            to: Some(to.clone()),
+        })
+        .collect()
+}
+
+/// The differing fields: of the template on the StatefulSet against the rendered one. Where those
+/// agree although the pod's was another, the images are all that is known.
+fn changes(statefulset: &StatefulSetView, wanted: &Wanted, pod: &PodView) -> Vec<FieldChange> {
+    let rendered = serde_json::to_value(&wanted.statefulset.spec.template).unwrap_or_default();
+    let found = diff::against_live(&statefulset.template, &rendered);
+    if found.is_empty() { image_changes(pod, wanted) } else { found }
+}
+
+/// Whether a difference may roll now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Permit {
+    Go {
+        takes_slot: bool,
+    },
+    /// `spec.update.paused`.
+    Paused,
+    /// Somebody has to agree; why.
+    Held(String),
+    Queued(Slot),
+    /// The lease is too young to trust one's view of the fleet.
+    Settling,
+    BacksOff {
+        attempts: i32,
+        seconds: i64,
+    },
+}
+
+/// Decides whether a difference may roll now.
+pub fn permit(observation: &Observation, wanted: &Wanted, difference: &Difference) -> Permit {
+    let spec = &observation.node.spec;
+    if spec.updates_are_paused() {
+        return Permit::Paused;
+    }
+    if let Some(pause) = back_off(observation, wanted) {
+        return pause;
+    }
+    let approved = observation.approved() == Some(wanted.hash.as_str());
+    match difference.cause {
+        Cause::Spec => {
+            // A chain upgrade needs many nodes in the same moment, and a node that is down loses
+            // nothing by being replaced.
+            let urgent = difference.image_changed || !observation.is_ready();
+            if urgent || !spec.signs() {
+                return Permit::Go { takes_slot: false };
+            }
+            in_turn(observation)
+        }
+        Cause::Operator => match hold(observation) {
+            Some(why) if !approved => Permit::Held(why),
+            _ => settled_turn(observation),
+        },
+        Cause::Adoption if approved || observation.rollout.adopt_automatically => {
+            settled_turn(observation)
+        }
+        Cause::Adoption => Permit::Held(
+            "the pod was made by another operator; it rolls with the next change of the spec or \
+             when approved"
+                .to_owned(),
+        ),
+    }
+}
+
+fn back_off(observation: &Observation, wanted: &Wanted) -> Option<Permit> {
+    let pending = observation.status().pending_update.as_ref()?;
+    let until = pending.next_attempt_at.as_ref().filter(|_| pending.target_hash == wanted.hash)?;
+    let seconds = until.0.duration_since(observation.now).as_secs();
+    (until.0 > observation.now)
+        .then_some(Permit::BacksOff { attempts: pending.attempts.unwrap_or(0), seconds })
+}
+
+/// Why a change that nobody made on this node waits for an approval.
+fn hold(observation: &Observation) -> Option<String> {
+    let own = observation.node.spec.update.as_ref().and_then(|update| update.on_operator_change);
+    let policy = own.unwrap_or(observation.rollout.on_operator_change);
+    if policy == OnOperatorChange::Hold {
+        return Some("changes of the operator wait for an approval".to_owned());
+    }
+    let recorded = observation.status().pod_template.as_ref()?.operator_version.as_str();
+    is_older(&observation.operator_version, recorded).then(|| {
+        format!(
+            "the pod was rolled by the newer operator {recorded}; this is {}",
+            observation.operator_version
+        )
+    })
+}
+
+fn settled_turn(observation: &Observation) -> Permit {
+    if observation.rollout.settled { in_turn(observation) } else { Permit::Settling }
+}
+
+fn in_turn(observation: &Observation) -> Permit {
+    match &observation.slot {
+        Slot::Granted => Permit::Go { takes_slot: true },
+        busy => Permit::Queued(busy.clone()),
+    }
+}
+
+/// Whether version `one` is surely older than `other`; versions that are not numbers never are.
+fn is_older(one: &str, other: &str) -> bool {
+    let parts = |version: &str| -> Option<Vec<u64>> {
+        let numbers = version.trim_start_matches('v').split(['-', '+']).next()?;
+        numbers.split('.').map(|part| part.parse().ok()).collect()
+    };
+    matches!((parts(one), parts(other)), (Some(one), Some(other)) if one < other)
+}
+
+/// Names of settings outside of the template that have changed since the pod started.
+pub fn config_changes(observation: &Observation, wanted: &Wanted) -> Vec<String> {
+    let Some(template) = &observation.status().pod_template else { return Vec::new() };
+    let changed = wanted.config.iter().filter(|(name, digest)| {
+        template.config.get(*name).is_some_and(|recorded| recorded != *digest)
+    });
+    changed.map(|(name, _)| format!("config.{name}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_older;
+
+    #[test]
+    fn versions_compare_by_number_and_unknown_ones_are_never_older() {
+        for (one, other, older) in [
+            ("0.9.0", "0.10.0", true),
+            ("0.10.0", "0.9.0", false),
+            ("1.2.3", "1.2.3", false),
+            ("v1.2.2-rc1", "1.2.3", true),
+            ("dev", "1.0.0", false),
+            ("1.0.0", "dev", false),
+            ("", "", false),
+        ] {
+            assert_eq!(is_older(one, other), older, "{one} {other}");
+        }
+    }
+}

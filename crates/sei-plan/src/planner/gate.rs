@@ -1,0 +1,193 @@
+//! The state-sync gate: no first start from a snapshot without two witnesses.
+
+use std::collections::BTreeSet;
+
+use sei_api::SeiNodeSpec;
+use sei_api::condition::{ConditionType, Reason, Truth, Verdict};
+
+use crate::observation::Syncers;
+
+/// Fewest witnesses that state sync can be trusted with: one alone could lie.
+const WITNESSES_MIN: usize = 2;
+
+/// The gate's verdict on a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gate {
+    pub verdict: Verdict,
+    pub syncers: Option<Vec<String>>,
+    /// No first plan while this is so.
+    pub blocked: bool,
+}
+
+/// Judges the witnesses of a node: its own list if it is long enough, else the platform's.
+pub fn judge(spec: &SeiNodeSpec, registry: &Syncers) -> Gate {
+    let Some(source) = spec.snapshot() else {
+        return gate(Truth::False, Reason::NotApplicable, "the node uses no snapshot", None, false);
+    };
+    let own = sorted(source.rpc_servers.iter().flatten());
+    if own.len() >= WITNESSES_MIN {
+        return gate(
+            Truth::True,
+            Reason::Ready,
+            "witnesses are declared on the spec",
+            Some(own),
+            false,
+        );
+    }
+    match registry {
+        Syncers::Unreadable(text) => {
+            gate(Truth::Unknown, Reason::SyncerSourceError, text, None, true)
+        }
+        Syncers::Known(known) => {
+            let known = split(known);
+            if known.len() < WITNESSES_MIN {
+                let message = format!(
+                    "{} witnesses known for chain {}, {WITNESSES_MIN} needed",
+                    known.len(),
+                    spec.chain_id
+                );
+                return gate(Truth::False, Reason::NoSyncersConfigured, &message, None, true);
+            }
+            gate(Truth::True, Reason::Ready, "witnesses of the platform", Some(known), false)
+        }
+    }
+}
+
+/// Entries of the platform's list may hold several witnesses, joined by commas or blanks.
+pub fn split(entries: &[String]) -> Vec<String> {
+    let parts = entries
+        .iter()
+        .flat_map(|entry| entry.split(|c: char| c == ',' || c.is_whitespace()))
+        .filter(|part| !part.is_empty());
+    parts.map(str::to_owned).collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+fn sorted<'a>(entries: impl Iterator<Item = &'a String>) -> Vec<String> {
+    entries.cloned().collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+fn gate(
+    status: Truth,
+    reason: Reason,
+    message: &str,
+    syncers: Option<Vec<String>>,
+    blocked: bool,
+) -> Gate {
+    let verdict = Verdict::new(ConditionType::StateSyncReady, status, reason, message);
+    Gate { verdict, syncers, blocked }
+}
+
+#[cfg(test)]
+mod tests {
+    use sei_api::node::{FullNodeSpec, S3Snapshot, SnapshotSource, Switch};
+
+    use super::*;
+
+    fn node(source: Option<SnapshotSource>) -> SeiNodeSpec {
+        SeiNodeSpec {
+            chain_id: "demo-1".into(),
+            full_node: Some(FullNodeSpec { snapshot: source, ..FullNodeSpec::default() }),
+            ..SeiNodeSpec::default()
+        }
+    }
+
+    fn state_sync(servers: &[&str]) -> SeiNodeSpec {
+        let rpc_servers = servers.iter().map(|one| (*one).to_owned()).collect();
+        node(Some(SnapshotSource {
+            state_sync: Some(Switch {}),
+            rpc_servers: Some(rpc_servers),
+            ..SnapshotSource::default()
+        }))
+    }
+
+    fn known(entries: &[&str]) -> Syncers {
+        Syncers::Known(entries.iter().map(|one| (*one).to_owned()).collect())
+    }
+
+    fn check(spec: &SeiNodeSpec, registry: &Syncers) -> String {
+        let gate = judge(spec, registry);
+        let list = gate.syncers.map_or_else(|| "none".to_owned(), |all| all.join(" "));
+        let blocked = if gate.blocked { " blocked" } else { "" };
+        format!("{}/{} {list}{blocked}", gate.verdict.status.as_str(), gate.verdict.reason)
+    }
+
+    // SS1
+    #[test]
+    fn witness_lists_are_split_sorted_and_deduplicated() {
+        for (entries, expected) in [
+            (vec![], vec![]),
+            (vec!["", "  "], vec![]),
+            (vec!["b:1\na:1"], vec!["a:1", "b:1"]),
+            (vec!["b:1,a:1"], vec!["a:1", "b:1"]),
+            (vec!["b:1, a:1\t c:1"], vec!["a:1", "b:1", "c:1"]),
+            (vec!["a:1", "a:1 a:1"], vec!["a:1"]),
+        ] {
+            let entries: Vec<String> = entries.into_iter().map(str::to_owned).collect();
+            assert_eq!(split(&entries), expected, "{entries:?}");
+        }
+    }
+
+    // SS2
+    #[test]
+    fn two_witnesses_of_the_platform_open_the_gate() {
+        assert_eq!(check(&state_sync(&[]), &known(&["b:1", "a:1"])), "True/Ready a:1 b:1");
+    }
+
+    // SS3
+    #[test]
+    fn witnesses_on_the_spec_need_no_platform() {
+        let broken = Syncers::Unreadable("bad file".into());
+        let spec = state_sync(&["b:1", "a:1"]);
+        assert_eq!(check(&spec, &broken), "True/Ready a:1 b:1");
+        assert!(judge(&spec, &broken).verdict.message.contains("declared on the spec"));
+    }
+
+    // SS4
+    #[test]
+    fn an_entry_of_the_spec_is_never_split() {
+        let gate = judge(&state_sync(&["a:1,b:1", "c:1"]), &known(&[]));
+        assert_eq!(gate.syncers.unwrap(), ["a:1,b:1", "c:1"]);
+    }
+
+    // SS5
+    #[test]
+    fn a_spec_list_that_collapses_falls_through_to_the_platform() {
+        let spec = state_sync(&["a:1", "a:1"]);
+        assert_eq!(check(&spec, &known(&["x:1", "y:1"])), "True/Ready x:1 y:1");
+        assert_eq!(check(&spec, &known(&[])), "False/NoSyncersConfigured none blocked");
+    }
+
+    // SS6
+    #[test]
+    fn fewer_than_two_witnesses_block() {
+        for entries in [vec![], vec!["a:1"], vec!["a:1,a:1"]] {
+            let text = check(&state_sync(&[]), &known(&entries));
+            assert_eq!(text, "False/NoSyncersConfigured none blocked", "{entries:?}");
+        }
+    }
+
+    // SS7
+    #[test]
+    fn an_unreadable_platform_blocks_and_says_so() {
+        let text = check(&state_sync(&[]), &Syncers::Unreadable("line 3: tab".into()));
+        assert_eq!(text, "Unknown/SyncerSourceError none blocked");
+    }
+
+    // SS8
+    #[test]
+    fn a_snapshot_from_s3_needs_witnesses_too() {
+        let spec = node(Some(SnapshotSource {
+            s3: Some(S3Snapshot { target_height: 5 }),
+            ..SnapshotSource::default()
+        }));
+        assert_eq!(check(&spec, &known(&["a:1", "b:1"])), "True/Ready a:1 b:1");
+        assert_eq!(check(&spec, &known(&["a:1"])), "False/NoSyncersConfigured none blocked");
+    }
+
+    // SS9
+    #[test]
+    fn a_node_without_a_snapshot_is_not_gated() {
+        let text = check(&node(None), &Syncers::Unreadable(String::new()));
+        assert_eq!(text, "False/NotApplicable none");
+    }
+}

@@ -1,0 +1,106 @@
+//! A node that has never run, or whose first plan failed.
+
+use std::time::Duration;
+
+use sei_api::names::annotation;
+use sei_api::plan::TaskPlan;
+use sei_api::status::SeiNodePhase;
+use sei_api::task::TaskType;
+
+use super::{Decision, Note, build, failure_text, gate, running, stall};
+use crate::observation::{Observation, Sidecar};
+
+/// The phase of a node whose status is empty: never a new node beside objects of ours.
+///
+/// The chain process has passed its startup probe, or the gate is open: it ran. Otherwise its
+/// first plan may never have ended, and opening the gate could start it on a blank configuration.
+pub(super) fn rebuilt_phase(observation: &Observation) -> Option<SeiNodePhase> {
+    observation.own_statefulset()?;
+    let ran = observation.sidecar == Sidecar::Ready
+        || observation.pod().is_some_and(|pod| pod.seid.started);
+    if ran { Some(SeiNodePhase::Running) } else { observation.status().phase }
+}
+
+/// Decides for a node without a plan that is not running yet.
+pub(super) fn decide(
+    observation: &Observation,
+    previous: Option<&TaskPlan>,
+    decision: &mut Decision,
+) {
+    if let Some(note) = why_not(observation) {
+        decision.report.push(note);
+        if observation.status().phase.is_none() && decision.phase.is_none() {
+            decision.phase = Some(SeiNodePhase::Pending);
+        }
+        decision.wake = Some(observation.timing.poll() * 6);
+        return;
+    }
+    let Ok(wanted) = &observation.wanted else { return };
+    let mut wanted = wanted.clone();
+    if let Some(params) = wanted.configure_state_sync.as_object_mut() {
+        params.insert("RpcServers".to_owned(), serde_json::json!(decision.syncers));
+    }
+    let bootstrapped = previous.is_some_and(|plan| plan.has_completed(TaskType::TeardownBootstrap));
+    let plan = build::init(observation, &wanted, bootstrapped);
+    decision.phase = Some(SeiNodePhase::Initializing);
+    running::start(decision, plan, "the node is new");
+}
+
+/// What keeps the first plan from being built.
+fn why_not(observation: &Observation) -> Option<Note> {
+    if let Err(why) = &observation.wanted {
+        return Some(Note::Refused { why: why.clone() });
+    }
+    if observation.node.spec.is_paused() {
+        return Some(Note::NodePaused);
+    }
+    let gate = gate::judge(&observation.node.spec, &observation.syncers);
+    if gate.blocked {
+        return Some(Note::GateBlocked { why: gate.verdict.message });
+    }
+    if let Some(with) = &observation.signing_conflict {
+        return Some(Note::SigningKeyConflict { with: with.clone() });
+    }
+    if observation.statefulset.is_some() && observation.own_statefulset().is_none() {
+        let why = "a StatefulSet of its name is controlled by another object".to_owned();
+        return Some(Note::Refused { why });
+    }
+    // Objects of ours beside an empty status: look at the pod before deciding what the node was.
+    let wiped = observation.status().phase.is_none() && observation.own_statefulset().is_some();
+    let probing = observation.sidecar == Sidecar::Unknown
+        && observation.pod().is_none_or(|pod| pod.sidecar.running);
+    (wiped && probing).then_some(Note::WaitsForPod)
+}
+
+/// A failed node tries again when its spec changes or somebody says so; its volume is kept.
+pub(super) fn decide_failed(
+    observation: &Observation,
+    plan: Option<&TaskPlan>,
+    decision: &mut Decision,
+) {
+    let target = plan.and_then(|plan| plan.target.as_ref());
+    let tried = target
+        .map(|target| target.generation)
+        .or(observation.status().observed_generation)
+        .unwrap_or_else(|| observation.generation());
+    let asked = observation.annotation(annotation::RETRY);
+    let asked_anew = asked.is_some() && asked != target.and_then(|target| target.retry.as_deref());
+    if observation.generation() != tried || asked_anew {
+        decide(observation, plan, decision);
+        return;
+    }
+    let why = plan.map_or_else(|| "unknown".to_owned(), failure_text);
+    decision.report.push(Note::FailedForGood { why });
+}
+
+/// A running node whose volume is gone: only with consent is it initialised anew.
+pub(super) fn decide_lost_volume(observation: &Observation, decision: &mut Decision) {
+    let consent = stall::lost_claim_uid(observation).is_some_and(|uid| {
+        observation.annotation(annotation::RECREATE_VOLUME) == Some(uid.as_str())
+    });
+    if consent && observation.node.spec.imported_claim().is_none() {
+        decide(observation, None, decision);
+    } else {
+        decision.wake = Some(Duration::from_secs(30).min(observation.timing.resync()));
+    }
+}

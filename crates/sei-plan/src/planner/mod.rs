@@ -1,0 +1,301 @@
+//! The planner: from an observation of a node to the decision what happens next.
+//!
+//! [`plan`] is one table from the node's phase and what was observed to what is done; each row is a
+//! function. Everything it decides is in the [`Decision`], with a report that also says why nothing
+//! happens.
+
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use sei_api::condition::{self, ConditionType, Reason, Truth, Verdict};
+use sei_api::plan::{PlanKind, PlanPhase, TaskPlan};
+use sei_api::status::{
+    Blocked, Cause, LastUpdate, PendingUpdate, SeiNodePhase, SeiNodeStatus, UpdateOutcome,
+};
+
+use crate::observation::{Observation, Sidecar};
+use crate::tasks::{Stamp, kind_of};
+
+mod active;
+pub mod build;
+pub mod drift;
+pub mod gate;
+mod init;
+mod note;
+pub mod repair;
+mod running;
+pub mod stall;
+
+#[cfg(test)]
+pub(crate) mod fixture;
+#[cfg(test)]
+mod tests;
+
+pub use note::Note;
+
+/// What is to be done about a node.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Decision {
+    pub plan: PlanMove,
+    pub phase: Option<SeiNodePhase>,
+    pub conditions: Vec<Verdict>,
+    /// What the status is to say of a pending update from now on.
+    pub pending_update: Option<PendingUpdate>,
+    pub stamp: Option<Stamp>,
+    pub last_update: Option<LastUpdate>,
+    pub blocked: Option<Blocked>,
+    pub syncers: Option<Vec<String>>,
+    /// The uid of a pod whose template the server must judge before anything can be decided.
+    pub judge: Option<String>,
+    /// The plan that starts takes a slot of its chain's budget.
+    pub takes_slot: bool,
+    /// What is done and why, or why nothing is.
+    pub report: Vec<Note>,
+    /// When to look again although nothing was reported.
+    pub wake: Option<Duration>,
+}
+
+/// What becomes of the stored plan.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum PlanMove {
+    #[default]
+    Keep,
+    Clear,
+    /// Stored now, executed from the next pass on.
+    Start(Box<TaskPlan>),
+}
+
+/// Decides what happens next to a node.
+pub fn plan(observation: &Observation) -> Decision {
+    let status = observation.status();
+    let mut decision = Decision {
+        pending_update: status.pending_update.clone(),
+        wake: Some(observation.timing.resync()),
+        ..Decision::default()
+    };
+    mirror(observation, &mut decision);
+    if observation.node.metadata.deletion_timestamp.is_some() {
+        decision.report.push(Note::Deleting);
+        return decision;
+    }
+    match status.plan.as_ref().map(|plan| (plan.phase, plan)) {
+        Some((PlanPhase::Active, plan)) => active::decide(observation, plan, &mut decision),
+        Some((PlanPhase::Failed, plan)) if status.phase == Some(SeiNodePhase::Failed) => {
+            init::decide_failed(observation, Some(plan), &mut decision);
+        }
+        Some((_, plan)) => settle(observation, plan, &mut decision),
+        None => decide_at_rest(observation, &mut decision),
+    }
+    stall::report(observation, &mut decision);
+    decision
+}
+
+/// No plan in the way: the phase alone says which question is next.
+fn decide_at_rest(observation: &Observation, decision: &mut Decision) {
+    let phase = match observation.status().phase {
+        None | Some(SeiNodePhase::Pending) => init::rebuilt_phase(observation),
+        phase => phase,
+    };
+    if phase != observation.status().phase {
+        decision.phase = phase;
+    }
+    match phase {
+        Some(SeiNodePhase::Running) => running::decide(observation, decision),
+        Some(SeiNodePhase::Failed) => init::decide_failed(observation, None, decision),
+        Some(SeiNodePhase::Terminating) => decision.report.push(Note::Deleting),
+        None | Some(SeiNodePhase::Pending | SeiNodePhase::Initializing) => {
+            init::decide(observation, None, decision);
+        }
+    }
+}
+
+/// Clears a plan that has ended, and says how it ended. A failure is left to be seen: the next plan
+/// is not built before it was written.
+fn settle(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
+    decision.plan = PlanMove::Clear;
+    let kind = kind_of(plan);
+    if plan.phase == PlanPhase::Complete {
+        if is_updating(observation) {
+            set_update(decision, Truth::False, Reason::UpdateComplete, finished(plan));
+        }
+        if kind == PlanKind::NodeUpdate {
+            decision.last_update = Some(ended(observation, plan, UpdateOutcome::Complete, None));
+        }
+        decision.report.push(Note::PlanComplete { kind });
+        decide_at_rest(&without_plan(observation), decision);
+        return;
+    }
+    if active::goes_on_late(plan) {
+        active::start_late(observation, plan, decision);
+        return;
+    }
+    let detail = failure_text(plan);
+    if is_updating(observation) {
+        set_update(decision, Truth::False, Reason::UpdateFailed, detail.clone());
+    }
+    if kind == PlanKind::NodeUpdate {
+        back_off(observation, decision);
+        decision.last_update =
+            Some(ended(observation, plan, UpdateOutcome::Failed, Some(detail.clone())));
+    }
+    decision.report.push(Note::PlanFailed { kind, detail });
+    decision.wake = Some(Duration::ZERO);
+}
+
+fn is_updating(observation: &Observation) -> bool {
+    let conditions = &observation.status().conditions;
+    condition::is(conditions, ConditionType::NodeUpdateInProgress, Truth::True)
+}
+
+/// The same world without the plan, to decide what comes after it.
+fn without_plan(observation: &Observation) -> Observation {
+    let mut after = observation.clone();
+    if let Some(status) = after.node.status.as_mut() {
+        status.plan = None;
+    }
+    after.waiting = None;
+    after
+}
+
+/// Counts a failed attempt and sets the time of the next.
+fn back_off(observation: &Observation, decision: &mut Decision) {
+    if let Some(pending) = decision.pending_update.as_mut() {
+        let attempts = pending.attempts.unwrap_or(0).saturating_add(1);
+        pending.attempts = Some(attempts);
+        pending.state = sei_api::status::UpdateState::Retrying;
+        let pause = observation.timing.update_retry(attempts);
+        pending.next_attempt_at = Some(Time(later(observation.now, pause)));
+    }
+}
+
+/// `now` and a while; `now` itself where the clock has no such time.
+pub(crate) fn later(now: Timestamp, pause: Duration) -> Timestamp {
+    SignedDuration::try_from(pause)
+        .ok()
+        .and_then(|pause| now.checked_add(pause).ok())
+        .unwrap_or(now)
+}
+
+/// Conditions that only repeat what was observed.
+fn mirror(observation: &Observation, decision: &mut Decision) {
+    let paused = observation.node.spec.is_paused();
+    decision.conditions.push(if paused {
+        Verdict::new(ConditionType::Paused, Truth::True, Reason::Paused, "spec.paused is true")
+    } else {
+        Verdict::new(ConditionType::Paused, Truth::False, Reason::NotPaused, "")
+    });
+    let gate = gate::judge(&observation.node.spec, &observation.syncers);
+    decision.syncers = gate.syncers;
+    decision.conditions.push(gate.verdict);
+    if observation.status().phase == Some(SeiNodePhase::Running) {
+        let verdict = match &observation.sidecar {
+            Sidecar::Unknown => None,
+            Sidecar::Ready => Some((Truth::True, Reason::Ready, String::new())),
+            Sidecar::NotReady => {
+                Some((Truth::False, Reason::NotReady, "the gate is closed".to_owned()))
+            }
+            Sidecar::Unreachable(text) => Some((Truth::Unknown, Reason::Unreachable, text.clone())),
+        };
+        decision.conditions.extend(verdict.map(|(status, reason, message)| {
+            Verdict::new(ConditionType::SidecarReady, status, reason, message)
+        }));
+    }
+    let conditions = &observation.status().conditions;
+    if condition::find(conditions, ConditionType::PodTemplateDrift).is_none() {
+        set_drift(decision, Truth::Unknown, Reason::NotObserved, "");
+    }
+}
+
+pub(crate) fn set_update(decision: &mut Decision, status: Truth, reason: Reason, message: String) {
+    let condition = ConditionType::NodeUpdateInProgress;
+    decision.conditions.push(Verdict::new(condition, status, reason, message));
+}
+
+pub(crate) fn set_drift(
+    decision: &mut Decision,
+    status: Truth,
+    reason: Reason,
+    message: impl Into<String>,
+) {
+    let condition = ConditionType::PodTemplateDrift;
+    decision.conditions.push(Verdict::new(condition, status, reason, message));
+}
+
+fn finished(plan: &TaskPlan) -> String {
+    plan.target.as_ref().map_or_else(String::new, |target| format!("runs {}", target.image))
+}
+
+/// Why a plan failed: type and error of its task.
+pub fn failure_text(plan: &TaskPlan) -> String {
+    match &plan.failed_task_detail {
+        Some(detail) => format!("{}: {}", detail.r#type, detail.error),
+        None => "unknown".to_owned(),
+    }
+}
+
+/// The record of an update that has ended.
+pub(crate) fn ended(
+    observation: &Observation,
+    plan: &TaskPlan,
+    outcome: UpdateOutcome,
+    detail: Option<String>,
+) -> LastUpdate {
+    // Once the plan has stamped what it saw, what ran before is only known from its start.
+    let from = observation.status().pod_template_hash.clone();
+    LastUpdate {
+        plan_id: plan.id.clone().unwrap_or_default(),
+        cause: plan.target.as_ref().map_or(Cause::Spec, |target| target.cause),
+        from: plan.target.as_ref().map_or(from, |target| target.from.clone()),
+        to: plan.target.as_ref().map(|target| target.hash.clone()),
+        started_at: plan.started_at().map(Time),
+        finished_at: Time(observation.now),
+        outcome,
+        detail,
+    }
+}
+
+impl Decision {
+    /// The status as this decision leaves it.
+    pub fn apply(&self, status: &mut SeiNodeStatus, generation: i64, now: Timestamp) {
+        match &self.plan {
+            PlanMove::Keep => {}
+            PlanMove::Clear => status.plan = None,
+            PlanMove::Start(plan) => status.plan = Some((**plan).clone()),
+        }
+        if let Some(phase) = self.phase {
+            enter(status, phase, now);
+        }
+        for verdict in &self.conditions {
+            condition::set(&mut status.conditions, verdict, generation, now);
+        }
+        status.pending_update.clone_from(&self.pending_update);
+        if let Some(stamp) = &self.stamp {
+            stamp.apply(status);
+        }
+        if self.last_update.is_some() {
+            status.last_update.clone_from(&self.last_update);
+        }
+        status.blocked.clone_from(&self.blocked);
+        status.resolved_state_syncers.clone_from(&self.syncers);
+        status.observed_generation = Some(status.observed_generation.unwrap_or(0).max(generation));
+    }
+}
+
+impl Stamp {
+    /// Writes what was seen running. The only place where these fields change.
+    pub fn apply(&self, status: &mut SeiNodeStatus) {
+        status.current_image = Some(self.image.clone());
+        status.current_sidecar_image = Some(self.sidecar_image.clone());
+        status.pod_template_hash = Some(self.hash.clone());
+        status.pod_template = Some(self.template.clone());
+    }
+}
+
+/// Moves a node to a phase; the time moves only if the phase does.
+pub(crate) fn enter(status: &mut SeiNodeStatus, phase: SeiNodePhase, now: Timestamp) {
+    if status.phase != Some(phase) {
+        status.phase = Some(phase);
+        status.phase_transition_time = Some(Time(now));
+    }
+}

@@ -1,0 +1,315 @@
+//! A running node without a plan: is something to be done?
+
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use sei_api::condition::{Reason, Truth};
+use sei_api::plan::{PlanKind, TaskPlan};
+use sei_api::status::{Cause, FieldChange, PendingUpdate, UpdateState};
+
+use super::drift::{self, Difference, Drift, Permit};
+use super::{Decision, Note, PlanMove, build, init, set_drift, set_update, stall};
+use crate::diff::cut_changes;
+use crate::observation::{Observation, Sidecar, Slot};
+use crate::view::is_owned;
+use crate::wanted::Wanted;
+
+/// Decides for a running node: update it, open its gate, put its template back, or leave it.
+pub(super) fn decide(observation: &Observation, decision: &mut Decision) {
+    if let Some(note) = stall::volume_lost(observation) {
+        decision.report.push(note);
+        init::decide_lost_volume(observation, decision);
+        return;
+    }
+    match &observation.wanted {
+        Err(why) => decision.report.push(Note::Refused { why: why.clone() }),
+        Ok(wanted) => match stall::changed_identity(observation, wanted) {
+            Some(why) => decision.report.push(Note::Refused { why }),
+            None if observation.node.spec.is_paused() => {
+                decide_stopped(observation, wanted, decision);
+            }
+            None => decide_drift(observation, wanted, decision),
+        },
+    }
+    let idle = !matches!(decision.plan, PlanMove::Start(_));
+    // Never delayed by anything above: an evicted node must come back.
+    if idle && observation.sidecar == Sidecar::NotReady && observation.pod().is_some() {
+        let plan = build::mark_ready(observation);
+        start(decision, plan, "the gate is closed");
+    }
+    let idle = !matches!(decision.plan, PlanMove::Start(_));
+    if idle && let Ok(wanted) = &observation.wanted {
+        put_back(observation, wanted, decision);
+    }
+}
+
+/// At rest, in sync, or on the way.
+fn decide_drift(observation: &Observation, wanted: &Wanted, decision: &mut Decision) {
+    match drift::judge(observation, wanted) {
+        Drift::NoPod | Drift::NotRunning => decision.report.push(Note::WaitsForPod),
+        Drift::Unjudged => {
+            decision.judge = observation.pod().map(|pod| pod.uid.clone());
+            decision.report.push(Note::Judging);
+        }
+        Drift::Record(stamp) => {
+            decision.report.push(Note::Adopted { hash: stamp.hash.clone() });
+            decision.stamp = Some(*stamp);
+            in_sync(observation, wanted, decision);
+        }
+        Drift::InSync => in_sync(observation, wanted, decision),
+        Drift::Reapply => {
+            let plan = build::node_update(observation, wanted, Cause::Spec, shape(observation));
+            decision.pending_update = Some(pending(
+                observation,
+                wanted,
+                Cause::Spec,
+                UpdateState::Rolling,
+                "puts back the template of the running pod; nothing is restarted",
+                Vec::new(),
+            ));
+            set_drift(decision, Truth::True, Reason::Rolling, "puts back the running template");
+            set_update(
+                decision,
+                Truth::True,
+                Reason::UpdateStarted,
+                "puts back the template of the running pod; nothing is restarted".to_owned(),
+            );
+            start(decision, plan, "the wanted template is the running one, not the applied one");
+        }
+        Drift::Differs(difference) => differs(observation, wanted, &difference, decision),
+    }
+}
+
+fn in_sync(observation: &Observation, wanted: &Wanted, decision: &mut Decision) {
+    let settings: Vec<_> = drift::config_changes(observation, wanted)
+        .into_iter()
+        // Peers come and go all the time; they ride on whatever rolls next.
+        .filter(|name| name != "config.peers")
+        .collect();
+    decision.pending_update = (!settings.is_empty()).then(|| {
+        let changes = settings
+            .iter()
+            .map(|path| FieldChange { path: path.clone(), ..FieldChange::default() })
+            .collect();
+        pending(
+            observation,
+            wanted,
+            Cause::Spec,
+            UpdateState::Held,
+            "arrives with the next roll",
+            changes,
+        )
+    });
+    set_drift(decision, Truth::False, Reason::InSync, "");
+    let moved = observation.pod().zip(observation.own_statefulset()).and_then(|(pod, one)| {
+        let (own, newest) = (pod.revision.clone()?, one.observed_revision()?.to_owned());
+        (own != newest).then_some(Note::RevisionMovedExternally { pod: own, statefulset: newest })
+    });
+    decision.report.push(moved.unwrap_or(Note::InSync));
+    if !settings.is_empty() {
+        decision.report.push(Note::ConfigRidesNextRoll { settings });
+    }
+}
+
+/// The pod differs: roll it, or say why not.
+fn differs(
+    observation: &Observation,
+    wanted: &Wanted,
+    difference: &Difference,
+    decision: &mut Decision,
+) {
+    refuse_other_approvals(observation, wanted, decision);
+    let mut changes = difference.changes.clone();
+    if changes.is_empty() {
+        // The fingerprints differ in form only, or nobody can tell any more where.
+        changes.push(FieldChange {
+            path: "podTemplate".to_owned(),
+            from: observation.status().pod_template_hash.clone(),
+            to: Some(wanted.hash.clone()),
+        });
+    }
+    let words = explain(&changes);
+    let cause = difference.cause;
+    let permit = drift::permit(observation, wanted, difference);
+    let (state, why) = match permit {
+        Permit::Go { takes_slot } => {
+            decision.takes_slot = takes_slot;
+            set_drift(decision, Truth::True, Reason::Rolling, &words);
+            set_update(
+                decision,
+                Truth::True,
+                Reason::UpdateStarted,
+                started(observation, wanted, &words),
+            );
+            let plan = build::node_update(observation, wanted, cause, shape(observation));
+            start(decision, plan, &words);
+            (UpdateState::Rolling, String::new())
+        }
+        Permit::Paused => {
+            set_drift(decision, Truth::True, Reason::Paused, &words);
+            decision.report.push(Note::UpdatesPaused);
+            (UpdateState::Held, "spec.update.paused".to_owned())
+        }
+        Permit::Held(why) => {
+            let adopted = cause == Cause::Adoption;
+            let reason = if adopted { Reason::AdoptedWithDrift } else { Reason::Held };
+            set_drift(decision, Truth::True, reason, format!("{why}: {words}"));
+            decision.report.push(Note::Held { cause, why: why.clone() });
+            (UpdateState::Held, why)
+        }
+        Permit::Queued(slot) => (UpdateState::Queued, queued(&slot, decision)),
+        Permit::Settling => {
+            let why = "waits until the operator has settled as leader".to_owned();
+            set_drift(decision, Truth::True, Reason::WaitingForSlot, &why);
+            decision.report.push(Note::WaitsForSlot { by: "the operator's own settling".into() });
+            (UpdateState::Queued, why)
+        }
+        Permit::BacksOff { attempts, seconds } => {
+            let why = format!("{attempts} failed attempts");
+            // Neither names the seconds left: they would change with every look.
+            set_drift(decision, Truth::True, Reason::BackingOff, &why);
+            decision.report.push(Note::BacksOff { attempts, seconds });
+            decision.wake = Some(Duration::from_secs(u64::try_from(seconds).unwrap_or(0) + 1));
+            (UpdateState::Retrying, why)
+        }
+    };
+    decision.pending_update = Some(pending(observation, wanted, cause, state, &why, changes));
+}
+
+fn queued(slot: &Slot, decision: &mut Decision) -> String {
+    let (note, why) = match slot {
+        Slot::Granted => return String::new(),
+        Slot::Taken { by } => {
+            (Note::WaitsForSlot { by: by.clone() }, format!("waits for its turn: {by} rolls"))
+        }
+        Slot::Halted { by } => (
+            Note::ChainHalted { by: by.clone() },
+            format!("the chain's rolls are halted: the roll of {by} failed"),
+        ),
+    };
+    set_drift(decision, Truth::True, Reason::WaitingForSlot, &why);
+    decision.report.push(note);
+    why
+}
+
+fn refuse_other_approvals(observation: &Observation, wanted: &Wanted, decision: &mut Decision) {
+    if let Some(given) = observation.approved()
+        && given != wanted.hash
+    {
+        decision
+            .report
+            .push(Note::ApprovalRefused { given: given.to_owned(), target: wanted.hash.clone() });
+    }
+}
+
+/// The differing fields in words: the first few, and how many more.
+fn explain(changes: &[FieldChange]) -> String {
+    const SHOWN: usize = 3;
+    let one = |change: &FieldChange| {
+        let value = |side: &Option<String>| side.clone().unwrap_or_else(|| "(none)".to_owned());
+        format!("{} {} -> {}", change.path, value(&change.from), value(&change.to))
+    };
+    let mut words = changes.iter().take(SHOWN).map(one).collect::<Vec<_>>().join("; ");
+    if changes.len() > SHOWN {
+        let more = changes.len() - SHOWN;
+        words = format!("{words}; and {more} more");
+    }
+    words
+}
+
+/// The message of an update that starts. Image drift is worded as the peer words it, because
+/// people search for it.
+fn started(observation: &Observation, wanted: &Wanted, words: &str) -> String {
+    let status = observation.status();
+    let current = status.current_image.as_deref().unwrap_or_default();
+    let current_sidecar = status.current_sidecar_image.as_deref().unwrap_or_default();
+    let seid = current != wanted.image;
+    let sidecar = !current_sidecar.is_empty() && current_sidecar != wanted.sidecar_image;
+    match (seid, sidecar) {
+        (true, true) => format!(
+            "image drift detected: seid spec={} current={current}, sidecar spec={} \
+             current={current_sidecar}",
+            wanted.image, wanted.sidecar_image
+        ),
+        (true, false) => format!("image drift detected: spec={} current={current}", wanted.image),
+        (false, true) => format!(
+            "sidecar image drift detected: spec={} current={current_sidecar}",
+            wanted.sidecar_image
+        ),
+        (false, false) => format!("pod template drift detected: {words}"),
+    }
+}
+
+/// Early, unless the old pod's sidecar cannot answer.
+pub(super) fn shape(observation: &Observation) -> build::Shape {
+    let answers = observation.pod().is_some_and(|pod| pod.ip.is_some() && pod.sidecar.running)
+        && !matches!(observation.sidecar, Sidecar::Unreachable(_));
+    if answers { build::Shape::Early } else { build::Shape::Late }
+}
+
+/// A pending update; when it was first seen and how often it failed stay with its target.
+pub(super) fn pending(
+    observation: &Observation,
+    wanted: &Wanted,
+    cause: Cause,
+    state: UpdateState,
+    why: &str,
+    changes: Vec<FieldChange>,
+) -> PendingUpdate {
+    let before = observation.status().pending_update.as_ref();
+    let same = before.filter(|pending| pending.target_hash == wanted.hash);
+    PendingUpdate {
+        target_hash: wanted.hash.clone(),
+        base_inputs_hash: before
+            .map_or_else(|| wanted.inputs_hash.clone(), |pending| pending.base_inputs_hash.clone()),
+        cause,
+        state,
+        reason: (!why.is_empty()).then(|| why.to_owned()),
+        since: same.map_or(Time(observation.now), |pending| pending.since.clone()),
+        changes: cut_changes(changes).0,
+        attempts: same.and_then(|pending| pending.attempts),
+        next_attempt_at: same.and_then(|pending| pending.next_attempt_at.clone()),
+    }
+}
+
+/// A stopped node: once its pod is gone, the StatefulSet gets the wanted template at once, so that
+/// the next start is the right one.
+fn decide_stopped(observation: &Observation, wanted: &Wanted, decision: &mut Decision) {
+    decision.report.push(Note::NodePaused);
+    let Some(statefulset) = observation.own_statefulset() else { return };
+    let has_pod = observation.pods.iter().any(|pod| is_owned(pod, statefulset));
+    let stopped = statefulset.replicas == Some(0) && !has_pod && !statefulset.terminating;
+    if stopped && statefulset.template_hash.as_ref() != Some(&wanted.hash) {
+        let plan = build::apply_template(observation, wanted, &wanted.hash);
+        start(decision, plan, "the node is stopped; its next start is prepared");
+    }
+}
+
+/// While a change waits, the StatefulSet keeps the template of the running pod: an eviction then
+/// brings back what ran before.
+fn put_back(observation: &Observation, wanted: &Wanted, decision: &mut Decision) {
+    let waits = decision
+        .pending_update
+        .as_ref()
+        .is_some_and(|one| matches!(one.state, UpdateState::Held | UpdateState::Queued));
+    let Some((pod, statefulset)) = observation.pod().zip(observation.own_statefulset()) else {
+        return;
+    };
+    let Some(observed) = drift::observed_hash(observation, wanted, pod) else { return };
+    let applied = statefulset.template_hash.as_deref();
+    let differs =
+        applied.is_some_and(|hash| hash != observed && drift::same_algorithm(hash, observed));
+    if waits && observed != wanted.hash && differs && !statefulset.terminating {
+        let observed = observed.to_owned();
+        let plan = build::apply_template(observation, wanted, &observed);
+        start(decision, plan, "the update waits; an eviction must bring back what ran before");
+    }
+}
+
+/// Starts a plan: stored now, executed from the next pass on.
+pub(super) fn start(decision: &mut Decision, plan: TaskPlan, why: &str) {
+    let kind = plan.kind.unwrap_or(PlanKind::NodeUpdate);
+    decision.report.push(Note::Starts { kind, why: why.to_owned() });
+    decision.plan = PlanMove::Start(Box::new(plan));
+    decision.wake = Some(Duration::ZERO);
+}

@@ -1,0 +1,141 @@
+//! What keeps a node from getting on, and since when.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use sei_api::condition::{ConditionType, Reason, Truth, Verdict};
+use sei_api::names::data_claim;
+use sei_api::status::{Blocked, SeiNodePhase};
+
+use super::{Decision, Note, later};
+use crate::observation::{Claim, Observation};
+use crate::tasks::bounded;
+use crate::view::{PodView, TroubleKind, is_owned};
+use crate::wanted::Wanted;
+
+/// Records what blocks the node, and reports it as stalled once its deadline has passed. The start
+/// lives in status, so that a restart of the operator does not begin to count anew.
+pub(super) fn report(observation: &Observation, decision: &mut Decision) {
+    let found = diagnose(observation, decision);
+    decision.blocked = found.map(|(reason, message)| {
+        let before = observation.status().blocked.as_ref();
+        let same = before.filter(|blocked| blocked.reason == reason.as_str());
+        Blocked {
+            reason: reason.as_str().to_owned(),
+            since: same.map_or(Time(observation.now), |blocked| blocked.since.clone()),
+            message: bounded(&message),
+        }
+    });
+    let stalled = decision.blocked.as_ref().and_then(|blocked| {
+        let reason = Reason::parse(&blocked.reason)?;
+        let due = later(blocked.since.0, observation.timing.stall_deadline(reason));
+        if due > observation.now {
+            let left = due.duration_since(observation.now).unsigned_abs();
+            decision.wake = Some(decision.wake.map_or(left, |wake| wake.min(left)));
+            return None;
+        }
+        Some((reason, blocked.message.clone()))
+    });
+    decision.conditions.push(match stalled {
+        Some((reason, message)) => {
+            Verdict::new(ConditionType::Stalled, Truth::True, reason, message)
+        }
+        None => Verdict::new(ConditionType::Stalled, Truth::False, Reason::Progressing, ""),
+    });
+}
+
+/// The cause that is worth naming: what somebody has to mend first comes first.
+fn diagnose(observation: &Observation, decision: &Decision) -> Option<(Reason, String)> {
+    let noted = decision.report.iter().find_map(|note| match note {
+        Note::Refused { why } => Some((Reason::InvalidSpec, why.clone())),
+        Note::SigningKeyConflict { with } => {
+            Some((Reason::SigningKeyConflict, format!("{with} has the same signing key or volume")))
+        }
+        Note::VolumeLost { claim } => {
+            let uid = lost_claim_uid(observation).unwrap_or_default();
+            Some((Reason::DataVolumeLost, format!("claim {claim} ({uid}) is gone")))
+        }
+        _ => None,
+    });
+    let waiting = observation.waiting.as_ref();
+    let waits = waiting.and_then(|one| one.reason.map(|reason| (reason, one.message.clone())));
+    let (by_sidecar, by_task) = match waits {
+        Some((reason @ (Reason::SidecarUnreachable | Reason::SidecarAuth), message)) => {
+            (Some((reason, message)), None)
+        }
+        other => (None, other),
+    };
+    // A pod that cannot run explains a sidecar that does not answer.
+    noted.or(by_task).or_else(|| pod_trouble(observation)).or(by_sidecar)
+}
+
+fn pod_trouble(observation: &Observation) -> Option<(Reason, String)> {
+    let statefulset = observation.own_statefulset();
+    let ours = |pod: &&PodView| {
+        pod.is_bootstrap || statefulset.is_some_and(|statefulset| is_owned(pod, statefulset))
+    };
+    let pods: Vec<_> = observation.pods.iter().filter(ours).collect();
+    let named =
+        |reason, pod: &PodView, text: &str| Some((reason, format!("pod {}: {text}", pod.name)));
+    pods.iter().find_map(|pod| {
+        let host = pod.host.as_deref().unwrap_or("no Kubernetes node");
+        if pod.host_lost {
+            return named(Reason::NodeLost, pod, &format!("{host} does not answer"));
+        }
+        if pod.is_terminating() {
+            return named(Reason::PodTerminating, pod, &format!("is being stopped on {host}"));
+        }
+        if let Some(text) = &pod.unschedulable {
+            return named(Reason::Unschedulable, pod, text);
+        }
+        if let Some(text) = &pod.volumes_missing {
+            return named(Reason::VolumeAttach, pod, text);
+        }
+        let trouble = pod.troubles.first()?;
+        let reason = match trouble.kind {
+            TroubleKind::ImagePull => Reason::ImagePullFailed,
+            TroubleKind::Crash => Reason::CrashLooping,
+        };
+        named(reason, pod, &trouble.message)
+    })
+}
+
+/// What of a running node's identity the spec would change. Such a change is refused, and nothing
+/// is touched.
+pub(super) fn changed_identity(observation: &Observation, wanted: &Wanted) -> Option<String> {
+    let running = observation.status().phase == Some(SeiNodePhase::Running);
+    let statefulset = observation.own_statefulset().filter(|_| running)?;
+    let now = statefulset.identity();
+    let template = serde_json::to_value(&wanted.statefulset.spec.template).unwrap_or_default();
+    let asked = crate::view::StatefulSetView { template, ..statefulset.clone() }.identity();
+    let fields = [
+        ("spec.chainId", now.chain, asked.chain),
+        ("the mode", now.role, asked.role),
+        ("validator.signingKey", now.signing_secret, asked.signing_secret),
+        ("dataVolume.import", now.claim, asked.claim),
+    ];
+    fields.into_iter().find_map(|(field, now, asked)| {
+        let (now, asked) = now.zip(asked)?;
+        (now != asked).then(|| {
+            format!("{field} of a running node cannot change from {now} to {asked}; set it back to {now}")
+        })
+    })
+}
+
+/// The uid of the claim that the node once had.
+pub(super) fn lost_claim_uid(observation: &Observation) -> Option<String> {
+    observation.status().data_claim.as_ref().map(|claim| claim.uid.clone())
+}
+
+/// Whether the volume of a running node is gone: missing, lost, or another one under its name.
+pub(super) fn volume_lost(observation: &Observation) -> Option<Note> {
+    let recorded = observation.status().data_claim.as_ref()?;
+    let lost = match &observation.claim {
+        Claim::Unknown => false,
+        Claim::Missing => true,
+        Claim::Present(claim) => claim.uid != recorded.uid || claim.phase == "Lost",
+    };
+    let name = observation.node.spec.imported_claim().map_or_else(
+        || data_claim(observation.node.metadata.name.as_deref().unwrap_or_default()),
+        str::to_owned,
+    );
+    lost.then_some(Note::VolumeLost { claim: name })
+}

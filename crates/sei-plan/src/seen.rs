@@ -1,0 +1,200 @@
+//! What has been seen of the world so far in one pass, for the steps of a plan.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use sei_api::SeiNode;
+use serde_json::Value;
+
+use crate::request::{
+    ClaimView, Failure, Outcome, Read, Request, SecretView, SidecarCall, TaskRecord, VolumeView,
+};
+use crate::timing::Timing;
+use crate::view::{JobView, ObjectView, PodView, StatefulSetView};
+use crate::wanted::Wanted;
+
+/// How something was last looked at in this pass.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Look<T> {
+    #[default]
+    Unread,
+    /// From a cache: may wake us or tell us to do nothing, never justify a write.
+    Cached(Option<T>),
+    Live(Option<T>),
+}
+
+impl<T> Look<T> {
+    /// The value, however it was read.
+    pub fn any(&self) -> Option<&T> {
+        match self {
+            Self::Unread => None,
+            Self::Cached(value) | Self::Live(value) => value.as_ref(),
+        }
+    }
+}
+
+/// What has been seen.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// The node, its status as this pass has changed it so far.
+    pub node: SeiNode,
+    pub now: Timestamp,
+    pub timing: Timing,
+    pub operator_version: String,
+    pub wanted: Wanted,
+    pub statefulset: Look<StatefulSetView>,
+    pub pods: Look<Vec<PodView>>,
+    /// The one pod that a stamp depends on.
+    pub pod: Look<PodView>,
+    pub claim: Look<ClaimView>,
+    pub volume: Look<VolumeView>,
+    pub secrets: BTreeMap<String, Look<SecretView>>,
+    pub job: Look<JobView>,
+    pub service: Look<ObjectView>,
+    pub revision: Look<Value>,
+    /// Polled sidecar tasks by id.
+    pub tasks: BTreeMap<String, Option<TaskRecord>>,
+    /// Tasks whose submission was accepted in this pass.
+    pub submitted: Vec<String>,
+    /// Uid of the pod whose deletion was accepted in this pass.
+    pub deleted_pod: Option<String>,
+    /// What this plan's own apply returned in this pass.
+    pub applied: Option<StatefulSetView>,
+    /// The claim that was created in this pass.
+    pub created: Option<ObjectView>,
+    /// The cached Service and `ConfigMap` already say what is wanted: no write is needed.
+    pub service_is_current: bool,
+    pub proxy_config_is_current: bool,
+    /// Writes of other kinds that were accepted in this pass, by what they write.
+    pub accepted: Vec<&'static str>,
+    /// The last request's failure; cleared by the next success.
+    pub failure: Option<Failure>,
+    /// Conflicts in a row on deleting the same pod. The shell keeps it from pass to pass.
+    pub delete_conflicts: u32,
+}
+
+impl Seen {
+    pub fn new(node: SeiNode, wanted: Wanted, now: Timestamp) -> Self {
+        Self {
+            node,
+            now,
+            timing: Timing::default(),
+            operator_version: String::new(),
+            wanted,
+            statefulset: Look::Unread,
+            pods: Look::Unread,
+            pod: Look::Unread,
+            claim: Look::Unread,
+            volume: Look::Unread,
+            secrets: BTreeMap::new(),
+            job: Look::Unread,
+            service: Look::Unread,
+            revision: Look::Unread,
+            tasks: BTreeMap::new(),
+            submitted: Vec::new(),
+            deleted_pod: None,
+            applied: None,
+            created: None,
+            service_is_current: false,
+            proxy_config_is_current: false,
+            accepted: Vec::new(),
+            failure: None,
+            delete_conflicts: 0,
+        }
+    }
+
+    /// Takes in what a request brought. What a write may have changed is unread again.
+    pub fn absorb(&mut self, request: &Request, outcome: Outcome) {
+        self.failure = None;
+        match outcome {
+            Outcome::StatefulSet(found) => self.statefulset = Look::Live(found.map(|one| *one)),
+            Outcome::Pods(found) => self.pods = Look::Live(Some(found)),
+            Outcome::Pod(found) => self.pod = Look::Live(found.map(|one| *one)),
+            Outcome::Claim(found) => self.claim = Look::Live(found),
+            Outcome::Volume(found) => self.volume = Look::Live(found),
+            Outcome::Secret(found) => {
+                if let Request::Read(Read::Secret(name)) = request {
+                    self.secrets.insert(name.clone(), Look::Live(found));
+                }
+            }
+            Outcome::Job(found) => self.job = Look::Live(found),
+            Outcome::Service(found) => self.service = Look::Live(found),
+            Outcome::Revision(found) => self.revision = Look::Live(found),
+            Outcome::Applied(view) => {
+                // Its status still speaks of the template before: never used to judge a pod.
+                self.statefulset = Look::Unread;
+                self.applied = Some(*view);
+            }
+            Outcome::Created(view) => self.created = Some(view),
+            Outcome::Task(record) => {
+                if let Request::Sidecar(call) = request
+                    && let SidecarCall::Poll { id } = &call.call
+                {
+                    self.tasks.insert(id.clone(), record);
+                }
+            }
+            Outcome::Accepted => self.absorb_write(request),
+            Outcome::Failed(failure) => self.absorb_failure(request, failure),
+        }
+    }
+
+    fn absorb_write(&mut self, request: &Request) {
+        match request {
+            Request::DeletePod(delete) => {
+                self.deleted_pod = Some(delete.uid.clone());
+                self.delete_conflicts = 0;
+                self.pods = Look::Unread;
+            }
+            Request::PatchStatefulSet(_) => self.statefulset = Look::Unread,
+            Request::DeleteJob { .. } | Request::CreateJob(_) => self.job = Look::Unread,
+            Request::DeleteService { .. } | Request::CreateService(_) => {
+                self.service = Look::Unread;
+            }
+            Request::ApplyService(_) => self.accepted.push(SERVICE),
+            Request::ApplyConfigMap(_) => self.accepted.push(CONFIG_MAP),
+            Request::Sidecar(call) => match &call.call {
+                SidecarCall::Submit { id, .. } => {
+                    self.submitted.push(id.clone());
+                    self.tasks.remove(id);
+                }
+                SidecarCall::Delete { id } => {
+                    self.tasks.insert(id.clone(), None);
+                }
+                SidecarCall::Poll { .. } => {}
+            },
+            Request::Read(_)
+            | Request::CreateClaim(_)
+            | Request::CreateStatefulSet(_)
+            | Request::ApplyStatefulSet(_) => {}
+        }
+    }
+
+    /// A failed write says that the world is not what it was taken for: it is read again.
+    fn absorb_failure(&mut self, request: &Request, failure: Failure) {
+        match request {
+            Request::DeletePod(_) => {
+                if matches!(failure, Failure::Conflict(_)) {
+                    self.delete_conflicts = self.delete_conflicts.saturating_add(1);
+                }
+                self.pods = Look::Unread;
+            }
+            Request::ApplyStatefulSet(_)
+            | Request::CreateStatefulSet(_)
+            | Request::PatchStatefulSet(_) => self.statefulset = Look::Unread,
+            Request::CreateClaim(_) => self.claim = Look::Unread,
+            Request::CreateJob(_) | Request::DeleteJob { .. } => self.job = Look::Unread,
+            Request::CreateService(_) | Request::DeleteService { .. } => {
+                self.service = Look::Unread;
+            }
+            Request::Read(_)
+            | Request::ApplyConfigMap(_)
+            | Request::ApplyService(_)
+            | Request::Sidecar(_) => {}
+        }
+        self.failure = Some(failure);
+    }
+}
+
+/// Marks in [`Seen::accepted`].
+pub const SERVICE: &str = "Service";
+pub const CONFIG_MAP: &str = "ConfigMap";

@@ -1,0 +1,129 @@
+//! The tasks that write the StatefulSet, the Service and the proxy's configuration.
+
+use sei_api::condition::Reason;
+use sei_api::names::annotation;
+use sei_api::plan::{Applied, PlanKind, TaskPlan};
+use sei_api::status::StatefulSetRef;
+use serde_json::{Value, json};
+
+use super::{Effects, Next, done, fail, kind_of, read, request, wait};
+use crate::adoption::template_of_revision;
+use crate::request::{Failure, Read, Request};
+use crate::seen::{CONFIG_MAP, Look, SERVICE, Seen};
+use crate::view::StatefulSetView;
+
+/// Writes the plan's template to the StatefulSet, or makes one.
+pub(super) fn step_statefulset(plan: &TaskPlan, seen: &Seen) -> Next {
+    if let Some(view) = &seen.applied {
+        return applied(view);
+    }
+    let template = match template(plan, seen) {
+        Ok(template) => template,
+        Err(next) => return next,
+    };
+    let statefulset = match &seen.statefulset {
+        Look::Unread | Look::Cached(None) => return read(Read::StatefulSet),
+        Look::Live(None) => return create(plan, seen, template),
+        Look::Cached(Some(statefulset)) | Look::Live(Some(statefulset)) => statefulset,
+    };
+    if statefulset.terminating {
+        return wait(Reason::StatefulSetTerminating, "the StatefulSet is being deleted");
+    }
+    if statefulset.controller.as_deref() != seen.node.metadata.uid.as_deref() {
+        let message = format!("StatefulSet {} is controlled by another object", statefulset.name);
+        return wait(Reason::FieldConflict, message);
+    }
+    if !statefulset.on_delete {
+        // Alone and first: an apply over a defaulted RollingUpdate is refused by the server.
+        return request(Request::PatchStatefulSet(on_delete_patch(statefulset)));
+    }
+    let mut object = seen.wanted.statefulset.clone();
+    if let Err(next) = set_template(&mut object, plan, seen, template) {
+        return next;
+    }
+    object.metadata.uid = Some(statefulset.uid.clone());
+    object.metadata.resource_version = Some(statefulset.resource_version.clone());
+    request(Request::ApplyStatefulSet(Box::new(object)))
+}
+
+/// Merge patch that makes the strategy `OnDelete`; it makes no revision.
+pub(crate) fn on_delete_patch(statefulset: &StatefulSetView) -> Value {
+    json!({
+        "metadata": { "resourceVersion": statefulset.resource_version },
+        "spec": { "updateStrategy": { "type": "OnDelete", "rollingUpdate": null } },
+    })
+}
+
+fn applied(view: &StatefulSetView) -> Next {
+    Next::Done(Box::new(Effects {
+        applied: Some(Applied { uid: view.uid.clone(), generation: view.generation }),
+        statefulset: Some(StatefulSetRef { name: view.name.clone(), uid: view.uid.clone() }),
+        ..Effects::default()
+    }))
+}
+
+/// The template to write where it is not the rendered one: the running pod's own.
+fn template(plan: &TaskPlan, seen: &Seen) -> Result<Option<Value>, Next> {
+    let Some(target) = &plan.target else { return Ok(None) };
+    if target.hash == seen.wanted.hash {
+        return Ok(None);
+    }
+    if kind_of(plan) != PlanKind::ApplyTemplate {
+        return Err(wait(None, "the wanted template has changed; the plan is superseded"));
+    }
+    let observed = seen.node.status.as_ref().and_then(|status| status.pod_template.as_ref());
+    let Some(revision) = observed.map(|template| template.revision.clone()) else {
+        return Err(fail("there is no observed template to put back"));
+    };
+    match &seen.revision {
+        Look::Live(Some(body)) => match template_of_revision(body) {
+            Ok(template) => Ok(Some(template)),
+            Err(error) => Err(fail(format!("revision {revision} cannot be read: {error}"))),
+        },
+        Look::Live(None) => Err(fail(format!("revision {revision} is gone"))),
+        Look::Cached(_) | Look::Unread => Err(read(Read::Revision(revision))),
+    }
+}
+
+fn set_template(
+    object: &mut k8s_openapi::api::apps::v1::StatefulSet,
+    plan: &TaskPlan,
+    seen: &Seen,
+    template: Option<Value>,
+) -> Result<(), Next> {
+    if let Some(template) = template {
+        object.spec.template = serde_json::from_value(template)
+            .map_err(|error| fail(format!("the observed template cannot be read: {error}")))?;
+    }
+    let hash = plan.target.as_ref().map_or(&seen.wanted.hash, |target| &target.hash);
+    let annotations = object.metadata.annotations.get_or_insert_default();
+    annotations.insert(annotation::TEMPLATE_HASH.to_owned(), hash.clone());
+    Ok(())
+}
+
+fn create(plan: &TaskPlan, seen: &Seen, template: Option<Value>) -> Next {
+    if matches!(seen.failure, Some(Failure::Exists)) {
+        return wait(None, "the StatefulSet appeared meanwhile");
+    }
+    let mut object = seen.wanted.statefulset.clone();
+    match set_template(&mut object, plan, seen, template) {
+        Ok(()) => request(Request::CreateStatefulSet(Box::new(object))),
+        Err(next) => next,
+    }
+}
+
+/// Applies the headless Service.
+pub(super) fn step_service(seen: &Seen) -> Next {
+    if seen.service_is_current || seen.accepted.contains(&SERVICE) {
+        return done();
+    }
+    request(Request::ApplyService(Box::new(seen.wanted.service.clone())))
+}
+
+/// Applies the `ConfigMap` that the pod's proxy mounts.
+pub(super) fn step_proxy_config(seen: &Seen) -> Next {
+    if seen.proxy_config_is_current || seen.accepted.contains(&CONFIG_MAP) {
+        return done();
+    }
+    request(Request::ApplyConfigMap(Box::new(seen.wanted.proxy_config.clone())))
+}

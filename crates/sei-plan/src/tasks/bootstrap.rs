@@ -1,0 +1,88 @@
+//! The tasks around the bootstrap Job.
+
+use sei_api::condition::Reason;
+
+use super::{Next, done, fail, read, request, wait, wait_and_poll};
+use crate::request::{Failure, Read, Request};
+use crate::seen::{Look, Seen};
+use crate::view::JobState;
+
+/// Makes the Service under which the bootstrap pod's sidecar answers.
+pub(super) fn step_service(seen: &Seen) -> Next {
+    let Some(bootstrap) = &seen.wanted.bootstrap else { return not_wanted() };
+    match &seen.service {
+        Look::Live(Some(service)) if service.controller == seen.node.metadata.uid => done(),
+        Look::Live(Some(_)) => {
+            wait(Reason::FieldConflict, "a Service of this name is controlled by another object")
+        }
+        Look::Live(None) if matches!(seen.failure, Some(Failure::Exists)) => read(Read::Service),
+        Look::Live(None) => request(Request::CreateService(Box::new(bootstrap.service.clone()))),
+        Look::Unread | Look::Cached(_) => read(Read::Service),
+    }
+}
+
+/// Makes the Job. One left with another image is deleted first: its pod cannot be changed.
+pub(super) fn step_job(seen: &Seen) -> Next {
+    let Some(bootstrap) = &seen.wanted.bootstrap else { return not_wanted() };
+    let Look::Live(found) = &seen.job else { return read(Read::Job) };
+    let Some(job) = found else {
+        return request(Request::CreateJob(Box::new(bootstrap.job.clone())));
+    };
+    if job.controller != seen.node.metadata.uid {
+        return wait(Reason::FieldConflict, "a Job of this name is controlled by another object");
+    }
+    if job.terminating {
+        return wait(None, "the earlier bootstrap Job is being deleted");
+    }
+    let as_wanted = job.image == bootstrap.image && job.sidecar_image == seen.wanted.sidecar_image;
+    if as_wanted || job.state == JobState::Complete {
+        return done();
+    }
+    request(Request::DeleteJob { uid: job.uid.clone() })
+}
+
+pub(super) fn step_await(seen: &Seen) -> Next {
+    let Look::Live(found) = &seen.job else { return read(Read::Job) };
+    match found.as_ref().map(|job| &job.state) {
+        None => fail("the bootstrap Job is gone before it was complete"),
+        Some(JobState::Complete) => done(),
+        Some(JobState::Failed(text)) => fail(format!("the bootstrap Job failed: {text}")),
+        Some(JobState::Active) => wait(None, "the bootstrap Job replays to its target height"),
+    }
+}
+
+/// Deletes Job and Service, and waits until they and the Job's pod are gone: two pods on one volume
+/// would corrupt it.
+pub(super) fn step_teardown(seen: &Seen) -> Next {
+    let Look::Live(job) = &seen.job else { return read(Read::Job) };
+    if let Some(job) = job {
+        if job.controller != seen.node.metadata.uid {
+            return wait(
+                Reason::FieldConflict,
+                "the bootstrap Job is controlled by another object",
+            );
+        }
+        if !job.terminating {
+            return request(Request::DeleteJob { uid: job.uid.clone() });
+        }
+        return wait(None, "the bootstrap Job is being deleted");
+    }
+    let Look::Live(service) = &seen.service else { return read(Read::Service) };
+    if let Some(service) = service
+        && service.controller == seen.node.metadata.uid
+    {
+        if service.terminating {
+            return wait(None, "the bootstrap Service is being deleted");
+        }
+        return request(Request::DeleteService { uid: service.uid.clone() });
+    }
+    let Look::Live(pods) = &seen.pods else { return read(Read::Pods) };
+    if pods.iter().flatten().any(|pod| pod.is_bootstrap) {
+        return wait_and_poll(seen, Reason::PodTerminating, "the bootstrap pod is still there");
+    }
+    done()
+}
+
+fn not_wanted() -> Next {
+    fail("the spec asks for no bootstrap any more")
+}

@@ -1,0 +1,166 @@
+//! `ensure-data-pvc`: makes the node's claim, or checks the imported one.
+
+use sei_api::condition::{ConditionType, Reason, Truth, Verdict};
+use sei_api::names::{annotation, data_claim};
+use sei_api::status::ClaimRef;
+
+use super::{Effects, Failed, Next, Waiting, fail, read, request, wait, wait_and_poll};
+use crate::quantity::Quantity;
+use crate::request::{ClaimView, Failure, Read, Request};
+use crate::seen::{Look, Seen};
+
+pub(super) fn step(seen: &Seen) -> Next {
+    match seen.node.spec.imported_claim() {
+        Some(name) => step_import(name, seen),
+        None => step_own(seen),
+    }
+}
+
+/// Creates the node's own claim. Only an init plan holds this task: a volume that is lost later is
+/// never silently replaced by an empty one.
+fn step_own(seen: &Seen) -> Next {
+    let name = data_claim(seen.node.metadata.name.as_deref().unwrap_or_default());
+    if let Some(created) = &seen.created {
+        return claimed(&name, &created.uid);
+    }
+    let Look::Live(found) = &seen.claim else { return read(Read::Claim(name)) };
+    match found {
+        Some(claim) if claim.controller.as_deref() == seen.node.metadata.uid.as_deref() => {
+            if claim.terminating {
+                return wait(Reason::DataVolumeLost, format!("claim {name} is being deleted"));
+            }
+            claimed(&name, &claim.uid)
+        }
+        Some(_) => fail(format!(
+            "claim {name} already exists and is not owned by this node: import it with \
+             spec.dataVolume.import.pvcName, or delete it"
+        )),
+        None if matches!(seen.failure, Some(Failure::Exists)) => {
+            wait_and_poll(seen, None, format!("claim {name} was created concurrently"))
+        }
+        None => create(&name, seen),
+    }
+}
+
+fn create(name: &str, seen: &Seen) -> Next {
+    let recorded = seen.node.status.as_ref().and_then(|status| status.data_claim.as_ref());
+    if let Some(lost) = recorded
+        && !consents_to_recreate(seen, &lost.uid)
+    {
+        let message = format!(
+            "claim {name} ({}) is gone; to start on an empty volume set annotation {} to that uid",
+            lost.uid,
+            annotation::RECREATE_VOLUME
+        );
+        return wait(Reason::DataVolumeLost, message);
+    }
+    match &seen.wanted.claim {
+        Some(claim) => request(Request::CreateClaim(Box::new(claim.clone()))),
+        None => fail("no claim is rendered for this node"),
+    }
+}
+
+/// Whether somebody has agreed to start this node without the data of that claim.
+pub(crate) fn consents_to_recreate(seen: &Seen, lost_uid: &str) -> bool {
+    let annotations = seen.node.metadata.annotations.as_ref();
+    annotations
+        .and_then(|all| all.get(annotation::RECREATE_VOLUME))
+        .is_some_and(|uid| uid == lost_uid)
+}
+
+fn claimed(name: &str, uid: &str) -> Next {
+    Next::Done(Box::new(Effects {
+        claim: Some(ClaimRef { name: name.to_owned(), uid: uid.to_owned() }),
+        ..Effects::default()
+    }))
+}
+
+/// Checks an imported claim, which is never changed. The first failed check wins.
+fn step_import(name: &str, seen: &Seen) -> Next {
+    let Look::Live(found) = &seen.claim else { return read(Read::Claim(name.to_owned())) };
+    let Some(claim) = found else { return not_ready(seen, format!("claim {name} is not there")) };
+    if claim.terminating {
+        return not_ready(seen, format!("claim {name} is being deleted"));
+    }
+    match claim.phase.as_str() {
+        "Bound" => {}
+        "Lost" => return invalid(format!("claim {name} is in phase Lost")),
+        phase => return not_ready(seen, format!("claim {name} is in phase {phase}, not Bound")),
+    }
+    if !claim.access_modes.iter().any(|mode| mode == "ReadWriteOnce" || mode == "ReadWriteOncePod")
+    {
+        return invalid(format!(
+            "claim {name} has access modes {:?}; it needs ReadWriteOnce or ReadWriteOncePod",
+            claim.access_modes
+        ));
+    }
+    let Some(capacity) = &claim.capacity else {
+        return not_ready(seen, format!("claim {name} reports no capacity yet"));
+    };
+    if let Err(text) = large_enough(capacity, &seen.wanted.claim_size) {
+        return invalid(format!("claim {name}: {text}"));
+    }
+    let Some(volume) = claim.volume.clone().filter(|volume| !volume.is_empty()) else {
+        return not_ready(seen, format!("claim {name} names no volume yet"));
+    };
+    step_volume(name, claim, &volume, capacity, seen)
+}
+
+fn step_volume(name: &str, claim: &ClaimView, volume: &str, capacity: &str, seen: &Seen) -> Next {
+    let Look::Live(found) = &seen.volume else { return read(Read::Volume(volume.to_owned())) };
+    let Some(view) = found else { return not_ready(seen, format!("volume {volume} is not there")) };
+    if view.phase == "Failed" {
+        return invalid(format!("volume {volume} is in phase Failed"));
+    }
+    let own = view.capacity.as_deref().unwrap_or_default();
+    if Quantity::parse(own).ok() != Quantity::parse(capacity).ok() {
+        return invalid(format!(
+            "volume {volume} has {own}, which does not match the {capacity} of claim {name}"
+        ));
+    }
+    Next::Done(Box::new(Effects {
+        claim: Some(ClaimRef { name: name.to_owned(), uid: claim.uid.clone() }),
+        verdict: Some(Verdict::new(
+            ConditionType::ImportPvcReady,
+            Truth::True,
+            Reason::PvcValidated,
+            format!("claim {name} can be used"),
+        )),
+        ..Effects::default()
+    }))
+}
+
+fn large_enough(capacity: &str, required: &str) -> Result<(), String> {
+    let need = Quantity::parse(required).map_err(|error| error.to_string())?;
+    let have = Quantity::parse(capacity).map_err(|error| error.to_string())?;
+    if have < need {
+        return Err(format!("its capacity {capacity} is less than required ({required})"));
+    }
+    Ok(())
+}
+
+fn not_ready(seen: &Seen, message: String) -> Next {
+    Next::Wait(Waiting {
+        reason: None,
+        again: Some(seen.timing.poll()),
+        verdict: Some(Verdict::new(
+            ConditionType::ImportPvcReady,
+            Truth::False,
+            Reason::PvcNotReady,
+            message.clone(),
+        )),
+        message,
+    })
+}
+
+fn invalid(detail: String) -> Next {
+    Next::Fail(Failed {
+        verdict: Some(Verdict::new(
+            ConditionType::ImportPvcReady,
+            Truth::False,
+            Reason::PvcInvalid,
+            detail.clone(),
+        )),
+        detail,
+    })
+}

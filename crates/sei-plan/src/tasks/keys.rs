@@ -1,0 +1,193 @@
+//! The tasks that check key Secrets: their shape, never their cryptography.
+
+use sei_api::condition::{ConditionType, Reason, Truth, Verdict};
+use sei_api::plan::PlannedTask;
+use sei_api::task::TaskType;
+use serde_json::Value;
+
+use super::{Effects, Failed, Next, Waiting, read, text_param};
+use crate::request::{Read, SecretView};
+use crate::seen::{Look, Seen};
+
+/// File of a signing key in its Secret.
+const SIGNING_KEY: &str = "priv_validator_key.json";
+/// File of a node key in its Secret.
+const NODE_KEY: &str = "node_key.json";
+
+/// The condition that a check speaks through.
+#[derive(Clone, Copy)]
+struct Voice {
+    condition: ConditionType,
+    valid: Reason,
+    not_ready: Reason,
+    invalid: Reason,
+}
+
+const SIGNING: Voice = Voice {
+    condition: ConditionType::SigningKeyReady,
+    valid: Reason::SigningKeyValidated,
+    not_ready: Reason::SigningKeyNotReady,
+    invalid: Reason::SigningKeyInvalid,
+};
+const NODE: Voice = Voice {
+    condition: ConditionType::NodeKeyReady,
+    valid: Reason::NodeKeyValidated,
+    not_ready: Reason::NodeKeyNotReady,
+    invalid: Reason::NodeKeyInvalid,
+};
+const KEYRING: Voice = Voice {
+    condition: ConditionType::OperatorKeyringReady,
+    valid: Reason::OperatorKeyringValidated,
+    not_ready: Reason::OperatorKeyringNotReady,
+    invalid: Reason::OperatorKeyringInvalid,
+};
+
+pub(super) fn step(task_type: TaskType, task: &PlannedTask, seen: &Seen) -> Next {
+    match task_type {
+        TaskType::ValidateSigningKey => check(SIGNING, task, seen, check_signing_key),
+        TaskType::ValidateNodeKey => check(NODE, task, seen, check_node_key),
+        _ => check_keyring(task, seen),
+    }
+}
+
+fn check(
+    voice: Voice,
+    task: &PlannedTask,
+    seen: &Seen,
+    content: impl Fn(&SecretView) -> Result<(), String>,
+) -> Next {
+    let name = text_param(task, "secretName");
+    match secret(voice, name, seen) {
+        Ok(secret) => match content(secret) {
+            Ok(()) => valid(voice, name),
+            Err(text) => invalid(voice, format!("Secret {name}: {text}")),
+        },
+        Err(next) => next,
+    }
+}
+
+/// The Secret, once it is there and here to stay.
+fn secret<'a>(voice: Voice, name: &str, seen: &'a Seen) -> Result<&'a SecretView, Next> {
+    if name.is_empty() {
+        return Err(invalid(voice, "the name of the Secret is empty".to_owned()));
+    }
+    match seen.secrets.get(name) {
+        Some(Look::Live(Some(secret))) if secret.terminating => {
+            Err(not_ready(voice, seen, format!("Secret {name} is being deleted")))
+        }
+        Some(Look::Live(Some(secret))) => Ok(secret),
+        Some(Look::Live(None)) => {
+            Err(not_ready(voice, seen, format!("Secret {name} is not there")))
+        }
+        _ => Err(read(Read::Secret(name.to_owned()))),
+    }
+}
+
+fn check_signing_key(secret: &SecretView) -> Result<(), String> {
+    let key = json_file(secret, SIGNING_KEY)?;
+    require(&key, SIGNING_KEY, &["address"])?;
+    for part in ["pub_key", "priv_key"] {
+        for field in ["type", "value"] {
+            require(&key, SIGNING_KEY, &[part, field])?;
+        }
+    }
+    Ok(())
+}
+
+fn check_node_key(secret: &SecretView) -> Result<(), String> {
+    let key = json_file(secret, NODE_KEY)?;
+    require(&key, NODE_KEY, &["priv_key", "type"])?;
+    require(&key, NODE_KEY, &["priv_key", "value"])
+}
+
+fn json_file(secret: &SecretView, name: &str) -> Result<Value, String> {
+    let bytes = secret.data.get(name).ok_or_else(|| format!("data key {name} is missing"))?;
+    if bytes.is_empty() {
+        return Err(format!("data key {name} is empty"));
+    }
+    // The parser's own words may quote the key material: they are not repeated.
+    serde_json::from_slice(bytes).map_err(|_| format!("{name} is not valid JSON"))
+}
+
+fn require(key: &Value, file: &str, path: &[&str]) -> Result<(), String> {
+    let found = path.iter().fold(key, |value, field| &value[*field]);
+    match found.as_str() {
+        Some(text) if !text.is_empty() => Ok(()),
+        _ => Err(format!("{file} is missing {}", path.join("."))),
+    }
+}
+
+/// The keyring first, then its passphrase.
+fn check_keyring(task: &PlannedTask, seen: &Seen) -> Next {
+    let name = text_param(task, "secretName");
+    let keyring = match secret(KEYRING, name, seen) {
+        Ok(keyring) => keyring,
+        Err(next) => return next,
+    };
+    if let Err(text) = check_keyring_files(keyring, text_param(task, "keyName")) {
+        return invalid(KEYRING, format!("Secret {name}: {text}"));
+    }
+    let passphrase_name = text_param(task, "passphraseSecretName");
+    let passphrase = match secret(KEYRING, passphrase_name, seen) {
+        Ok(passphrase) => passphrase,
+        Err(next) => return next,
+    };
+    let key = text_param(task, "passphraseSecretKey");
+    if key.is_empty() {
+        return invalid(KEYRING, "the key of the passphrase Secret is empty".to_owned());
+    }
+    match passphrase.data.get(key) {
+        None => invalid(KEYRING, format!("Secret {passphrase_name} lacks the key {key}")),
+        Some(value) if value.is_empty() => {
+            invalid(KEYRING, format!("key {key} of Secret {passphrase_name} is empty"))
+        }
+        Some(_) => valid(KEYRING, name),
+    }
+}
+
+fn check_keyring_files(keyring: &SecretView, key_name: &str) -> Result<(), String> {
+    let ending =
+        |suffix: &'static str| keyring.data.iter().filter(move |(name, _)| name.ends_with(suffix));
+    if let Some((name, _)) = ending(".info").find(|(_, content)| content.is_empty()) {
+        return Err(format!("entry {name} is empty"));
+    }
+    if ending(".info").next().is_none() {
+        return Err("it holds no *.info entry".to_owned());
+    }
+    if ending(".address").next().is_none() {
+        return Err("it holds no *.address entry".to_owned());
+    }
+    if !key_name.is_empty() && !keyring.data.contains_key(&format!("{key_name}.info")) {
+        return Err(format!("it holds no {key_name}.info"));
+    }
+    Ok(())
+}
+
+fn valid(voice: Voice, name: &str) -> Next {
+    let message = format!("Secret {name} has the right shape");
+    Next::Done(Box::new(Effects {
+        verdict: Some(Verdict::new(voice.condition, Truth::True, voice.valid, message)),
+        ..Effects::default()
+    }))
+}
+
+fn not_ready(voice: Voice, seen: &Seen, message: String) -> Next {
+    Next::Wait(Waiting {
+        reason: Some(Reason::SecretMissing),
+        again: Some(seen.timing.poll()),
+        verdict: Some(Verdict::new(
+            voice.condition,
+            Truth::False,
+            voice.not_ready,
+            message.clone(),
+        )),
+        message,
+    })
+}
+
+fn invalid(voice: Voice, detail: String) -> Next {
+    Next::Fail(Failed {
+        verdict: Some(Verdict::new(voice.condition, Truth::False, voice.invalid, detail.clone())),
+        detail,
+    })
+}

@@ -1,0 +1,225 @@
+//! Steps of tasks: what to do next for the current task of a plan, given what has been seen.
+//!
+//! A step is a pure function. It asks for one request at a time; the outcome goes into [`Seen`] and
+//! the step is asked again, until it says wait, done, retry or fail.
+
+use std::time::Duration;
+
+use sei_api::condition::{Reason, Verdict};
+use sei_api::plan::{Applied, PlanKind, PlannedTask, TaskPlan};
+use sei_api::status::{ClaimRef, ObservedTemplate, StatefulSetRef};
+use sei_api::task::{Side, TaskType};
+
+use crate::request::{Failure, Request};
+use crate::seen::Seen;
+
+mod apply;
+mod bootstrap;
+mod claim;
+mod keys;
+mod observe_image;
+pub mod replace_pod;
+pub mod sidecar;
+
+#[cfg(test)]
+mod fixture;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use apply::on_delete_patch;
+pub use observe_image::{MadeFrom, observe};
+
+/// What to do next for a task.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Next {
+    Request(Box<Request>),
+    Wait(Waiting),
+    Done(Box<Effects>),
+    /// The run failed; run it again if the retry budget allows.
+    Retry(String),
+    /// No further run can help.
+    Fail(Failed),
+}
+
+/// Why a task does not get on.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Waiting {
+    /// What it is reported as once it lasts too long; `None` where waiting is no fault.
+    pub reason: Option<Reason>,
+    pub message: String,
+    /// When to look again although no watch has fired.
+    pub again: Option<Duration>,
+    pub verdict: Option<Verdict>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Failed {
+    pub detail: String,
+    pub verdict: Option<Verdict>,
+}
+
+/// What a finished task leaves in the node's status.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Effects {
+    pub stamp: Option<Stamp>,
+    pub verdict: Option<Verdict>,
+    pub applied: Option<Applied>,
+    pub statefulset: Option<StatefulSetRef>,
+    pub claim: Option<ClaimRef>,
+    /// The abandoned sidecar tasks of older plans are dealt with.
+    pub abandoned_cleared: bool,
+}
+
+/// What was seen running. Made by [`observe`] alone, from the pod and never from the spec.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stamp {
+    pub image: String,
+    pub sidecar_image: String,
+    pub hash: String,
+    pub template: ObservedTemplate,
+}
+
+/// The next thing to do for the current task of an active plan; `None` when every task is complete.
+pub fn step(plan: &TaskPlan, seen: &Seen) -> Option<Next> {
+    let (index, task) = plan.current()?;
+    let Some(task_type) = task.task_type() else {
+        return Some(fail(format!("unknown task type {:?}", task.r#type)));
+    };
+    if let Some(next) = refused(seen) {
+        return Some(next);
+    }
+    if seen.wanted.hash.is_empty() && writes_what_is_wanted(task_type) {
+        return Some(wait(Reason::InvalidSpec, "the spec cannot be rendered; nothing is written"));
+    }
+    Some(match task_type {
+        TaskType::EnsureDataPvc => claim::step(seen),
+        TaskType::ValidateSigningKey
+        | TaskType::ValidateNodeKey
+        | TaskType::ValidateOperatorKeyring => keys::step(task_type, task, seen),
+        TaskType::ApplyRbacProxyConfig => apply::step_proxy_config(seen),
+        TaskType::ApplyStatefulSet => apply::step_statefulset(plan, seen),
+        TaskType::ApplyService => apply::step_service(seen),
+        TaskType::ReplacePod => replace_pod::step(plan, seen),
+        TaskType::ObserveImage => observe_image::step(plan, seen),
+        TaskType::DeployBootstrapService => bootstrap::step_service(seen),
+        TaskType::DeployBootstrapJob => bootstrap::step_job(seen),
+        TaskType::AwaitBootstrapComplete => bootstrap::step_await(seen),
+        TaskType::TeardownBootstrap => bootstrap::step_teardown(seen),
+        sidecar if sidecar.side() == Side::Sidecar => sidecar::step(plan, index, task, seen),
+        _ => unreachable!("every controller task has its own step"),
+    })
+}
+
+/// Tasks whose write is made from the current render.
+fn writes_what_is_wanted(task_type: TaskType) -> bool {
+    matches!(
+        task_type,
+        TaskType::EnsureDataPvc
+            | TaskType::ApplyRbacProxyConfig
+            | TaskType::ApplyStatefulSet
+            | TaskType::ApplyService
+            | TaskType::DeployBootstrapService
+            | TaskType::DeployBootstrapJob
+    )
+}
+
+/// What a failed call means for any task. A conflict, a missing or an existing object means "look
+/// again", and the task itself does so.
+fn refused(seen: &Seen) -> Option<Next> {
+    let slow = Some(seen.timing.poll() * 6);
+    let soon = Some(seen.timing.poll());
+    let (reason, message, again) = match seen.failure.as_ref()? {
+        Failure::Gone | Failure::Conflict(_) | Failure::Exists => return None,
+        Failure::Owned(text) => (Some(Reason::FieldConflict), text, slow),
+        Failure::Forbidden(text) => (Some(Reason::Forbidden), text, slow),
+        Failure::Rejected(text) => (Some(Reason::ApplyRejected), text, slow),
+        Failure::Unknown(text) => (None, text, soon),
+        Failure::Unreachable(text) => (Some(Reason::SidecarUnreachable), text, soon),
+        Failure::Unauthorized(text) => (Some(Reason::SidecarAuth), text, slow),
+    };
+    Some(Next::Wait(Waiting { reason, message: bounded(message), again, verdict: None }))
+}
+
+/// Longest text of others that is kept in status.
+const TEXT_MAX: usize = 1024;
+
+/// Text of others, cut to what status may hold.
+pub fn bounded(text: &str) -> String {
+    if text.len() <= TEXT_MAX {
+        return text.to_owned();
+    }
+    let end = (0..=TEXT_MAX).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    format!("{}…", &text[..end])
+}
+
+fn request(request: Request) -> Next {
+    Next::Request(Box::new(request))
+}
+
+fn done() -> Next {
+    Next::Done(Box::default())
+}
+
+fn fail(detail: impl Into<String>) -> Next {
+    Next::Fail(Failed { detail: bounded(&detail.into()), verdict: None })
+}
+
+fn wait(reason: impl Into<Option<Reason>>, message: impl Into<String>) -> Next {
+    Next::Wait(Waiting {
+        reason: reason.into(),
+        message: message.into(),
+        again: None,
+        verdict: None,
+    })
+}
+
+/// Waits for something that no watch reports.
+fn wait_and_poll(
+    seen: &Seen,
+    reason: impl Into<Option<Reason>>,
+    message: impl Into<String>,
+) -> Next {
+    Next::Wait(Waiting {
+        reason: reason.into(),
+        message: message.into(),
+        again: Some(seen.timing.poll()),
+        verdict: None,
+    })
+}
+
+fn read(read: crate::request::Read) -> Next {
+    request(Request::Read(read))
+}
+
+/// Whether the current task belongs to the bootstrap pod rather than to the node's own.
+pub fn in_bootstrap(plan: &TaskPlan) -> bool {
+    plan.has(TaskType::TeardownBootstrap) && !plan.has_completed(TaskType::TeardownBootstrap)
+}
+
+/// Whether the plan may still delete the pod that runs now.
+pub fn before_replacement(plan: &TaskPlan) -> bool {
+    plan.has(TaskType::ReplacePod) && !plan.has_completed(TaskType::ReplacePod)
+}
+
+/// What the plan is for, also for plans of the peer, which do not say.
+pub fn kind_of(plan: &TaskPlan) -> PlanKind {
+    plan.kind.unwrap_or_else(|| {
+        if plan.has(TaskType::EnsureDataPvc) {
+            PlanKind::Init
+        } else if plan.has(TaskType::ObserveImage) {
+            PlanKind::NodeUpdate
+        } else {
+            PlanKind::MarkReady
+        }
+    })
+}
+
+/// Parameter of a task by name. The peer stores some in title case and reads them in any case.
+fn param<'a>(task: &'a PlannedTask, name: &str) -> Option<&'a serde_json::Value> {
+    let params = task.params.as_ref()?.as_object()?;
+    params.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+}
+
+fn text_param<'a>(task: &'a PlannedTask, name: &str) -> &'a str {
+    param(task, name).and_then(serde_json::Value::as_str).unwrap_or_default()
+}

@@ -1,0 +1,164 @@
+//! `replace-pod`: when exactly a pod is deleted.
+
+use sei_api::condition::Reason;
+use sei_api::plan::TaskPlan;
+
+use super::{Next, done, fail, read, request, wait};
+use crate::request::{PodDelete, Read, Request};
+use crate::seen::{Look, Seen};
+use crate::view::{Freshness, PodView, StatefulSetView, freshness, is_owned};
+
+/// Conflicts in a row after which a delete no longer insists on the pod's resourceVersion.
+const CONFLICTS_TOLERATED: u32 = 5;
+
+/// A pod is deleted when, and only when, all of this holds:
+///
+/// 1. the current task of a stored, active plan is `replace-pod` or `observe-image`;
+/// 2. the StatefulSet is there, is not being deleted, is for one replica, and its controller has
+///    looked at its newest template (`observedGeneration`, `updateRevision`): read live, or proved
+///    to be what this plan applied;
+/// 3. a live list shows a pod that this StatefulSet controls, that carries a revision label other
+///    than `updateRevision`, and that is not already terminating.
+///
+/// Readiness plays no part: a node halted at an upgrade height is unready on purpose. The deletion
+/// carries the pod's uid and resourceVersion and no grace of its own. The task is done once no
+/// stale pod is left and a fresh one exists, whoever made that so.
+pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
+    // A cache may tell us to do nothing: no live call while the old pod is still on its way out,
+    // or none is there yet.
+    if let Some(next) = nothing_to_do_by_cache(seen) {
+        return next;
+    }
+    let statefulset = match proven(plan, seen) {
+        Ok(statefulset) => statefulset,
+        Err(next) => return next,
+    };
+    if statefulset.selector.is_none() {
+        return fail("replace-pod: the StatefulSet has no selector");
+    }
+    if statefulset.replicas.is_some_and(|replicas| replicas > 1) {
+        return fail(format!(
+            "replace-pod: multi-replica StatefulSet ({} replicas); a node has one pod",
+            statefulset.replicas.unwrap_or_default()
+        ));
+    }
+    let Some(revision) = statefulset.observed_revision() else {
+        return not_observed(statefulset);
+    };
+    if let Look::Cached(Some(pods)) = &seen.pods
+        && stale(pods, statefulset, revision).is_none()
+        && fresh(pods, statefulset, revision).is_some()
+    {
+        return done();
+    }
+    let Look::Live(pods) = &seen.pods else { return read(Read::Pods) };
+    let pods = pods.as_deref().unwrap_or_default();
+    if let Some(pod) = stale(pods, statefulset, revision) {
+        let insists = seen.delete_conflicts < CONFLICTS_TOLERATED;
+        return request(Request::DeletePod(PodDelete {
+            name: pod.name.clone(),
+            uid: pod.uid.clone(),
+            resource_version: insists.then(|| pod.resource_version.clone()),
+        }));
+    }
+    match fresh(pods, statefulset, revision) {
+        Some(_) => done(),
+        None => no_fresh_pod(pods, statefulset),
+    }
+}
+
+/// The pod to delete: owned, labelled with another revision, not terminating.
+pub fn stale<'a>(
+    pods: &'a [PodView],
+    statefulset: &StatefulSetView,
+    revision: &str,
+) -> Option<&'a PodView> {
+    pods.iter().find(|pod| {
+        freshness(pod, statefulset, revision) == Freshness::Stale && !pod.is_terminating()
+    })
+}
+
+/// The pod that runs the newest revision and is there to stay.
+pub fn fresh<'a>(
+    pods: &'a [PodView],
+    statefulset: &StatefulSetView,
+    revision: &str,
+) -> Option<&'a PodView> {
+    pods.iter().find(|pod| {
+        freshness(pod, statefulset, revision) == Freshness::Fresh && !pod.is_terminating()
+    })
+}
+
+fn nothing_to_do_by_cache(seen: &Seen) -> Option<Next> {
+    if seen.deleted_pod.is_some() {
+        return Some(wait(Reason::PodTerminating, "the old pod is being stopped"));
+    }
+    let (Look::Cached(Some(statefulset)), Look::Cached(Some(pods))) =
+        (&seen.statefulset, &seen.pods)
+    else {
+        return None;
+    };
+    let owned: Vec<_> = pods.iter().filter(|pod| is_owned(pod, statefulset)).collect();
+    let idle = owned.iter().all(|pod| pod.is_terminating());
+    idle.then(|| no_fresh_pod(pods, statefulset))
+}
+
+/// The StatefulSet, read live or proved to be the one that this plan applied and that its
+/// controller has looked at since. A node that signs is always read live.
+pub(super) fn proven<'a>(plan: &TaskPlan, seen: &'a Seen) -> Result<&'a StatefulSetView, Next> {
+    match &seen.statefulset {
+        Look::Live(Some(statefulset)) => check(statefulset),
+        Look::Live(None) => Err(wait(None, "the StatefulSet is not there; it is created again")),
+        Look::Cached(Some(statefulset))
+            if !seen.node.spec.signs() && is_what_we_applied(plan, statefulset) =>
+        {
+            Ok(statefulset)
+        }
+        Look::Cached(_) | Look::Unread => Err(read(Read::StatefulSet)),
+    }
+}
+
+fn check(statefulset: &StatefulSetView) -> Result<&StatefulSetView, Next> {
+    if statefulset.terminating {
+        let message = "the StatefulSet is being deleted; its pod is left alone";
+        return Err(wait(Reason::StatefulSetTerminating, message));
+    }
+    if statefulset.observed_revision().is_none() {
+        return Err(not_observed(statefulset));
+    }
+    Ok(statefulset)
+}
+
+/// The proof that a cached StatefulSet is no older than this plan's own apply.
+fn is_what_we_applied(plan: &TaskPlan, statefulset: &StatefulSetView) -> bool {
+    let (Some(applied), Some(target)) = (&plan.applied, &plan.target) else { return false };
+    statefulset.uid == applied.uid
+        && statefulset.generation >= applied.generation
+        && statefulset.template_hash.as_ref() == Some(&target.hash)
+        && !statefulset.terminating
+        && statefulset.observed_revision().is_some()
+}
+
+fn not_observed(statefulset: &StatefulSetView) -> Next {
+    wait(
+        Reason::StatefulSetNotObserved,
+        format!(
+            "the StatefulSet controller has looked at generation {} of {}",
+            statefulset.observed_generation, statefulset.generation
+        ),
+    )
+}
+
+fn no_fresh_pod(pods: &[PodView], statefulset: &StatefulSetView) -> Next {
+    let owned = || pods.iter().filter(|pod| is_owned(pod, statefulset));
+    if let Some(pod) = owned().find(|pod| pod.is_terminating()) {
+        let host = pod.host.as_deref().unwrap_or("no Kubernetes node");
+        let message = format!("pod {} on {host} is being stopped", pod.name);
+        return wait(Reason::PodTerminating, message);
+    }
+    if let Some(pod) = owned().find(|pod| pod.revision.is_none()) {
+        let message = format!("pod {} has no revision label and is left alone", pod.name);
+        return wait(Reason::StatefulSetNotObserved, message);
+    }
+    wait(Reason::StatefulSetNotObserved, "the StatefulSet controller has not made the pod yet")
+}

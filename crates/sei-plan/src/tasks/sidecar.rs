@@ -1,0 +1,198 @@
+//! Tasks that the sidecar of the node's pod carries out.
+
+use sei_api::condition::Reason;
+use sei_api::plan::{PlanKind, PlannedTask, TaskPlan, task_id};
+use sei_api::task::TaskType;
+use serde_json::{Map, Value};
+
+use super::{Effects, Next, fail, in_bootstrap, kind_of, read, request, wait, wait_and_poll};
+use crate::request::{Read, Request, SidecarCall, SidecarRequest, TaskState};
+use crate::seen::{Look, Seen};
+use crate::view::{JobState, PodView, is_owned};
+
+/// Poll, submit if the sidecar knows nothing of it, then poll to the end.
+///
+/// Polling comes first, so that a crash after a submission finds the record instead of making a
+/// second run, and so that a failure is seen: the sidecar runs a failed id again when it is
+/// submitted again.
+pub(super) fn step(plan: &TaskPlan, index: usize, task: &PlannedTask, seen: &Seen) -> Next {
+    let Some(task_type) = task.task_type() else { return fail("unknown task type") };
+    let params = match wire_params(task_type, task) {
+        Ok(params) => params,
+        Err(text) => return fail(format!("{task_type}: {text}")),
+    };
+    if in_bootstrap(plan)
+        && let Some(next) = finished_by_job(seen)
+    {
+        return next;
+    }
+    let pod = match addressed_pod(plan, index, task_type, seen) {
+        Ok(pod) => pod,
+        Err(next) => return next,
+    };
+    let call = |call| {
+        request(Request::Sidecar(SidecarRequest {
+            pod_uid: pod.uid.clone(),
+            ip: pod.ip.clone().unwrap_or_default(),
+            call,
+        }))
+    };
+    if let Some(next) = clear_abandoned(plan, seen) {
+        return call(next);
+    }
+    let id = attempt_id(plan, index, task);
+    match seen.tasks.get(&id) {
+        None => call(SidecarCall::Poll { id }),
+        Some(None) => {
+            call(SidecarCall::Submit { id, task_type: task_type.as_str().to_owned(), params })
+        }
+        Some(Some(record)) => match &record.state {
+            TaskState::Running => {
+                wait_and_poll(seen, None, format!("{task_type} runs on pod {}", pod.name))
+            }
+            TaskState::Completed => Next::Done(Box::new(Effects {
+                abandoned_cleared: !plan.abandoned.is_empty(),
+                ..Effects::default()
+            })),
+            TaskState::Failed(text) => Next::Retry(super::bounded(text)),
+        },
+    }
+}
+
+/// Id that the current attempt goes by. The first is the task's own; a repetition gets a new one,
+/// because the sidecar would count a resubmitted id as the same task.
+pub fn attempt_id(plan: &TaskPlan, index: usize, task: &PlannedTask) -> String {
+    match task.retry_count.unwrap_or(0) {
+        ..=0 => task.id.clone(),
+        retries => {
+            let plan_id = plan.id.as_deref().unwrap_or_default();
+            task_id(&format!("{plan_id}/retry-{retries}"), &task.r#type, index)
+        }
+    }
+}
+
+/// Older plans' unfinished tasks, one at a time: looked up, and deleted if they still run. They
+/// write the same files as ours.
+fn clear_abandoned(plan: &TaskPlan, seen: &Seen) -> Option<SidecarCall> {
+    plan.abandoned.iter().find_map(|id| match seen.tasks.get(id) {
+        None => Some(SidecarCall::Poll { id: id.clone() }),
+        Some(Some(record)) if record.state == TaskState::Running => {
+            Some(SidecarCall::Delete { id: id.clone() })
+        }
+        Some(_) => None,
+    })
+}
+
+/// A bootstrap Job that has ended ends the tasks of its pod too: its sidecar is gone with it.
+fn finished_by_job(seen: &Seen) -> Option<Next> {
+    let Look::Live(found) = &seen.job else { return Some(read(Read::Job)) };
+    match found.as_ref().map(|job| &job.state) {
+        Some(JobState::Complete) => Some(super::done()),
+        Some(JobState::Failed(text)) => Some(fail(format!("the bootstrap Job failed: {text}"))),
+        None => Some(fail("the bootstrap Job is gone")),
+        Some(JobState::Active) => None,
+    }
+}
+
+/// The pod whose sidecar is meant: the bootstrap Job's, the fresh one, or the one that runs.
+fn addressed_pod<'a>(
+    plan: &TaskPlan,
+    index: usize,
+    task_type: TaskType,
+    seen: &'a Seen,
+) -> Result<&'a PodView, Next> {
+    let pods = match &seen.pods {
+        Look::Unread | Look::Cached(None) => return Err(read(Read::Pods)),
+        Look::Cached(Some(pods)) | Look::Live(Some(pods)) => pods.as_slice(),
+        Look::Live(None) => &[],
+    };
+    let alive = |pod: &&PodView| !pod.is_terminating();
+    let found = if in_bootstrap(plan) {
+        pods.iter().filter(alive).find(|pod| pod.is_bootstrap)
+    } else {
+        let Some(statefulset) = seen.statefulset.any() else {
+            return match seen.statefulset {
+                Look::Unread => Err(read(Read::StatefulSet)),
+                _ => Err(wait(None, "the StatefulSet is not there")),
+            };
+        };
+        let needs_fresh = needs_fresh_pod(plan, index, task_type);
+        pods.iter().filter(alive).filter(|pod| is_owned(pod, statefulset)).find(|pod| {
+            !needs_fresh
+                || statefulset
+                    .observed_revision()
+                    .is_some_and(|revision| pod.revision.as_deref() == Some(revision))
+        })
+    };
+    let Some(pod) = found else {
+        return Err(wait(Reason::SidecarUnreachable, format!("no pod for {task_type} yet")));
+    };
+    if pod.ip.is_none() {
+        let message = format!("pod {} has no address yet", pod.name);
+        return Err(wait(Reason::SidecarUnreachable, message));
+    }
+    Ok(pod)
+}
+
+/// After the replacement only the new pod's sidecar counts. A plan that only opens the gate speaks
+/// to the pod that runs, whatever it was made from.
+fn needs_fresh_pod(plan: &TaskPlan, index: usize, task_type: TaskType) -> bool {
+    let replaced = plan.tasks[..index].iter().any(|task| task.is(TaskType::ReplacePod));
+    let opens_gate = task_type == TaskType::MarkReady && kind_of(plan) != PlanKind::MarkReady;
+    replaced || opens_gate
+}
+
+/// Names of parameters on the wire, where they are not the stored name with a small first letter.
+fn wire_name(stored: &str) -> String {
+    if stored.eq_ignore_ascii_case("chainid") {
+        return "chainId".to_owned();
+    }
+    let mut letters = stored.chars();
+    letters.next().map_or_else(String::new, |first| first.to_lowercase().chain(letters).collect())
+}
+
+/// What a task sends: the stored parameters under their wire names, empty optionals left out.
+///
+/// The check comes before any call: a plan with parameters that can never work fails at once
+/// instead of being refused for ever.
+pub fn wire_params(task_type: TaskType, task: &PlannedTask) -> Result<Value, String> {
+    let empty = Map::new();
+    let stored = match &task.params {
+        None | Some(Value::Null) => &empty,
+        Some(Value::Object(params)) => params,
+        Some(_) => return Err("its parameters are not an object".to_owned()),
+    };
+    let is_empty = |value: &Value| match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::String(text) => text.is_empty(),
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::Array(items) => items.is_empty(),
+        Value::Bool(true) | Value::Object(_) => false,
+    };
+    let wire: Map<String, Value> = stored
+        .iter()
+        .filter(|(_, value)| !is_empty(value))
+        .map(|(name, value)| (wire_name(name), value.clone()))
+        .collect();
+    for name in required(task_type) {
+        let present = wire.get(*name).is_some_and(|value| match value {
+            Value::Object(fields) => !fields.is_empty(),
+            _ => true,
+        });
+        if !present {
+            return Err(format!("parameter {name} is missing or empty"));
+        }
+    }
+    Ok(Value::Object(wire))
+}
+
+fn required(task_type: TaskType) -> &'static [&'static str] {
+    match task_type {
+        TaskType::ConfigApply => &["mode"],
+        TaskType::ConfigPatch => &["files"],
+        TaskType::GenerateIdentity => &["chainId", "moniker"],
+        TaskType::GenerateGentx => &["chainId", "stakingAmount", "accountBalance"],
+        TaskType::UploadGenesisArtifacts => &["nodeName"],
+        _ => &[],
+    }
+}

@@ -1,0 +1,366 @@
+//! What decisions need to know of Kubernetes objects, and no more.
+//!
+//! A view is small, comparable and made in one place from the object, so that a cache can hold
+//! thousands of them and a test can write one down.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use sei_api::names::{annotation, label};
+use serde_json::Value;
+
+/// Name of the container that runs the chain process.
+pub const SEID: &str = "seid";
+/// Name of the container that serves the sidecar's API.
+pub const SIDECAR: &str = "sei-sidecar";
+
+/// A node's StatefulSet.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StatefulSetView {
+    pub name: String,
+    pub uid: String,
+    pub resource_version: String,
+    pub generation: i64,
+    pub observed_generation: i64,
+    /// Uid of the object that controls it.
+    pub controller: Option<String>,
+    pub replicas: Option<i32>,
+    pub on_delete: bool,
+    /// `matchLabels` of the selector; `None` when it has none.
+    pub selector: Option<BTreeMap<String, String>>,
+    pub labels: BTreeMap<String, String>,
+    /// Fingerprint that the last full apply stamped.
+    pub template_hash: Option<String>,
+    pub terminating: bool,
+    pub update_revision: Option<String>,
+    /// `spec.template` as stored: with the server's defaults.
+    pub template: Value,
+}
+
+impl StatefulSetView {
+    /// The revision that pods are made from, once the newest template was looked at.
+    pub fn observed_revision(&self) -> Option<&str> {
+        let observed = self.observed_generation >= self.generation;
+        self.update_revision.as_deref().filter(|revision| observed && !revision.is_empty())
+    }
+
+    /// What of the node's identity the template carries.
+    pub fn identity(&self) -> Identity {
+        let labels = &self.template["metadata"]["labels"];
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let volume = |name: &str| {
+            let volumes = self.template["spec"]["volumes"].as_array();
+            volumes.and_then(|all| all.iter().find(|one| one["name"] == name)).cloned()
+        };
+        Identity {
+            chain: text(&labels[label::CHAIN]),
+            role: text(&labels[label::ROLE]),
+            signing_secret: volume("signing-key")
+                .and_then(|one| text(&one["secret"]["secretName"])),
+            claim: volume("data").and_then(|one| text(&one["persistentVolumeClaim"]["claimName"])),
+        }
+    }
+}
+
+/// What a running node is, beyond its image: changing it would make it another node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    pub chain: Option<String>,
+    pub role: Option<String>,
+    pub signing_secret: Option<String>,
+    pub claim: Option<String>,
+}
+
+/// A pod that carries the node's label.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PodView {
+    pub name: String,
+    pub uid: String,
+    pub resource_version: String,
+    /// Kind and uid of the object that controls it.
+    pub controller: Option<(String, String)>,
+    /// Label `controller-revision-hash`.
+    pub revision: Option<String>,
+    pub is_bootstrap: bool,
+    pub deleted_at: Option<Timestamp>,
+    pub ip: Option<String>,
+    pub ready: bool,
+    /// Kubernetes node it is bound to.
+    pub host: Option<String>,
+    /// The scheduler's words when it found no place.
+    pub unschedulable: Option<String>,
+    /// `Unknown` phase or a lost-node reason.
+    pub host_lost: bool,
+    /// Bound, and its volumes are not there.
+    pub volumes_missing: Option<String>,
+    pub seid: ContainerView,
+    pub sidecar: ContainerView,
+    /// Containers that wait for an image or crash, with the kubelet's reason: `seid: ErrImagePull`.
+    pub troubles: Vec<Trouble>,
+}
+
+impl PodView {
+    pub fn is_terminating(&self) -> bool {
+        self.deleted_at.is_some()
+    }
+}
+
+/// One container of a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ContainerView {
+    /// Image in the pod's spec.
+    pub image: String,
+    /// What the runtime resolved it to; empty until it was pulled.
+    pub image_id: String,
+    /// Runs now, or has run before in this pod.
+    pub has_run: bool,
+    pub running: bool,
+    /// Its startup probe has passed. Only a hint that the gate was open: see `observe-image`.
+    pub started: bool,
+    pub restarts: i32,
+}
+
+/// A container that cannot run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    pub container: String,
+    pub kind: TroubleKind,
+    /// The kubelet's reason and words.
+    pub message: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TroubleKind {
+    ImagePull,
+    Crash,
+}
+
+/// The bootstrap Job.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JobView {
+    pub uid: String,
+    pub controller: Option<String>,
+    pub terminating: bool,
+    /// Images of the chain process and of the sidecar.
+    pub image: String,
+    pub sidecar_image: String,
+    pub state: JobState,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum JobState {
+    #[default]
+    Active,
+    Complete,
+    Failed(String),
+}
+
+/// Any other object, where only its existence and its owner count.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ObjectView {
+    pub uid: String,
+    pub resource_version: String,
+    pub controller: Option<String>,
+    pub terminating: bool,
+}
+
+/// How a pod stands to the StatefulSet's newest observed revision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Freshness {
+    Fresh,
+    Stale,
+    /// Controlled by something else, or by nothing.
+    NotOwned,
+    /// Owned, without a revision label: nobody can say what it was made from.
+    Unlabelled,
+}
+
+/// Compares a pod with the newest observed revision of its StatefulSet.
+pub fn freshness(pod: &PodView, statefulset: &StatefulSetView, revision: &str) -> Freshness {
+    if !is_owned(pod, statefulset) {
+        return Freshness::NotOwned;
+    }
+    match pod.revision.as_deref() {
+        None | Some("") => Freshness::Unlabelled,
+        Some(own) if own == revision => Freshness::Fresh,
+        Some(_) => Freshness::Stale,
+    }
+}
+
+/// Whether the pod is controlled by this very StatefulSet.
+pub fn is_owned(pod: &PodView, statefulset: &StatefulSetView) -> bool {
+    pod.controller
+        .as_ref()
+        .is_some_and(|(kind, uid)| kind == "StatefulSet" && *uid == statefulset.uid)
+}
+
+fn controller_of(metadata: &ObjectMeta) -> Option<&OwnerReference> {
+    metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))
+}
+
+impl From<&StatefulSet> for StatefulSetView {
+    fn from(object: &StatefulSet) -> Self {
+        let metadata = &object.metadata;
+        let status = object.status.as_ref();
+        let strategy = object.spec.update_strategy.as_ref().and_then(|one| one.type_.as_deref());
+        let selector =
+            object.spec.selector.match_labels.clone().filter(|labels| !labels.is_empty());
+        Self {
+            name: metadata.name.clone().unwrap_or_default(),
+            uid: metadata.uid.clone().unwrap_or_default(),
+            resource_version: metadata.resource_version.clone().unwrap_or_default(),
+            generation: metadata.generation.unwrap_or_default(),
+            observed_generation: status.and_then(|one| one.observed_generation).unwrap_or_default(),
+            controller: controller_of(metadata).map(|owner| owner.uid.clone()),
+            replicas: object.spec.replicas,
+            on_delete: strategy == Some("OnDelete"),
+            selector,
+            labels: metadata.labels.clone().unwrap_or_default(),
+            template_hash: metadata
+                .annotations
+                .as_ref()
+                .and_then(|all| all.get(annotation::TEMPLATE_HASH).cloned()),
+            terminating: metadata.deletion_timestamp.is_some(),
+            update_revision: status.and_then(|one| one.update_revision.clone()),
+            template: serde_json::to_value(&object.spec.template).unwrap_or_default(),
+        }
+    }
+}
+
+impl From<&Job> for JobView {
+    fn from(object: &Job) -> Self {
+        let conditions = object.status.as_ref().and_then(|status| status.conditions.as_ref());
+        let met = |kind: &str| {
+            conditions?.iter().find(|one| one.type_ == kind && one.status == "True").cloned()
+        };
+        let state = if met("Complete").is_some() {
+            JobState::Complete
+        } else if let Some(failed) = met("Failed") {
+            JobState::Failed(failed.message.unwrap_or_else(|| "the Job failed".to_owned()))
+        } else {
+            JobState::Active
+        };
+        let pod = object.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
+        Self {
+            uid: object.metadata.uid.clone().unwrap_or_default(),
+            controller: controller_of(&object.metadata).map(|owner| owner.uid.clone()),
+            terminating: object.metadata.deletion_timestamp.is_some(),
+            image: pod.map(|pod| image_of(pod, SEID)).unwrap_or_default(),
+            sidecar_image: pod.map(|pod| image_of(pod, SIDECAR)).unwrap_or_default(),
+            state,
+        }
+    }
+}
+
+impl From<&ObjectMeta> for ObjectView {
+    fn from(metadata: &ObjectMeta) -> Self {
+        Self {
+            uid: metadata.uid.clone().unwrap_or_default(),
+            resource_version: metadata.resource_version.clone().unwrap_or_default(),
+            controller: controller_of(metadata).map(|owner| owner.uid.clone()),
+            terminating: metadata.deletion_timestamp.is_some(),
+        }
+    }
+}
+
+impl From<&Pod> for PodView {
+    fn from(object: &Pod) -> Self {
+        let metadata = &object.metadata;
+        let labels = metadata.labels.as_ref();
+        let status = object.status.as_ref();
+        let spec = object.spec.as_ref();
+        let condition = |kind: &str| {
+            status?.conditions.as_ref()?.iter().find(|condition| condition.type_ == kind)
+        };
+        let scheduled = condition("PodScheduled");
+        Self {
+            name: metadata.name.clone().unwrap_or_default(),
+            uid: metadata.uid.clone().unwrap_or_default(),
+            resource_version: metadata.resource_version.clone().unwrap_or_default(),
+            controller: controller_of(metadata).map(|one| (one.kind.clone(), one.uid.clone())),
+            revision: labels.and_then(|all| all.get(label::POD_REVISION).cloned()),
+            is_bootstrap: labels.and_then(|all| all.get(label::COMPONENT))
+                == Some(&label::COMPONENT_BOOTSTRAP.to_owned()),
+            deleted_at: metadata.deletion_timestamp.as_ref().map(|time| time.0),
+            ip: status.and_then(|one| one.pod_ip.clone()).filter(|ip| !ip.is_empty()),
+            ready: condition("Ready").is_some_and(|one| one.status == "True"),
+            host: spec.and_then(|one| one.node_name.clone()),
+            unschedulable: scheduled
+                .filter(|one| one.reason.as_deref() == Some("Unschedulable"))
+                .map(|one| one.message.clone().unwrap_or_default()),
+            host_lost: status.is_some_and(|one| {
+                one.phase.as_deref() == Some("Unknown") || one.reason.as_deref() == Some("NodeLost")
+            }),
+            volumes_missing: condition("PodReadyToStartContainers")
+                .filter(|one| {
+                    one.status == "False" && one.reason.as_deref() == Some("VolumeAttach")
+                })
+                .map(|one| one.message.clone().unwrap_or_default()),
+            seid: container(spec, object, SEID),
+            sidecar: container(spec, object, SIDECAR),
+            troubles: troubles(object),
+        }
+    }
+}
+
+fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
+    let status = pod.status.as_ref();
+    let init = status.and_then(|one| one.init_container_statuses.as_ref());
+    let main = status.and_then(|one| one.container_statuses.as_ref());
+    init.into_iter().flatten().chain(main.into_iter().flatten())
+}
+
+fn image_of(spec: &PodSpec, name: &str) -> String {
+    let init = spec.init_containers.iter().flatten();
+    init.chain(&spec.containers)
+        .find(|container| container.name == name)
+        .and_then(|container| container.image.clone())
+        .unwrap_or_default()
+}
+
+fn container(spec: Option<&PodSpec>, pod: &Pod, name: &str) -> ContainerView {
+    let image = spec.map(|spec| image_of(spec, name)).unwrap_or_default();
+    let Some(status) = statuses(pod).find(|status| status.name == name) else {
+        return ContainerView { image, ..ContainerView::default() };
+    };
+    let state = status.state.as_ref();
+    let running = state.is_some_and(|state| state.running.is_some());
+    let ended = state.is_some_and(|state| state.terminated.is_some())
+        || status.last_state.as_ref().is_some_and(|state| state.terminated.is_some());
+    ContainerView {
+        image,
+        image_id: status.image_id.clone(),
+        has_run: running || ended,
+        running,
+        started: status.started == Some(true),
+        restarts: status.restart_count,
+    }
+}
+
+fn troubles(pod: &Pod) -> Vec<Trouble> {
+    let waiting = |status: &ContainerStatus| {
+        let waiting = status.state.as_ref()?.waiting.as_ref()?;
+        let reason = waiting.reason.as_deref()?;
+        let kind = match reason {
+            "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull" => {
+                TroubleKind::ImagePull
+            }
+            "CrashLoopBackOff"
+            | "CreateContainerError"
+            | "CreateContainerConfigError"
+            | "RunContainerError" => TroubleKind::Crash,
+            _ => return None,
+        };
+        let words = waiting.message.as_deref().unwrap_or_default();
+        Some(Trouble {
+            container: status.name.clone(),
+            kind,
+            message: format!("{}: {reason} {words}", status.name).trim_end().to_owned(),
+        })
+    };
+    statuses(pod).filter_map(waiting).collect()
+}
