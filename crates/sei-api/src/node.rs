@@ -486,7 +486,8 @@ impl JsonSchema for QuantityText {
 
 /// The node's volume.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
-#[x_kube(validation = Rule::new("!has(oldSelf.import) || has(self.import)")
+// `import` is a reserved word of CEL; a server knows the field by its escaped name only.
+#[x_kube(validation = Rule::new("!has(oldSelf.__import__) || has(self.__import__)")
     .message("import cannot be removed once it is set"))]
 #[serde(rename_all = "camelCase")]
 pub struct DataVolumeSpec {
