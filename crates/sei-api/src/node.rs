@@ -21,7 +21,9 @@ use crate::status::SeiNodeStatus;
     status = "SeiNodeStatus",
     derive = "PartialEq",
     derive = "Default",
-    validation = Rule::new("size(self.metadata.name) <= 52")
+    // A rule at the root is judged on every write. An object from before it must still get its
+    // status; a new one has none, because creation drops it.
+    validation = Rule::new("size(self.metadata.name) <= 52 || has(self.status)")
         .message("metadata.name must have at most 52 characters: names and labels are derived from it"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Image", type_ = "string", json_path = ".status.currentImage"),
