@@ -21,6 +21,7 @@ use crate::status::SeiNodeStatus;
     status = "SeiNodeStatus",
     derive = "PartialEq",
     derive = "Default",
+    doc = "One Sei chain node.",
     // A rule at the root is judged on every write. An object from before it must still get its
     // status; a new one has none, because creation drops it.
     validation = Rule::new("size(self.metadata.name) <= 52 || has(self.status)")
@@ -479,7 +480,6 @@ impl JsonSchema for QuantityText {
 
     fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
         schemars::json_schema!({
-            "anyOf": [{ "type": "integer" }, { "type": "string" }],
             "x-kubernetes-int-or-string": true,
             "pattern": r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$",
         })
