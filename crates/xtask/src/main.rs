@@ -1,19 +1,22 @@
 //! The commands people type: `cargo xtask <task>`.
 //!
 //! What it is for: one entry point for everything done to this repository. It writes what is
-//! generated, and runs what CI runs.
+//! generated, checks what no compiler checks, and runs what CI runs.
 //!
 //! What it never does: decide anything about nodes, or talk to a cluster itself.
 //!
 //! Invariants:
 //! - What is generated and stored equals what would be generated now. Guarded by
 //!   `crds_are_current`.
+//! - The rules of this repository hold in this repository. Guarded by `the_repository_is_tidy`,
+//!   and each rule is shown to bite by a test beside it.
 
 #![allow(clippy::print_stdout, reason = "its output is for the person who typed the command")]
 
 mod codegen;
 mod suite;
 mod tasks;
+mod tidy;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -40,6 +43,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         }
         Task::Codegen { check: false } => codegen::write(&root),
         Task::Codegen { check: true } => codegen::check(&root),
+        Task::Tidy => tidy::run(&root),
         Task::Test => suite::run(&root),
     }
 }

@@ -9,6 +9,7 @@ use anyhow::{Result, bail};
 pub(crate) enum Task {
     Help,
     Codegen { check: bool },
+    Tidy,
     Test,
 }
 
@@ -16,6 +17,7 @@ const TASKS: &[(&str, &str)] = &[
     ("codegen", "write what is generated (deploy/crds); --check only compares"),
     ("help", "this text"),
     ("test", "everything CI runs: format, lints, tests, docs, generated files"),
+    ("tidy", "the rules of this repository that no compiler checks; part of test"),
 ];
 
 /// Named in the README before they are there, so a reader who tries one is told.
@@ -38,6 +40,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Task> {
         [] | ["help" | "--help" | "-h", ..] => Ok(Task::Help),
         ["codegen"] => Ok(Task::Codegen { check: false }),
         ["codegen", "--check"] => Ok(Task::Codegen { check: true }),
+        ["tidy"] => Ok(Task::Tidy),
         ["test"] => Ok(Task::Test),
         [task, extra, ..] if is_known(task) => {
             let takes = if task == "codegen" { "only --check" } else { "no arguments" };
@@ -109,6 +112,7 @@ mod tests {
         assert_eq!(parsed("help"), Ok(Task::Help));
         assert_eq!(parsed("codegen"), Ok(Task::Codegen { check: false }));
         assert_eq!(parsed("codegen --check"), Ok(Task::Codegen { check: true }));
+        assert_eq!(parsed("tidy"), Ok(Task::Tidy));
         assert_eq!(parsed("test"), Ok(Task::Test));
         for (name, what) in TASKS {
             assert!(parsed(name).is_ok() && help().contains(what), "{name}");
@@ -120,7 +124,7 @@ mod tests {
         for (typed, said) in [
             ("tets", "unknown task `tets`; did you mean `test`?"),
             ("code", "unknown task `code`; did you mean `codegen`?"),
-            ("t", "unknown task `t`; did you mean `test`?"),
+            ("t", "unknown task `t`; did you mean `test` or `tidy`?"),
             ("deploy", "unknown task `deploy`; `cargo xtask help` lists them"),
             ("sandbox", "task `sandbox` is not there yet: it comes with the operator shell"),
             ("codegen --force", "task `codegen` takes only --check, not `--force`"),
