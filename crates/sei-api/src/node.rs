@@ -21,7 +21,10 @@ use crate::status::SeiNodeStatus;
     status = "SeiNodeStatus",
     derive = "PartialEq",
     derive = "Default",
-    validation = Rule::new("size(self.metadata.name) <= 52")
+    doc = "One Sei chain node.",
+    // A rule at the root is judged on every write. An object from before it must still get its
+    // status; a new one has none, because creation drops it.
+    validation = Rule::new("size(self.metadata.name) <= 52 || has(self.status)")
         .message("metadata.name must have at most 52 characters: names and labels are derived from it"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Image", type_ = "string", json_path = ".status.currentImage"),
@@ -477,7 +480,6 @@ impl JsonSchema for QuantityText {
 
     fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
         schemars::json_schema!({
-            "anyOf": [{ "type": "integer" }, { "type": "string" }],
             "x-kubernetes-int-or-string": true,
             "pattern": r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$",
         })
@@ -486,7 +488,8 @@ impl JsonSchema for QuantityText {
 
 /// The node's volume.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
-#[x_kube(validation = Rule::new("!has(oldSelf.import) || has(self.import)")
+// `import` is a reserved word of CEL; a server knows the field by its escaped name only.
+#[x_kube(validation = Rule::new("!has(oldSelf.__import__) || has(self.__import__)")
     .message("import cannot be removed once it is set"))]
 #[serde(rename_all = "camelCase")]
 pub struct DataVolumeSpec {

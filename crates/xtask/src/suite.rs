@@ -1,0 +1,112 @@
+//! What CI runs, in order, with its times. It stops at the first failure.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::codegen;
+
+/// One step of the suite.
+enum Step {
+    Cargo { arguments: &'static [&'static str], environment: Option<(&'static str, &'static str)> },
+    GeneratedFiles,
+}
+
+/// Cheapest first, so that a slip is told within seconds. Tidy is a plain test and needs no step.
+const STEPS: &[(&str, Step)] = &[
+    ("format", cargo(&["fmt", "--all", "--check"])),
+    ("lints", cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])),
+    ("tests", cargo(&["test", "--workspace"])),
+    (
+        "docs",
+        Step::Cargo {
+            arguments: &["doc", "--workspace", "--no-deps"],
+            environment: Some(("RUSTDOCFLAGS", "-D warnings")),
+        },
+    ),
+    ("generated files", Step::GeneratedFiles),
+];
+
+const fn cargo(arguments: &'static [&'static str]) -> Step {
+    Step::Cargo { arguments, environment: None }
+}
+
+pub(crate) fn run(root: &Path) -> Result<()> {
+    let begun = Instant::now();
+    for (index, (name, step)) in STEPS.iter().enumerate() {
+        let place = format!("[{}/{}] {name}", index + 1, STEPS.len());
+        println!("{place}: {}", step.describe());
+        let step_begun = Instant::now();
+        step.run(root).with_context(|| format!("{place} failed"))?;
+        println!("{place}: ok, {}", seconds(step_begun.elapsed()));
+    }
+    println!("all {} steps passed, {}", STEPS.len(), seconds(begun.elapsed()));
+    Ok(())
+}
+
+impl Step {
+    fn describe(&self) -> String {
+        match self {
+            Self::Cargo { arguments, .. } => format!("cargo {}", arguments.join(" ")),
+            Self::GeneratedFiles => "cargo xtask codegen --check".to_owned(),
+        }
+    }
+
+    fn run(&self, root: &Path) -> Result<()> {
+        match self {
+            Self::GeneratedFiles => codegen::check(root),
+            Self::Cargo { arguments, environment } => {
+                let mut command = Command::new(cargo_program());
+                command.current_dir(root).args(*arguments).envs(environment.iter().copied());
+                run_to_end(&mut command, &self.describe())
+            }
+        }
+    }
+}
+
+fn run_to_end(command: &mut Command, told_as: &str) -> Result<()> {
+    let status = command.status().with_context(|| format!("failed to start `{told_as}`"))?;
+    if !status.success() {
+        bail!("`{told_as}` ended with {status}");
+    }
+    Ok(())
+}
+
+/// The cargo that started us, so that a chosen toolchain is kept.
+pub(crate) fn cargo_program() -> String {
+    std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned())
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_suite_is_told_as_it_can_be_typed() {
+        let told: Vec<String> = STEPS.iter().map(|(_, step)| step.describe()).collect();
+        expect_test::expect![[r#"
+            cargo fmt --all --check
+            cargo clippy --workspace --all-targets -- -D warnings
+            cargo test --workspace
+            cargo doc --workspace --no-deps
+            cargo xtask codegen --check
+        "#]]
+        .assert_eq(&(told.join("\n") + "\n"));
+    }
+
+    #[test]
+    fn a_failing_command_is_told_in_one_line() {
+        let mut command = Command::new(cargo_program());
+        command.arg("--no-such-flag-of-cargo").stderr(std::process::Stdio::null());
+        let error = run_to_end(&mut command, "cargo --no-such-flag-of-cargo").unwrap_err();
+        let text = format!("{:#}", error.context("[1/1] flags failed"));
+        assert!(text.starts_with("[1/1] flags failed: `cargo --no-such-flag-of-cargo` ended with"));
+        assert!(!text.contains('\n'), "{text}");
+    }
+}

@@ -1,0 +1,136 @@
+//! What can be typed after `cargo xtask`.
+
+use std::fmt::Write as _;
+
+use anyhow::{Result, bail};
+
+/// One thing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Task {
+    Help,
+    Codegen { check: bool },
+    Tidy,
+    Test,
+}
+
+const TASKS: &[(&str, &str)] = &[
+    ("codegen", "write what is generated (deploy/crds); --check only compares"),
+    ("help", "this text"),
+    ("test", "everything CI runs: format, lints, tests, docs, generated files"),
+    ("tidy", "the rules of this repository that no compiler checks; part of test"),
+];
+
+/// Named in the README before they are there, so a reader who tries one is told.
+const PLANNED: &[(&str, &str)] = &[("sandbox", "comes with the operator shell")];
+
+pub(crate) fn help() -> String {
+    let mut text = String::from("Usage: cargo xtask <task>\n\n");
+    for (name, what) in TASKS {
+        let _ = writeln!(text, "  {name:<8} {what}");
+    }
+    for (name, when) in PLANNED {
+        let _ = writeln!(text, "  {name:<8} not there yet: {when}");
+    }
+    text
+}
+
+pub(crate) fn parse(arguments: &[String]) -> Result<Task> {
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words[..] {
+        [] | ["help" | "--help" | "-h", ..] => Ok(Task::Help),
+        ["codegen"] => Ok(Task::Codegen { check: false }),
+        ["codegen", "--check"] => Ok(Task::Codegen { check: true }),
+        ["tidy"] => Ok(Task::Tidy),
+        ["test"] => Ok(Task::Test),
+        [task, extra, ..] if is_known(task) => {
+            let takes = if task == "codegen" { "only --check" } else { "no arguments" };
+            bail!("task `{task}` takes {takes}, not `{extra}`")
+        }
+        [unknown, ..] => bail!("{}", explain_unknown(unknown)),
+    }
+}
+
+fn is_known(name: &str) -> bool {
+    TASKS.iter().any(|(known, _)| *known == name)
+}
+
+fn explain_unknown(name: &str) -> String {
+    if let Some((_, when)) = PLANNED.iter().find(|(planned, _)| *planned == name) {
+        return format!("task `{name}` is not there yet: it {when}");
+    }
+    let near = nearest(name);
+    let near: Vec<String> = near.iter().map(|one| format!("`{one}`")).collect();
+    if near.is_empty() {
+        format!("unknown task `{name}`; `cargo xtask help` lists them")
+    } else {
+        format!("unknown task `{name}`; did you mean {}?", near.join(" or "))
+    }
+}
+
+/// Known tasks that a slip of the finger away could have been meant, nearest first.
+fn nearest(name: &str) -> Vec<&'static str> {
+    let mut near: Vec<(usize, &str)> = TASKS
+        .iter()
+        .map(|(known, _)| {
+            let begun = !name.is_empty() && known.starts_with(name);
+            (if begun { 0 } else { distance(name, known) }, *known)
+        })
+        .filter(|(far, known)| *far <= known.len() / 2)
+        .collect();
+    near.sort_unstable();
+    near.into_iter().map(|(_, known)| known).collect()
+}
+
+/// How many letters must be added, dropped or replaced to get from one word to the other.
+fn distance(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (line, letter) in from.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = line + 1;
+        for (column, other) in to.iter().enumerate() {
+            let replaced = diagonal + usize::from(letter != *other);
+            diagonal = row[column + 1];
+            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row[to.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Task, String> {
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        parse(&words).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn every_task_is_understood() {
+        assert_eq!(parsed(""), Ok(Task::Help));
+        assert_eq!(parsed("help"), Ok(Task::Help));
+        assert_eq!(parsed("codegen"), Ok(Task::Codegen { check: false }));
+        assert_eq!(parsed("codegen --check"), Ok(Task::Codegen { check: true }));
+        assert_eq!(parsed("tidy"), Ok(Task::Tidy));
+        assert_eq!(parsed("test"), Ok(Task::Test));
+        for (name, what) in TASKS {
+            assert!(parsed(name).is_ok() && help().contains(what), "{name}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_task_names_the_nearest_ones() {
+        for (typed, said) in [
+            ("tets", "unknown task `tets`; did you mean `test`?"),
+            ("code", "unknown task `code`; did you mean `codegen`?"),
+            ("t", "unknown task `t`; did you mean `test` or `tidy`?"),
+            ("deploy", "unknown task `deploy`; `cargo xtask help` lists them"),
+            ("sandbox", "task `sandbox` is not there yet: it comes with the operator shell"),
+            ("codegen --force", "task `codegen` takes only --check, not `--force`"),
+            ("test now", "task `test` takes no arguments, not `now`"),
+        ] {
+            assert_eq!(parsed(typed), Err(said.to_owned()), "{typed}");
+        }
+    }
+}
