@@ -174,6 +174,9 @@ pub struct PlannedTask {
     pub max_retries: Option<i32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_count: Option<i32>,
+    /// The next run waits until then, whatever wakes the operator before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_before: Option<Time>,
 }
 
 impl PlannedTask {
@@ -194,6 +197,7 @@ impl PlannedTask {
             error: None,
             max_retries: (max_retries > 0).then_some(max_retries),
             retry_count: None,
+            not_before: None,
         }
     }
 

@@ -11,7 +11,7 @@ use sei_api::condition;
 use sei_api::plan::{FailedTaskDetail, PlanPhase, TaskStatus};
 use sei_api::status::SeiNodeStatus;
 
-use crate::planner::enter;
+use crate::planner::{enter, later};
 use crate::tasks::{Effects, Failed, Next, Waiting};
 use crate::timing::Timing;
 
@@ -88,6 +88,7 @@ fn complete(
     let Some(task) = current(status) else { return Progress::Continue };
     task.status = TaskStatus::Complete;
     task.error = None;
+    task.not_before = None;
     task.submitted_at.get_or_insert(Time(now));
     if let Some(plan) = status.plan.as_mut() {
         if applied.is_some() {
@@ -128,7 +129,9 @@ fn retry(
     task.status = TaskStatus::Pending;
     task.error = None;
     task.submitted_at = None;
-    Progress::Retrying(timing.task_retry(retries + 1))
+    let pause = timing.task_retry(retries + 1);
+    task.not_before = Some(Time(later(now, pause)));
+    Progress::Retrying(pause)
 }
 
 fn fail(status: &mut SeiNodeStatus, failed: &Failed, generation: i64, now: Timestamp) -> Progress {

@@ -27,6 +27,7 @@ pub mod diff;
 pub mod executor;
 pub mod fingerprint;
 pub mod observation;
+pub mod pass;
 pub mod planner;
 pub mod quantity;
 pub mod request;

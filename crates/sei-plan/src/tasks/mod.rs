@@ -85,6 +85,11 @@ pub fn step(plan: &TaskPlan, seen: &Seen) -> Option<Next> {
     let Some(task_type) = task.task_type() else {
         return Some(fail(format!("unknown task type {:?}", task.r#type)));
     };
+    if let Some(until) = task.not_before.as_ref().filter(|until| until.0 > seen.now) {
+        let again = until.0.duration_since(seen.now).unsigned_abs();
+        let message = format!("{task_type} is run again after a pause");
+        return Some(Next::Wait(Waiting { message, again: Some(again), ..Waiting::default() }));
+    }
     if let Some(next) = refused(seen) {
         return Some(next);
     }

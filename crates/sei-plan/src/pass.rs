@@ -1,0 +1,286 @@
+//! One pass over a node, as a conversation: the pass asks, the shell performs and tells.
+//!
+//! The order is always the same: decide, repair, step the current task, decide again on what that
+//! brought, write the status once. Nothing is executed of a plan that was not stored when the pass
+//! began, so whatever happens to the operator, somebody can read what it was about to do.
+
+use std::time::Duration;
+
+use sei_api::status::SeiNodeStatus;
+
+use crate::adoption::Comparison;
+use crate::executor::{self, Progress};
+use crate::observation::Observation;
+use crate::planner::repair::{self, Others};
+use crate::planner::{self, Decision, Note, PlanMove};
+use crate::request::{Failure, Outcome, Request, SidecarCall};
+use crate::seen::{Look, Seen};
+use crate::tasks::{Next, Waiting, step};
+
+/// More requests than any pass needs; past it something answers in circles.
+const REQUESTS_MAX: usize = 64;
+
+/// What the pass asks of the shell.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Ask {
+    /// Perform this and tell the outcome.
+    Perform(Box<Request>),
+    /// Let the server judge what this pod was made from, and tell the comparison.
+    Judge {
+        pod_uid: String,
+    },
+    /// Write this status, with the resourceVersion that the pass began with.
+    Write(Box<SeiNodeStatus>),
+    End(Box<Ending>),
+}
+
+/// How a pass ended.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Ending {
+    pub report: Vec<Note>,
+    pub wake: Option<Duration>,
+    pub waiting: Option<Waiting>,
+    /// A plan that takes a slot of the chain's budget was started.
+    pub takes_slot: bool,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Stage {
+    Decide,
+    Repair(Vec<Request>),
+    Step,
+    DecideAgain,
+    Write,
+    End,
+}
+
+/// A pass over one node.
+#[derive(Clone, Debug)]
+pub struct Pass {
+    observation: Observation,
+    seen: Seen,
+    others: Others,
+    /// The status as it is stored.
+    before: SeiNodeStatus,
+    status: SeiNodeStatus,
+    /// Id of the plan that was stored when the pass began: the only one that may be executed.
+    stored_plan: Option<String>,
+    stage: Stage,
+    pending: Option<Request>,
+    requests: usize,
+    waiting: Option<Waiting>,
+    retry: Option<Duration>,
+    ending: Ending,
+}
+
+impl Pass {
+    /// Begins a pass on what was observed. `others` says what caches know of the node's Service and
+    /// proxy configuration, `delete_conflicts` how often in a row its pod's deletion met a conflict.
+    pub fn begin(observation: Observation, others: Others, delete_conflicts: u32) -> Self {
+        let before = observation.status().clone();
+        let active = before.plan.as_ref().filter(|plan| plan.is_active());
+        let wanted = observation.wanted.clone().unwrap_or_default();
+        let mut seen = Seen::new(observation.node.clone(), wanted, observation.now);
+        seen.timing = observation.timing;
+        seen.operator_version.clone_from(&observation.operator_version);
+        seen.statefulset = Look::Cached(observation.statefulset.clone());
+        seen.pods = Look::Cached(Some(observation.pods.clone()));
+        seen.service_is_current = others.service_is_current;
+        seen.proxy_config_is_current = others.proxy_config_is_current;
+        seen.delete_conflicts = delete_conflicts;
+        Self {
+            stored_plan: active.and_then(|plan| plan.id.clone()),
+            status: before.clone(),
+            before,
+            observation,
+            seen,
+            others,
+            stage: Stage::Decide,
+            pending: None,
+            requests: 0,
+            waiting: None,
+            retry: None,
+            ending: Ending::default(),
+        }
+    }
+
+    /// What is to be done next.
+    pub fn ask(&mut self) -> Ask {
+        loop {
+            match self.stage.clone() {
+                Stage::Decide => {
+                    if let Some(pod_uid) = self.decide() {
+                        return Ask::Judge { pod_uid };
+                    }
+                    self.stage = Stage::Repair(repair::repairs(&self.observation, self.others));
+                }
+                Stage::Repair(mut writes) => {
+                    if writes.is_empty() {
+                        self.stage = Stage::Step;
+                    } else {
+                        let write = writes.remove(0);
+                        self.stage = Stage::Repair(writes);
+                        return self.perform(write);
+                    }
+                }
+                Stage::Step => match self.step() {
+                    Some(request) => return self.perform(request),
+                    None => self.stage = Stage::DecideAgain,
+                },
+                Stage::DecideAgain => {
+                    self.stage = Stage::Write;
+                    if let Some(pod_uid) = self.decide() {
+                        self.stage = Stage::DecideAgain;
+                        return Ask::Judge { pod_uid };
+                    }
+                }
+                Stage::Write => {
+                    self.stage = Stage::End;
+                    if self.status != self.before {
+                        return Ask::Write(Box::new(self.status.clone()));
+                    }
+                }
+                Stage::End => {
+                    self.ending.waiting.clone_from(&self.waiting);
+                    return Ask::End(Box::new(self.ending.clone()));
+                }
+            }
+        }
+    }
+
+    /// Takes in the outcome of the request that was asked for.
+    pub fn tell(&mut self, outcome: Outcome) {
+        let Some(request) = self.pending.take() else { return };
+        if let Outcome::Failed(failure) = &outcome
+            && matches!(self.stage, Stage::Repair(_))
+        {
+            self.waiting = repair_failed(failure);
+            self.stage = Stage::DecideAgain;
+        }
+        let submitted = matches!(&request, Request::Sidecar(call)
+            if matches!(call.call, SidecarCall::Submit { .. }));
+        if submitted && outcome == Outcome::Accepted {
+            executor::record_submission(&mut self.status, self.observation.now);
+        }
+        if let (Outcome::Applied(view), Stage::Repair(_)) = (&outcome, &self.stage) {
+            // A repair's own write is no task's apply.
+            self.observation.statefulset = Some((**view).clone());
+            self.seen.statefulset = Look::Unread;
+            return;
+        }
+        self.seen.absorb(&request, outcome);
+        if matches!(self.stage, Stage::Repair(_)) {
+            self.seen.failure = None;
+            self.seen.accepted.clear();
+        }
+    }
+
+    /// Takes in the server's judgement of a pod.
+    pub fn tell_judgement(&mut self, pod_uid: String, comparison: Comparison) {
+        self.observation.adoption = Some((pod_uid, comparison));
+    }
+
+    /// The server could not be asked; the pod stays unjudged for now.
+    pub fn judgement_failed(&mut self, failure: &Failure) {
+        self.waiting = repair_failed(failure);
+        self.stage = Stage::Write;
+    }
+
+    pub fn delete_conflicts(&self) -> u32 {
+        self.seen.delete_conflicts
+    }
+
+    fn perform(&mut self, request: Request) -> Ask {
+        self.requests += 1;
+        self.pending = Some(request.clone());
+        Ask::Perform(Box::new(request))
+    }
+
+    /// Decides, and applies the decision to the status. Returns the pod that must be judged first.
+    fn decide(&mut self) -> Option<String> {
+        self.observation.node.status = Some(self.status.clone());
+        self.observation.waiting.clone_from(&self.waiting);
+        let decision = planner::plan(&self.observation);
+        if let Some(uid) = &decision.judge {
+            let known = self.observation.adoption.as_ref().is_some_and(|(known, _)| known == uid);
+            if !known {
+                return Some(uid.clone());
+            }
+        }
+        self.take(&decision);
+        None
+    }
+
+    fn take(&mut self, decision: &Decision) {
+        let generation = self.observation.generation();
+        decision.apply(&mut self.status, generation, self.observation.now);
+        self.observation.node.status = Some(self.status.clone());
+        self.ending.report.clone_from(&decision.report);
+        self.ending.wake = match (decision.wake, self.retry) {
+            (Some(wake), Some(retry)) => Some(wake.min(retry)),
+            (wake, retry) => wake.or(retry),
+        };
+        if matches!(decision.plan, PlanMove::Start(_)) {
+            self.ending.takes_slot = decision.takes_slot;
+        }
+    }
+
+    /// Steps the stored plan as far as it goes; returns the request it needs next.
+    fn step(&mut self) -> Option<Request> {
+        loop {
+            let plan = self.status.plan.as_ref().filter(|plan| plan.is_active())?;
+            let stored = plan.id.is_some() && plan.id == self.stored_plan;
+            let frozen = self.observation.node.spec.is_paused() && !is_allowed_while_stopped(plan);
+            if !stored || frozen || self.observation.in_flight || self.waiting.is_some() {
+                return None;
+            }
+            self.seen.node.status = Some(self.status.clone());
+            let Some(next) = step(plan, &self.seen) else {
+                executor::finish(&mut self.status, self.observation.now);
+                return None;
+            };
+            if let Next::Request(request) = next {
+                if self.requests >= REQUESTS_MAX {
+                    let message = "the cluster's answers change faster than they can be used";
+                    self.waiting =
+                        Some(Waiting { message: message.to_owned(), ..Waiting::default() });
+                    return None;
+                }
+                return Some(*request);
+            }
+            let generation = self.observation.generation();
+            let (now, timing) = (self.observation.now, self.observation.timing);
+            match executor::record(&mut self.status, next, generation, now, timing) {
+                Progress::Continue => {
+                    self.seen.failure = None;
+                    self.seen.applied = None;
+                }
+                Progress::Waiting(waiting) => self.waiting = Some(waiting),
+                Progress::Retrying(pause) => {
+                    self.retry = Some(pause);
+                    return None;
+                }
+                Progress::Complete | Progress::Failed => return None,
+            }
+        }
+    }
+}
+
+/// A stopped node still takes the template for its next start.
+fn is_allowed_while_stopped(plan: &sei_api::TaskPlan) -> bool {
+    plan.kind == Some(sei_api::plan::PlanKind::ApplyTemplate)
+}
+
+fn repair_failed(failure: &Failure) -> Option<Waiting> {
+    use sei_api::condition::Reason;
+    let (reason, text) = match failure {
+        Failure::Gone | Failure::Conflict(_) | Failure::Exists => return None,
+        Failure::Owned(text) => (Some(Reason::FieldConflict), text),
+        Failure::Forbidden(text) => (Some(Reason::Forbidden), text),
+        Failure::Rejected(text) => (Some(Reason::ApplyRejected), text),
+        Failure::Unknown(text) | Failure::Unreachable(text) | Failure::Unauthorized(text) => {
+            (None, text)
+        }
+    };
+    Some(Waiting { reason, message: crate::tasks::bounded(text), ..Waiting::default() })
+}
