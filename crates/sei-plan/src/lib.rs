@@ -1,1 +1,2 @@
+pub mod platform;
 pub mod quantity;
