@@ -26,10 +26,13 @@ pub mod check_plan;
 pub mod diff;
 pub mod executor;
 pub mod fingerprint;
+pub mod inputs;
 pub mod observation;
 pub mod pass;
 pub mod planner;
+pub mod platform;
 pub mod quantity;
+pub mod render;
 pub mod request;
 pub mod seen;
 pub mod tasks;
@@ -40,3 +43,5 @@ pub mod wanted;
 #[cfg(test)]
 mod fixtures;
 mod place;
+#[cfg(test)]
+mod testing;

@@ -1,0 +1,184 @@
+//! What of a `SeiNode` may land in a pod template, and whether its spec can be acted on at all.
+//!
+//! [`TemplateInputs`] is the wall between the two halves of a spec: whatever is in it may roll a
+//! pod, whatever is not can never do so by way of the template. Its digest tells a change that
+//! somebody made in the spec from one that a new operator or platform configuration made.
+
+use std::collections::BTreeMap;
+
+use sei_api::node::{DEFAULT_SIDECAR_PORT, QuantityText, Resources};
+use sei_api::{Mode, SeiNode, names};
+use serde::{Serialize, Serializer};
+
+use crate::quantity::Quantity;
+
+mod check;
+#[cfg(test)]
+mod tests;
+
+pub use check::{SpecError, check_spec};
+
+/// Everything of a node that may land in its pod template, and nothing else.
+///
+/// The digest of its JSON is kept in status for years. So fields stand in the order of their JSON
+/// names, and a field at its default is not written: one that is added later then leaves the
+/// digests of all nodes that do not use it as they are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TemplateInputs {
+    pub chain_id: String,
+    /// The annotation of this name is exactly `"true"`.
+    #[serde(skip_serializing_if = "is_false")]
+    pub dedicated: bool,
+    pub image: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub imported_claim: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keyring: Option<KeyringInputs>,
+    #[serde(serialize_with = "mode_name")]
+    pub mode: Mode,
+    pub name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_key_secret: Option<String>,
+    /// Without the labels that the operator stamps itself: those never reach the pod from here.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub pod_labels: BTreeMap<String, String>,
+    /// Snapshots of this node are published by a job that finds its pod by a label.
+    #[serde(skip_serializing_if = "is_false")]
+    pub publish: bool,
+    /// None where the platform's image is used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sidecar_image: Option<String>,
+    #[serde(skip_serializing_if = "is_default_port")]
+    pub sidecar_port: i32,
+    #[serde(skip_serializing_if = "SidecarResources::is_empty")]
+    pub sidecar_resources: SidecarResources,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub signing_secret: Option<String>,
+}
+
+/// The keyring as far as a pod sees it. The name of the key that signs is not here: it travels with
+/// each governance task.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct KeyringInputs {
+    pub passphrase_key: String,
+    pub passphrase_secret: String,
+    pub secret: String,
+    #[serde(skip_serializing_if = "is_false")]
+    pub seid_mount: bool,
+}
+
+/// Requests and limits of the sidecar, quantities in the form the API server stores: `0.5` and
+/// `500m` are the same wish.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct SidecarResources {
+    /// Name of the claim and of the request within it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub claims: Vec<(String, Option<String>)>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub limits: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub requests: BTreeMap<String, String>,
+}
+
+impl TemplateInputs {
+    /// Fails only where nothing could be rendered. An object that was stored before a rule existed
+    /// may break [`check_spec`] and still run: that is told to its owner by a condition.
+    pub fn of(node: &SeiNode) -> Result<Self, SpecError> {
+        let spec = &node.spec;
+        let name = node.metadata.name.clone().filter(|name| !name.is_empty());
+        let resources = spec.sidecar.as_ref().and_then(|sidecar| sidecar.resources.as_ref());
+        Ok(Self {
+            chain_id: spec.chain_id.clone(),
+            dedicated: is_dedicated(node),
+            image: spec.image.clone(),
+            imported_claim: spec.imported_claim().map(str::to_owned),
+            keyring: spec.keyring().map(|keyring| KeyringInputs {
+                passphrase_key: keyring.passphrase_secret_ref.key.clone(),
+                passphrase_secret: keyring.passphrase_secret_ref.secret_name.clone(),
+                secret: keyring.secret_name.clone(),
+                seid_mount: keyring.seid_mount == Some(true),
+            }),
+            mode: spec.mode().ok_or_else(|| SpecError::of_modes(&spec.modes()))?,
+            name: name.ok_or(SpecError::Missing {
+                field: "metadata.name".to_owned(),
+                remedy: "give the node a name".to_owned(),
+            })?,
+            node_key_secret: spec.node_key_secret().map(str::to_owned),
+            pod_labels: pod_labels(spec.pod_labels.as_ref()),
+            publish: spec
+                .snapshot_generation()
+                .and_then(|generation| generation.tendermint.as_ref())
+                .is_some_and(|snapshots| snapshots.publish.is_some()),
+            sidecar_image: spec.sidecar_image().map(str::to_owned),
+            sidecar_port: spec.sidecar_port(),
+            sidecar_resources: resources
+                .map_or_else(|| Ok(SidecarResources::default()), SidecarResources::of)?,
+            signing_secret: spec.signing_secret().map(str::to_owned),
+        })
+    }
+}
+
+impl SidecarResources {
+    pub fn is_empty(&self) -> bool {
+        self.claims.is_empty() && self.limits.is_empty() && self.requests.is_empty()
+    }
+
+    fn of(resources: &Resources) -> Result<Self, SpecError> {
+        let claims = resources.claims.iter().flatten();
+        Ok(Self {
+            claims: claims.map(|claim| (claim.name.clone(), claim.request.clone())).collect(),
+            limits: canonical("limits", resources.limits.as_ref())?,
+            requests: canonical("requests", resources.requests.as_ref())?,
+        })
+    }
+}
+
+fn canonical(
+    list: &str,
+    quantities: Option<&BTreeMap<String, QuantityText>>,
+) -> Result<BTreeMap<String, String>, SpecError> {
+    let quantities = quantities.into_iter().flatten();
+    quantities
+        .map(|(name, text)| Ok((name.clone(), parse_quantity(list, name, text)?.canonical())))
+        .collect()
+}
+
+fn parse_quantity(list: &str, name: &str, text: &QuantityText) -> Result<Quantity, SpecError> {
+    Quantity::parse(&text.to_string()).map_err(|e| SpecError::Quantity {
+        field: format!("spec.sidecar.resources.{list}.{name}"),
+        // The reason repeats the text, which may be as long as its author liked.
+        reason: e.to_string().chars().take(240).collect(),
+    })
+}
+
+fn is_dedicated(node: &SeiNode) -> bool {
+    let annotations = node.metadata.annotations.as_ref();
+    annotations
+        .and_then(|all| all.get(names::annotation::DEDICATED_NODE))
+        .is_some_and(|v| v == "true")
+}
+
+fn pod_labels(labels: Option<&BTreeMap<String, String>>) -> BTreeMap<String, String> {
+    let labels = labels.into_iter().flatten();
+    labels
+        .filter(|(key, _)| !names::label::RESERVED.contains(&key.as_str()))
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect()
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_default_port(port: &i32) -> bool {
+    *port == DEFAULT_SIDECAR_PORT
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn mode_name<S: Serializer>(mode: &Mode, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(mode.as_str())
+}

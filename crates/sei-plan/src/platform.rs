@@ -1,0 +1,303 @@
+//! The platform configuration: what the people who run the cluster decide once for all nodes.
+//!
+//! The file is the peer's, so a cluster that switches keeps it, plus our own section `rollout`.
+//! Reading is stricter than the peer's, which ignores unknown keys: a misspelt pool or budget must
+//! stop the operator at its start, not surprise a fleet later.
+//!
+//! [`Platform::parse`] is the only way from text to a [`Platform`]. Every refusal is one line that
+//! names the file, the key and the reason.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use sei_api::node::OnOperatorChange;
+
+use crate::quantity::Quantity;
+use reader::Reader;
+
+mod reader;
+#[cfg(test)]
+mod tests;
+
+/// Everything the cluster's people decide; the only input of a render besides the node itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Platform {
+    pub state_sync: StateSync,
+    pub scheduling: Scheduling,
+    pub storage: Storage,
+    pub resources: Resources,
+    pub snapshot: Bucket,
+    pub genesis: Bucket,
+    pub images: Images,
+    pub rollout: Rollout,
+}
+
+/// Witnesses per chain, as written. [`Platform::syncers`] gives them ready for use.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StateSync {
+    pub syncers: BTreeMap<String, Vec<String>>,
+}
+
+/// Where node pods may run, and as whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scheduling {
+    pub nodepool_name: String,
+    pub nodepool_archive: String,
+    pub nodepool_validator: String,
+    pub nodepool_seed: String,
+    /// Taint key; the taint's value is the name of the pool.
+    pub toleration_key: String,
+    pub service_account: String,
+}
+
+/// Storage classes and sizes of the data claims.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Storage {
+    pub class_perf: String,
+    pub class_default: String,
+    pub class_archive: String,
+    pub size_default: Quantity,
+    pub size_archive: Quantity,
+    pub size_seed: Quantity,
+}
+
+/// What the platform changes about the built-in footprints, per role.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resources {
+    pub validator: FootprintOverride,
+    pub node: FootprintOverride,
+    pub replayer: FootprintOverride,
+    pub archive: FootprintOverride,
+    pub seed: FootprintOverride,
+}
+
+/// Each part stands in for the built-in one on its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FootprintOverride {
+    pub cpu_request: Option<Quantity>,
+    pub memory: Option<Quantity>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    pub bucket: String,
+    pub region: String,
+}
+
+/// Images of the containers that are the platform's and not the node's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Images {
+    pub sidecar: String,
+    pub kube_rbac_proxy: String,
+    pub cosmos_exporter: String,
+}
+
+/// How changes that nobody made in a node's spec travel through a fleet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rollout {
+    pub on_operator_change: OnOperatorChange,
+    pub max_concurrent_per_chain: u32,
+    pub ready_deadline_seconds: u32,
+    pub halt_after_failures: u32,
+    pub settle_seconds: u32,
+    pub adoption: Adoption,
+}
+
+/// What to do with a pod that another operator made and that differs from our render.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Adoption {
+    /// Leave it until its spec changes or somebody approves.
+    Hold,
+    /// Roll it, under the chain's budget.
+    Auto,
+}
+
+impl Default for Rollout {
+    fn default() -> Self {
+        Self {
+            on_operator_change: OnOperatorChange::Auto,
+            // One at a time: two validators down may cost a small chain its quorum.
+            max_concurrent_per_chain: 1,
+            // A node that restarts replays from its last snapshot, which takes minutes, not hours.
+            ready_deadline_seconds: 1800,
+            // A render that broke one node would break the next one too.
+            halt_after_failures: 1,
+            // Long enough for our own rolling upgrade to end before fleets follow a new render.
+            settle_seconds: 120,
+            // Taking over a fleet must not restart it.
+            adoption: Adoption::Hold,
+        }
+    }
+}
+
+/// A configuration file that cannot be used. Displays as one line: file, key, reason.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{path}: {problem}")]
+pub struct PlatformError {
+    /// The file, as the caller named it.
+    pub path: String,
+    pub problem: Problem,
+}
+
+/// What is wrong with the file. Values are cut and escaped, so that no file content can break the
+/// one line that a startup error is.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    #[error("the file is empty; {first_key} is required")]
+    Empty { first_key: &'static str },
+    #[error("the file has {bytes} bytes, more than the {limit} that a ConfigMap can hold")]
+    TooLarge { bytes: usize, limit: usize },
+    #[error("not valid YAML: {reason}")]
+    Syntax { reason: String },
+    #[error("{key} is given twice (line {line}); remove one of them")]
+    DuplicateKey { key: String, line: u64 },
+    #[error("{key}: unknown key; {hint}")]
+    UnknownKey { key: String, hint: String },
+    #[error("{key}: expected {expected}, found {found}")]
+    WrongType { key: String, expected: &'static str, found: String },
+    #[error("{key} is required")]
+    Required { key: String },
+    #[error("{key}: invalid quantity: {reason}")]
+    InvalidQuantity { key: String, reason: String },
+    #[error("{key}: `{value}` {rule}")]
+    InvalidValue { key: String, value: String, rule: String },
+}
+
+impl Platform {
+    /// Reads the file's text. `path` is only for messages.
+    pub fn parse(text: &str, path: &str) -> Result<Self, PlatformError> {
+        Reader::of(text)
+            .and_then(|reader| Self::read(&reader))
+            .map_err(|problem| PlatformError { path: path.to_owned(), problem })
+    }
+
+    /// Witnesses of a chain: entries may hold several, joined by commas or spaces.
+    pub fn syncers(&self, chain: &str) -> Vec<String> {
+        let entries = self.state_sync.syncers.get(chain).into_iter().flatten();
+        let hosts: BTreeSet<&str> = entries
+            .flat_map(|entry| entry.split(|c: char| c == ',' || c.is_whitespace()))
+            .filter(|host| !host.is_empty())
+            .collect();
+        hosts.into_iter().map(str::to_owned).collect()
+    }
+
+    /// The order of the fields is the order in which a first problem is reported.
+    fn read(file: &Reader) -> Result<Self, Problem> {
+        file.check_keys()?;
+        let platform = Self {
+            state_sync: StateSync { syncers: file.lists("stateSync.syncers")? },
+            scheduling: Scheduling::read(file)?,
+            storage: Storage::read(file)?,
+            snapshot: Bucket::read(file, "snapshot")?,
+            genesis: Bucket::read(file, "genesis")?,
+            images: Images::read(file)?,
+            resources: Resources::read(file)?,
+            rollout: Rollout::read(file)?,
+        };
+        // The peer demands these and uses them nowhere. They are accepted so that its files load
+        // unchanged, and not demanded, because nobody should have to make up a bucket.
+        for key in ["resultExport.bucket", "resultExport.region", "resultExport.prefix"] {
+            file.text(key)?;
+        }
+        Ok(platform)
+    }
+}
+
+impl Scheduling {
+    fn read(file: &Reader) -> Result<Self, Problem> {
+        Ok(Self {
+            nodepool_name: file.required("scheduling.nodepoolName")?,
+            nodepool_archive: file.required("scheduling.nodepoolArchive")?,
+            nodepool_validator: file.required("scheduling.nodepoolValidator")?,
+            nodepool_seed: file.required("scheduling.nodepoolSeed")?,
+            toleration_key: file.required("scheduling.tolerationKey")?,
+            service_account: file.required("scheduling.serviceAccount")?,
+        })
+    }
+}
+
+impl Storage {
+    /// Sizes are parsed here: at the first claim it would be too late to tell anyone.
+    fn read(file: &Reader) -> Result<Self, Problem> {
+        Ok(Self {
+            class_perf: file.required("storage.classPerf")?,
+            class_default: file.required("storage.classDefault")?,
+            class_archive: file.required("storage.classArchive")?,
+            size_default: file.required_quantity("storage.sizeDefault")?,
+            size_archive: file.required_quantity("storage.sizeArchive")?,
+            size_seed: match file.quantity("storage.sizeSeed")? {
+                Some(size) => size,
+                None => Quantity::parse("20Gi").expect("a constant quantity parses"),
+            },
+        })
+    }
+}
+
+impl Resources {
+    fn read(file: &Reader) -> Result<Self, Problem> {
+        let role = |role: &str| -> Result<FootprintOverride, Problem> {
+            Ok(FootprintOverride {
+                cpu_request: file.quantity(&format!("resources.{role}.cpuRequest"))?,
+                memory: file.quantity(&format!("resources.{role}.memory"))?,
+            })
+        };
+        Ok(Self {
+            validator: role("validator")?,
+            node: role("node")?,
+            replayer: role("replayer")?,
+            archive: role("archive")?,
+            seed: role("seed")?,
+        })
+    }
+}
+
+impl Bucket {
+    fn read(file: &Reader, section: &str) -> Result<Self, Problem> {
+        Ok(Self {
+            bucket: file.required(&format!("{section}.bucket"))?,
+            region: file.required(&format!("{section}.region"))?,
+        })
+    }
+}
+
+impl Images {
+    fn read(file: &Reader) -> Result<Self, Problem> {
+        Ok(Self {
+            sidecar: file.required("images.sidecar")?,
+            kube_rbac_proxy: file.required("images.kubeRBACProxy")?,
+            cosmos_exporter: file.required("images.cosmosExporter")?,
+        })
+    }
+}
+
+impl Rollout {
+    fn read(file: &Reader) -> Result<Self, Problem> {
+        let default = Self::default();
+        let changes = [("Auto", OnOperatorChange::Auto), ("Hold", OnOperatorChange::Hold)];
+        let adoptions = [("Hold", Adoption::Hold), ("Auto", Adoption::Auto)];
+        let whole = |key: &str, least: u32, absent: u32| -> Result<u32, Problem> {
+            Ok(file.whole_number(key, least)?.unwrap_or(absent))
+        };
+        Ok(Self {
+            on_operator_change: file
+                .choice("rollout.onOperatorChange", &changes)?
+                .unwrap_or(default.on_operator_change),
+            max_concurrent_per_chain: whole(
+                "rollout.maxConcurrentPerChain",
+                1,
+                default.max_concurrent_per_chain,
+            )?,
+            ready_deadline_seconds: whole(
+                "rollout.readyDeadlineSeconds",
+                1,
+                default.ready_deadline_seconds,
+            )?,
+            halt_after_failures: whole(
+                "rollout.haltAfterFailures",
+                1,
+                default.halt_after_failures,
+            )?,
+            settle_seconds: whole("rollout.settleSeconds", 0, default.settle_seconds)?,
+            adoption: file.choice("rollout.adoption", &adoptions)?.unwrap_or(default.adoption),
+        })
+    }
+}

@@ -1,0 +1,144 @@
+//! What the sidecar is told about the chain's configuration. None of it is in the pod template, so
+//! it has digests of its own.
+//!
+//! The JSON shapes are those that plans are stored in; the peer must be able to read them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use sei_api::SeiNode;
+use sei_api::node::SeiNodeSpec;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+/// Bytes of a digest that are kept: enough to see a change, short enough for a message.
+const DIGEST_BYTES: usize = 8;
+
+/// Parameters of `config-apply`, which writes the whole configuration at init.
+pub fn config_apply_params(node: &SeiNode, resolved_peers: &[String]) -> Value {
+    let mut overrides = common_overrides(&node.spec, resolved_peers);
+    overrides.extend(spec_overrides(&node.spec));
+    json!({ "mode": config_mode(&node.spec), "overrides": overrides })
+}
+
+/// Parameters of `config-patch`, which moves a running node to its new peers and address.
+pub fn config_patch_params(node: &SeiNode, resolved_peers: &[String]) -> Value {
+    json!({ "files": { "config.toml": { "p2p": {
+        "external-address": external_address(&node.spec),
+        "persistent-peers": joined(resolved_peers),
+    } } } })
+}
+
+/// Parameters of `configure-state-sync`; none where the node starts without a snapshot.
+pub fn configure_state_sync_params(node: &SeiNode, syncers: &[String]) -> Option<Value> {
+    let source = node.spec.snapshot()?;
+    Some(json!({
+        "UseLocalSnapshot": source.s3.is_some(),
+        "TrustPeriod": source.trust_period.as_deref().unwrap_or_default(),
+        "BackfillBlocks": source.backfill_blocks.unwrap_or_default(),
+        "RpcServers": syncers,
+    }))
+}
+
+/// Digests of the configuration that lives outside the template. They tell whether a node runs what
+/// its spec says without keeping peers and addresses in status twice.
+pub fn config_digests(node: &SeiNode, resolved_peers: &[String]) -> BTreeMap<String, String> {
+    // A length before each part, so that no two maps give the same text.
+    let mut overrides = String::new();
+    for (key, value) in spec_overrides(&node.spec) {
+        let _ = write!(overrides, "{}:{key}{}:{value}", key.len(), value.len());
+    }
+    BTreeMap::from([
+        ("externalAddress".to_owned(), digest(external_address(&node.spec))),
+        ("overrides".to_owned(), digest(&overrides)),
+        ("peers".to_owned(), digest(&joined(resolved_peers))),
+    ])
+}
+
+/// What every node gets, under whatever its mode and its user say.
+fn common_overrides(spec: &SeiNodeSpec, resolved_peers: &[String]) -> BTreeMap<String, String> {
+    let mut overrides = BTreeMap::from([
+        ("logging.level".to_owned(), "error".to_owned()),
+        ("network.p2p.persistent_peers".to_owned(), joined(resolved_peers)),
+    ]);
+    let address = external_address(spec);
+    if !address.is_empty() {
+        overrides.insert("network.p2p.external_address".to_owned(), address.to_owned());
+    }
+    overrides
+}
+
+/// What the mode and the user say; the user has the last word.
+fn spec_overrides(spec: &SeiNodeSpec) -> BTreeMap<String, String> {
+    let mut overrides: BTreeMap<String, String> =
+        mode_overrides(spec).into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+    overrides.extend(spec.overrides.clone().unwrap_or_default());
+    overrides
+}
+
+fn mode_overrides(spec: &SeiNodeSpec) -> Vec<(&'static str, String)> {
+    let snapshots = spec.snapshot_generation().and_then(|one| one.tendermint.as_ref());
+    let mut overrides: Vec<(&str, String)> = Vec::new();
+    if let Some(snapshots) = snapshots {
+        overrides.push(("storage.snapshot_interval", "2000".to_owned()));
+        overrides.push(("storage.snapshot_keep_recent", snapshots.keep_recent.to_string()));
+        if spec.full_node.is_some() {
+            // Serving snapshots: enough history for those who start from one, enough bandwidth.
+            overrides.extend(
+                [
+                    ("storage.pruning_keep_recent", "50000"),
+                    ("storage.pruning_keep_every", "0"),
+                    ("chain.min_retain_blocks", "50000"),
+                    ("network.p2p.max_connections", "500"),
+                    ("network.p2p.send_rate", "20971520"),
+                    ("network.p2p.recv_rate", "20971520"),
+                ]
+                .map(|(key, value)| (key, value.to_owned())),
+            );
+        }
+    }
+    if spec.replayer.is_some() {
+        overrides.extend(
+            [
+                ("storage.state_commit.async_commit_buffer", "100"),
+                ("storage.state_commit.memiavl.snapshot_keep_recent", "2"),
+                ("storage.state_commit.memiavl.snapshot_min_time_interval", "3600"),
+            ]
+            .map(|(key, value)| (key, value.to_owned())),
+        );
+    }
+    overrides
+}
+
+/// Mode as the configuration library names it. A spec with none or several modes is refused long
+/// before; the peer's order decides here so that this stays a plain function.
+fn config_mode(spec: &SeiNodeSpec) -> &'static str {
+    if spec.archive.is_some() {
+        "archive"
+    } else if spec.validator.is_some() {
+        "validator"
+    } else if spec.seed.is_some() {
+        "seed"
+    } else {
+        "full"
+    }
+}
+
+fn external_address(spec: &SeiNodeSpec) -> &str {
+    spec.external_address.as_deref().unwrap_or_default()
+}
+
+/// Peers as the configuration takes them. Sorted and unique, so that the order in which they were
+/// found never looks like a change.
+fn joined(peers: &[String]) -> String {
+    let unique: BTreeSet<&str> = peers.iter().map(String::as_str).collect();
+    unique.into_iter().collect::<Vec<_>>().join(",")
+}
+
+fn digest(text: &str) -> String {
+    let hash = Sha256::digest(text.as_bytes());
+    hash.iter().take(DIGEST_BYTES).fold(String::new(), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}
