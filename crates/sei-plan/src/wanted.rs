@@ -5,7 +5,13 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Service};
+use sei_api::SeiNode;
 use serde_json::Value;
+
+use crate::fingerprint::{digest_of, fingerprint};
+use crate::inputs::{SpecError, TemplateInputs, check_spec};
+use crate::platform::Platform;
+use crate::render::{self, Owner, RenderError};
 
 /// Everything that a node should be made of.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -38,4 +44,62 @@ pub struct Bootstrap {
     pub job: Job,
     pub service: Service,
     pub image: String,
+}
+
+/// Why a node cannot be rendered.
+#[derive(Debug, thiserror::Error)]
+pub enum WantError {
+    #[error("{}", all_of(.0))]
+    Spec(Vec<SpecError>),
+    #[error(transparent)]
+    Render(#[from] RenderError),
+}
+
+fn all_of(errors: &[SpecError]) -> String {
+    errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// Renders what a node should be made of. `peers` are its resolved peers, `syncers` the witnesses
+/// that the gate let through.
+pub fn want(
+    node: &SeiNode,
+    platform: &Platform,
+    peers: &[String],
+    syncers: &[String],
+) -> Result<Wanted, WantError> {
+    let errors = check_spec(node);
+    if !errors.is_empty() {
+        return Err(WantError::Spec(errors));
+    }
+    let inputs = TemplateInputs::of(node).map_err(|error| WantError::Spec(vec![error]))?;
+    let owner = Owner::of(node)?;
+    let replicas = i32::from(!node.spec.is_paused());
+    let statefulset = render::render_statefulset(&inputs, platform, &owner, replicas)?;
+    let bootstrap = if node.spec.needs_bootstrap() {
+        let bootstrap = render::Bootstrap::of(node)?;
+        Some(Bootstrap {
+            job: render::render_bootstrap_job(&inputs, &bootstrap, platform, &owner)?,
+            service: render::render_bootstrap_service(&inputs, &owner),
+            image: bootstrap.image.clone(),
+        })
+    } else {
+        None
+    };
+    Ok(Wanted {
+        hash: fingerprint(&statefulset.spec.template).to_string(),
+        inputs_hash: digest_of(&inputs),
+        image: inputs.image.clone(),
+        sidecar_image: render::effective_sidecar_image(&inputs, platform).to_owned(),
+        config: render::config_digests(node, peers),
+        statefulset,
+        service: render::render_service(&inputs, &owner),
+        proxy_config: render::render_proxy_config(&inputs, &owner),
+        claim: render::render_data_claim(&inputs, platform, &owner),
+        claim_size: render::data_storage(inputs.mode, platform).size.canonical(),
+        bootstrap,
+        config_apply: render::config_apply_params(node, peers),
+        config_patch: render::config_patch_params(node, peers),
+        configure_state_sync: render::configure_state_sync_params(node, syncers)
+            .unwrap_or(Value::Null),
+    })
 }

@@ -44,10 +44,7 @@ pub(crate) fn archive() -> SeiNodeSpec {
 }
 
 pub(crate) fn s3(height: i64) -> SnapshotSource {
-    SnapshotSource {
-        s3: Some(S3Snapshot { target_height: height }),
-        ..SnapshotSource::default()
-    }
+    SnapshotSource { s3: Some(S3Snapshot { target_height: height }), ..SnapshotSource::default() }
 }
 
 pub(crate) fn state_sync() -> SnapshotSource {

@@ -36,12 +36,8 @@ pub(super) fn decide(
         return;
     }
     let Ok(wanted) = &observation.wanted else { return };
-    let mut wanted = wanted.clone();
-    if let Some(params) = wanted.configure_state_sync.as_object_mut() {
-        params.insert("RpcServers".to_owned(), serde_json::json!(decision.syncers));
-    }
     let bootstrapped = previous.is_some_and(|plan| plan.has_completed(TaskType::TeardownBootstrap));
-    let plan = build::init(observation, &wanted, bootstrapped);
+    let plan = build::init(observation, wanted, bootstrapped);
     decision.phase = Some(SeiNodePhase::Initializing);
     running::start(decision, plan, "the node is new");
 }

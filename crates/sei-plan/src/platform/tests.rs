@@ -76,6 +76,7 @@ fn every_key_can_be_set() {
     assert_eq!(platform.resources.replayer.cpu_request.unwrap().canonical(), "500m");
 }
 
+// SS1
 #[test]
 fn syncers_are_split_sorted_and_unique() {
     let platform = parse(TUNED);
