@@ -45,3 +45,5 @@ mod fixtures;
 mod place;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod world;

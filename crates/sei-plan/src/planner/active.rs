@@ -63,7 +63,10 @@ fn decide_init(observation: &Observation, plan: &TaskPlan, decision: &mut Decisi
     } else {
         let images = target.image != wanted.image || target.sidecar_image != wanted.sidecar_image;
         let runs = observation.pod().is_some_and(|pod| pod.seid.running && pod.sidecar.running);
-        images || (target.hash != wanted.hash && !runs)
+        // Before the apply there is nothing to throw away yet, and nothing else left to apply.
+        let applied = plan.has_completed(TaskType::ApplyStatefulSet);
+        let moved = target.hash != wanted.hash || is_undone(observation, plan);
+        images || (moved && !(runs && applied))
     };
     if !superseded {
         resume(observation, plan, decision);
@@ -94,8 +97,12 @@ fn decide_update(observation: &Observation, plan: &TaskPlan, decision: &mut Deci
         supersede(observation, plan, &wanted.hash, decision);
         return;
     }
+    if is_undone(observation, plan) {
+        supersede(observation, plan, "its template is no longer applied", decision);
+        return;
+    }
     if replaceable && must_open_gate_first(observation) {
-        supersede(observation, plan, "the gate of the running pod", decision);
+        open_gate_first(observation, plan, decision);
         return;
     }
     if config_is_unanswered(observation, plan) {
@@ -103,6 +110,16 @@ fn decide_update(observation: &Observation, plan: &TaskPlan, decision: &mut Deci
         return;
     }
     resume(observation, plan, decision);
+}
+
+/// Somebody made the StatefulSet anew or wrote another template since the plan applied its own. A
+/// cache that has not caught up with our own apply says nothing.
+fn is_undone(observation: &Observation, plan: &TaskPlan) -> bool {
+    let (Some(target), Some(applied)) = (&plan.target, &plan.applied) else { return false };
+    observation.own_statefulset().is_some_and(|one| {
+        let newer = one.uid != applied.uid || one.generation >= applied.generation;
+        newer && one.template_hash.as_ref() != Some(&target.hash)
+    })
 }
 
 /// A stopped node's update is frozen; once the pod is gone it has nothing left to do.
@@ -188,6 +205,20 @@ fn supersede(observation: &Observation, plan: &TaskPlan, by: &str, decision: &mu
     }
 }
 
+/// Gives up an update that waits, opens the gate, and leaves the update to be built again after.
+fn open_gate_first(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
+    let by = "the gate of the running pod";
+    decision.report.push(Note::Superseded { kind: kind_of(plan), by: by.to_owned() });
+    let detail = format!("superseded by {by}");
+    let record = ended(observation, plan, UpdateOutcome::Superseded, Some(detail.clone()));
+    decision.last_update = Some(record);
+    if is_updating(observation) {
+        set_update(decision, Truth::False, Reason::UpdateSuperseded, detail);
+    }
+    running::start(decision, build::mark_ready(observation), "the gate is closed");
+    hand_over(plan, decision);
+}
+
 /// The new plan has to deal with what the old one left running on the sidecar.
 fn hand_over(plan: &TaskPlan, decision: &mut Decision) {
     let PlanMove::Start(next) = &mut decision.plan else { return };
@@ -221,17 +252,12 @@ fn config_is_unanswered(observation: &Observation, plan: &TaskPlan) -> bool {
         return false;
     };
     let patience = observation.timing.config_answer();
-    let silent = observation.status().blocked.as_ref().filter(|blocked| {
-        [Reason::SidecarUnreachable, Reason::SidecarAuth]
-            .iter()
-            .any(|reason| reason.as_str() == blocked.reason)
-    });
-    let since = [silent.map(|blocked| &blocked.since), task.submitted_at.as_ref()];
-    observation.waiting.is_some()
-        && since
-            .into_iter()
-            .flatten()
-            .any(|since| super::later(since.0, patience) <= observation.now)
+    let Some(waiting) = &observation.waiting else { return false };
+    let silent = matches!(waiting.reason, Some(Reason::SidecarUnreachable | Reason::SidecarAuth));
+    // Whatever the node is blocked by, the silence is no younger than that.
+    let blocked = observation.status().blocked.as_ref().filter(|_| silent);
+    let since = [blocked.map(|blocked| &blocked.since), task.submitted_at.as_ref()];
+    since.into_iter().flatten().any(|since| super::later(since.0, patience) <= observation.now)
 }
 
 /// Replaces an early update by a late one to the same target.

@@ -62,7 +62,8 @@ fn why_not(observation: &Observation) -> Option<Note> {
         return Some(Note::Refused { why });
     }
     // Objects of ours beside an empty status: look at the pod before deciding what the node was.
-    let wiped = observation.status().phase.is_none() && observation.own_statefulset().is_some();
+    let unknown = matches!(observation.status().phase, None | Some(SeiNodePhase::Pending));
+    let wiped = unknown && observation.own_statefulset().is_some();
     let probing = observation.sidecar == Sidecar::Unknown
         && observation.pod().is_none_or(|pod| pod.sidecar.running);
     (wiped && probing).then_some(Note::WaitsForPod)

@@ -123,7 +123,12 @@ fn settle(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
             decision.last_update = Some(ended(observation, plan, UpdateOutcome::Complete, None));
         }
         decision.report.push(Note::PlanComplete { kind });
-        decide_at_rest(&without_plan(observation), decision);
+        let mut after = without_plan(observation);
+        if kind == PlanKind::NodeUpdate {
+            decision.pending_update = None;
+            after.node.status.get_or_insert_default().pending_update = None;
+        }
+        decide_at_rest(&after, decision);
         return;
     }
     if active::goes_on_late(plan) {

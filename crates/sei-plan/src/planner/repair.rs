@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use sei_api::names::annotation;
 use sei_api::status::SeiNodePhase;
+use sei_api::task::TaskType;
 use serde_json::{Value, json};
 
 use super::{drift, stall};
@@ -27,7 +28,9 @@ pub struct Others {
 pub fn repairs(observation: &Observation, others: Others) -> Vec<Request> {
     let Ok(wanted) = &observation.wanted else { return Vec::new() };
     let deleting = observation.node.metadata.deletion_timestamp.is_some();
-    let running = observation.status().phase == Some(SeiNodePhase::Running);
+    let plan = observation.status().plan.as_ref().filter(|plan| plan.is_active());
+    let running = observation.status().phase == Some(SeiNodePhase::Running)
+        || plan.is_some_and(|plan| plan.has_completed(TaskType::ApplyStatefulSet));
     if deleting || stall::changed_identity(observation, wanted).is_some() {
         return Vec::new();
     }

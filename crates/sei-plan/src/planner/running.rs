@@ -56,9 +56,14 @@ fn decide_drift(observation: &Observation, wanted: &Wanted, decision: &mut Decis
             decision.stamp = Some(*stamp);
             in_sync(observation, wanted, decision);
         }
-        Drift::InSync => in_sync(observation, wanted, decision),
+        Drift::InSync => match unfinished(observation, wanted) {
+            Some(difference) => differs(observation, wanted, &difference, decision),
+            None => in_sync(observation, wanted, decision),
+        },
         Drift::Reapply => {
-            let plan = build::node_update(observation, wanted, Cause::Spec, shape(observation));
+            // Applied first of all: until then an eviction brings up what nobody wants any more.
+            let late = build::Shape::Late;
+            let plan = build::node_update(observation, wanted, Cause::Spec, late);
             decision.pending_update = Some(pending(
                 observation,
                 wanted,
@@ -78,6 +83,17 @@ fn decide_drift(observation: &Observation, wanted: &Wanted, decision: &mut Decis
         }
         Drift::Differs(difference) => differs(observation, wanted, &difference, decision),
     }
+}
+
+/// An update that failed after its pod was replaced: the pod is right, its configuration is not.
+fn unfinished(observation: &Observation, wanted: &Wanted) -> Option<Difference> {
+    let pending = observation.status().pending_update.as_ref()?;
+    let failed = pending.attempts.unwrap_or(0) > 0 && pending.target_hash == wanted.hash;
+    failed.then(|| Difference {
+        cause: pending.cause,
+        image_changed: true,
+        changes: pending.changes.clone(),
+    })
 }
 
 fn in_sync(observation: &Observation, wanted: &Wanted, decision: &mut Decision) {

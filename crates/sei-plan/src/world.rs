@@ -1,0 +1,614 @@
+//! A small abstract world for tests: one node, its StatefulSet, pod, volume and sidecar, just true
+//! enough that decisions can be carried out on it. Every step checks what must always hold.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::{SignedDuration, Timestamp};
+use sei_api::SeiNode;
+use sei_api::condition::{self, ConditionType, Truth};
+use sei_api::names::annotation;
+use sei_api::node::SeiNodeSpec;
+use sei_api::plan::TaskPlan;
+use sei_api::status::{SeiNodePhase, SeiNodeStatus};
+use sei_api::task::TaskType;
+use serde_json::{Value, json};
+
+use crate::adoption::compare;
+use crate::check_plan::check_plan;
+use crate::fingerprint::digest_of;
+use crate::observation::{Claim, Observation, Sidecar};
+use crate::pass::{Ask, Pass};
+use crate::planner::fixture::{self, NODE_UID};
+use crate::planner::repair::Others;
+use crate::planner::{self, PlanMove};
+use crate::request::{
+    ClaimView, Failure, Outcome, PodDelete, Read, Request, SecretView, SidecarCall, SidecarRequest,
+    TaskRecord, TaskState,
+};
+use crate::view::{ContainerView, ObjectView, PodView, StatefulSetView, Trouble, TroubleKind};
+
+mod tests;
+
+/// The world of one node.
+#[derive(Clone, Debug)]
+pub(crate) struct World {
+    pub(crate) node: SeiNode,
+    pub(crate) now: Timestamp,
+    pub(crate) platform: String,
+    pub(crate) statefulset: Option<StatefulSetView>,
+    /// Templates by the name of their revision.
+    revisions: BTreeMap<String, Value>,
+    pub(crate) pod: Option<Pod>,
+    pub(crate) claim: Option<String>,
+    /// Task records on the volume: they survive pods.
+    records: BTreeMap<String, TaskState>,
+    pub(crate) unpullable: BTreeSet<String>,
+    /// Images whose chain process crashes at once.
+    pub(crate) crashing: BTreeSet<String>,
+    /// The chain is halted: pods run and are not Ready.
+    pub(crate) halted: bool,
+    /// Sidecar tasks of these types fail.
+    pub(crate) failing: BTreeSet<String>,
+    pub(crate) signing_secret_missing: bool,
+    /// Uids of pods whose deletion by us was accepted.
+    pub(crate) deleted: Vec<String>,
+    /// Images that a pod was seen running, by the checker.
+    ran: BTreeSet<(String, String)>,
+    serial: u64,
+    delete_conflicts: u32,
+}
+
+/// The node's pod, with what only lives in its memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Pod {
+    pub(crate) uid: String,
+    revision: String,
+    template: Value,
+    pub(crate) terminating: bool,
+    pub(crate) started: bool,
+    pub(crate) gate_open: bool,
+    /// The sidecar does not answer any more.
+    pub(crate) sidecar_lost: bool,
+    version: u64,
+}
+
+impl Pod {
+    fn image(&self) -> &str {
+        self.template["spec"]["containers"][0]["image"].as_str().unwrap_or_default()
+    }
+
+    fn sidecar_image(&self) -> &str {
+        self.template["spec"]["initContainers"][0]["image"].as_str().unwrap_or_default()
+    }
+
+    fn answers(&self) -> bool {
+        self.started && !self.terminating && !self.sidecar_lost
+    }
+}
+
+/// What the environment can do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Move {
+    /// The StatefulSet controller looks at the newest template.
+    Observe,
+    /// It makes the missing pod, or stops one too many.
+    Scale,
+    /// The kubelet starts the pod, or finishes stopping it.
+    Kubelet,
+}
+
+impl World {
+    pub(crate) fn new(spec: SeiNodeSpec) -> Self {
+        Self {
+            node: fixture::node(spec),
+            now: fixture::at(0),
+            platform: "a".to_owned(),
+            statefulset: None,
+            revisions: BTreeMap::new(),
+            pod: None,
+            claim: None,
+            records: BTreeMap::new(),
+            unpullable: BTreeSet::new(),
+            crashing: BTreeSet::new(),
+            halted: false,
+            failing: BTreeSet::new(),
+            signing_secret_missing: false,
+            deleted: Vec::new(),
+            ran: BTreeSet::new(),
+            serial: 0,
+            delete_conflicts: 0,
+        }
+    }
+
+    fn next(&mut self) -> u64 {
+        self.serial += 1;
+        self.serial
+    }
+
+    pub(crate) fn status(&self) -> SeiNodeStatus {
+        self.node.status.clone().unwrap_or_default()
+    }
+
+    pub(crate) fn edit(&mut self, change: impl FnOnce(&mut SeiNodeSpec)) {
+        let before = self.node.spec.clone();
+        change(&mut self.node.spec);
+        if before != self.node.spec {
+            *self.node.metadata.generation.get_or_insert(1) += 1;
+        }
+    }
+
+    pub(crate) fn wait(&mut self, seconds: i64) {
+        self.now = self.now.checked_add(SignedDuration::from_secs(seconds)).unwrap();
+    }
+
+    /// Somebody else deletes the pod.
+    pub(crate) fn evict(&mut self) {
+        if let Some(pod) = self.pod.as_mut() {
+            pod.terminating = true;
+        }
+    }
+
+    pub(crate) fn step(&mut self, step: Move) {
+        match step {
+            Move::Observe => {
+                if let Some(one) = self.statefulset.as_mut() {
+                    one.observed_generation = one.generation;
+                    one.update_revision = Some(revision_of(&one.template));
+                }
+            }
+            Move::Scale => self.scale(),
+            Move::Kubelet => self.kubelet(),
+        }
+    }
+
+    fn scale(&mut self) {
+        let Some(one) = self.statefulset.clone() else { return };
+        let Some(revision) = one.observed_revision().map(str::to_owned) else { return };
+        match (&mut self.pod, one.replicas) {
+            (Some(pod), Some(0)) => pod.terminating = true,
+            (None, Some(1)) => {
+                let serial = self.next();
+                let template = self.revisions.get(&revision).cloned().unwrap_or_default();
+                self.pod = Some(Pod {
+                    uid: format!("pod-{serial}"),
+                    revision,
+                    template,
+                    terminating: false,
+                    started: false,
+                    gate_open: false,
+                    sidecar_lost: false,
+                    version: serial,
+                });
+            }
+            _ => {}
+        }
+    }
+
+    fn kubelet(&mut self) {
+        let serial = self.next();
+        let Some(pod) = self.pod.as_mut() else { return };
+        if pod.terminating {
+            self.pod = None;
+            return;
+        }
+        let pulls = !self.unpullable.contains(pod.image())
+            && !self.unpullable.contains(pod.sidecar_image());
+        if !pod.started && pulls && self.claim.is_some() {
+            pod.started = true;
+            pod.version = serial;
+            self.ran.insert((pod.image().to_owned(), pod.sidecar_image().to_owned()));
+        }
+    }
+
+    /// One pass of the operator; it dies after `calls` calls.
+    pub(crate) fn pass_dying_after(&mut self, calls: usize) -> Trace {
+        let others = Others { service_is_current: true, proxy_config_is_current: true };
+        let mut pass = Pass::begin(self.observe(), others, self.delete_conflicts);
+        let mut trace = Trace::default();
+        loop {
+            match pass.ask() {
+                Ask::End(ending) => {
+                    self.delete_conflicts = pass.delete_conflicts();
+                    trace.report = ending
+                        .report
+                        .iter()
+                        .map(ToString::to_string)
+                        .collect::<Vec<_>>()
+                        .join("; ");
+                    return trace;
+                }
+                _ if trace.calls >= calls => return trace,
+                Ask::Perform(request) => {
+                    trace.calls += 1;
+                    let outcome = self.perform(&request);
+                    trace.requests.push(name(&request));
+                    pass.tell(outcome);
+                }
+                Ask::Judge { pod_uid } => {
+                    trace.calls += 1;
+                    let rendered = self.rendered_template();
+                    let body = self.pod.as_ref().map(|pod| pod.template.clone());
+                    let comparison = compare(&rendered, &rendered, &body.unwrap_or_default());
+                    pass.tell_judgement(pod_uid, comparison);
+                }
+                Ask::Write(status) => {
+                    trace.calls += 1;
+                    trace.writes += 1;
+                    self.write(*status);
+                }
+            }
+        }
+    }
+
+    /// The status after one decision, and after deciding again on it.
+    fn decide_twice(&mut self) -> (SeiNodeStatus, SeiNodeStatus) {
+        let mut observation = self.observe();
+        let mut decide = || {
+            let decision = planner::plan(&observation);
+            let mut status = observation.status().clone();
+            decision.apply(&mut status, observation.generation(), observation.now);
+            observation.node.status = Some(status.clone());
+            // A failure is shown before anything follows it, and only then is it decided upon.
+            let shown = matches!(decision.plan, PlanMove::Clear);
+            (status, shown)
+        };
+        let (mut once, shown) = decide();
+        if shown {
+            once = decide().0;
+        }
+        let (twice, _) = decide();
+        (once, twice)
+    }
+
+    pub(crate) fn pass(&mut self) -> Trace {
+        self.pass_dying_after(usize::MAX)
+    }
+
+    fn rendered_template(&self) -> Value {
+        let wanted = fixture::wanted(&self.node.spec, &self.platform);
+        serde_json::to_value(&wanted.statefulset.spec.template).unwrap()
+    }
+
+    fn observe(&mut self) -> Observation {
+        let serial = self.next();
+        let sidecar = match &self.pod {
+            Some(pod) if pod.answers() && pod.gate_open => Sidecar::Ready,
+            Some(pod) if pod.answers() => Sidecar::NotReady,
+            Some(pod) if !pod.terminating => Sidecar::Unreachable("refused".to_owned()),
+            _ => Sidecar::Unknown,
+        };
+        Observation {
+            node: self.node.clone(),
+            now: self.now,
+            plan_id: format!("00000000-0000-4000-8000-{serial:012}"),
+            wanted: Ok(fixture::wanted(&self.node.spec, &self.platform)),
+            statefulset: self.statefulset.clone(),
+            pods: self.pods(),
+            claim: match &self.claim {
+                Some(uid) => Claim::Present(ClaimView {
+                    uid: uid.clone(),
+                    phase: "Bound".to_owned(),
+                    ..ClaimView::default()
+                }),
+                None => Claim::Missing,
+            },
+            sidecar,
+            ..fixture::new_node(self.node.spec.clone())
+        }
+    }
+
+    fn pods(&self) -> Vec<PodView> {
+        let Some((pod, one)) = self.pod.as_ref().zip(self.statefulset.as_ref()) else {
+            return Vec::new();
+        };
+        let crashes = self.crashing.contains(pod.image());
+        let container = |image: &str, crashes: bool| ContainerView {
+            image: image.to_owned(),
+            image_id: if pod.started { format!("id-{image}") } else { String::new() },
+            has_run: pod.started,
+            running: pod.started && !crashes,
+            started: pod.started && pod.gate_open && !crashes,
+            restarts: 0,
+        };
+        let mut troubles = Vec::new();
+        if !pod.started {
+            troubles.push(Trouble {
+                container: "seid".to_owned(),
+                kind: TroubleKind::ImagePull,
+                message: "seid: ErrImagePull".to_owned(),
+            });
+        }
+        vec![PodView {
+            name: "n-0".to_owned(),
+            uid: pod.uid.clone(),
+            resource_version: pod.version.to_string(),
+            controller: Some(("StatefulSet".to_owned(), one.uid.clone())),
+            revision: Some(pod.revision.clone()),
+            deleted_at: pod.terminating.then_some(self.now),
+            ip: pod.started.then(|| "10.0.0.1".to_owned()),
+            ready: pod.started && pod.gate_open && !self.halted && !crashes && !pod.terminating,
+            seid: container(pod.image(), crashes),
+            sidecar: container(pod.sidecar_image(), false),
+            troubles,
+            ..PodView::default()
+        }]
+    }
+
+    fn stored_plan(&self) -> Option<TaskPlan> {
+        self.status().plan.filter(TaskPlan::is_active)
+    }
+
+    /// Whatever changes a template, a pod or a sidecar is part of a stored, active plan.
+    fn assert_planned(&self, tasks: &[TaskType]) {
+        let plan = self.stored_plan().expect("nothing is done without a stored plan");
+        let open = plan.tasks.iter().filter(|task| !task.is_complete());
+        let planned = open.clone().any(|task| tasks.iter().any(|one| task.is(*one)));
+        assert!(planned, "{tasks:?} is not an open task of the stored plan {plan:?}");
+    }
+
+    fn perform(&mut self, request: &Request) -> Outcome {
+        match request {
+            Request::Read(read) => self.read(read),
+            Request::CreateClaim(_) => {
+                let uid = format!("claim-{}", self.next());
+                self.claim = Some(uid.clone());
+                let view = ObjectView { uid, ..ObjectView::default() };
+                Outcome::Created(view)
+            }
+            Request::ApplyConfigMap(_) | Request::ApplyService(_) => Outcome::Accepted,
+            Request::CreateStatefulSet(object) => self.create(object),
+            Request::ApplyStatefulSet(object) => self.apply(object),
+            Request::PatchStatefulSet(patch) => self.patch(patch),
+            Request::DeletePod(delete) => self.delete(delete),
+            Request::Sidecar(call) => self.sidecar(call),
+            other => panic!("not in this world: {other:?}"),
+        }
+    }
+
+    fn read(&self, read: &Read) -> Outcome {
+        match read {
+            Read::StatefulSet => Outcome::StatefulSet(self.statefulset.clone().map(Box::new)),
+            Read::Pods => Outcome::Pods(self.pods()),
+            Read::Pod(_) => Outcome::Pod(self.pods().pop().map(Box::new)),
+            Read::Claim(_) => Outcome::Claim(self.claim.clone().map(|uid| ClaimView {
+                uid,
+                controller: Some(NODE_UID.to_owned()),
+                phase: "Bound".to_owned(),
+                ..ClaimView::default()
+            })),
+            Read::Secret(name) => Outcome::Secret(self.secret(name)),
+            Read::Revision(name) => Outcome::Revision(
+                self.revisions
+                    .get(name)
+                    .map(|template| json!({ "spec": { "template": template } })),
+            ),
+            other => panic!("not in this world: {other:?}"),
+        }
+    }
+
+    fn secret(&self, name: &str) -> Option<SecretView> {
+        if name == "signing" && self.signing_secret_missing {
+            return None;
+        }
+        let key = json!({ "type": "t", "value": "v" });
+        let (file, content) = match name {
+            "signing" => (
+                "priv_validator_key.json",
+                json!({ "address": "a", "pub_key": key, "priv_key": key }),
+            ),
+            _ => ("node_key.json", json!({ "priv_key": key })),
+        };
+        let data = BTreeMap::from([(file.to_owned(), content.to_string().into_bytes())]);
+        Some(SecretView { terminating: false, data })
+    }
+
+    fn create(&mut self, object: &k8s_openapi::api::apps::v1::StatefulSet) -> Outcome {
+        if self.statefulset.is_some() {
+            return Outcome::Failed(Failure::Exists);
+        }
+        let serial = self.next();
+        let template = serde_json::to_value(&object.spec.template).unwrap();
+        self.revisions.insert(revision_of(&template), template.clone());
+        let view = StatefulSetView {
+            uid: format!("sts-{serial}"),
+            resource_version: serial.to_string(),
+            observed_generation: 0,
+            replicas: object.spec.replicas,
+            template_hash: stamped(object),
+            update_revision: None,
+            ..fixture::statefulset(&template, "", "")
+        };
+        self.statefulset = Some(view.clone());
+        Outcome::Applied(Box::new(view))
+    }
+
+    fn apply(&mut self, object: &k8s_openapi::api::apps::v1::StatefulSet) -> Outcome {
+        self.assert_planned(&[TaskType::ApplyStatefulSet]);
+        let serial = self.next();
+        let Some(one) = self.statefulset.as_mut() else { return Outcome::Failed(Failure::Gone) };
+        if object.metadata.uid.as_deref() != Some(one.uid.as_str())
+            || object.metadata.resource_version.as_deref() != Some(one.resource_version.as_str())
+        {
+            return Outcome::Failed(Failure::Conflict("changed".to_owned()));
+        }
+        let template = serde_json::to_value(&object.spec.template).unwrap();
+        if template != one.template {
+            one.generation += 1;
+            self.revisions.insert(revision_of(&template), template.clone());
+            one.template = template;
+        }
+        one.replicas = object.spec.replicas;
+        one.template_hash = stamped(object);
+        one.resource_version = serial.to_string();
+        Outcome::Applied(Box::new(one.clone()))
+    }
+
+    fn patch(&mut self, patch: &Value) -> Outcome {
+        let serial = self.next();
+        let Some(one) = self.statefulset.as_mut() else { return Outcome::Failed(Failure::Gone) };
+        if patch["metadata"]["resourceVersion"] != json!(one.resource_version) {
+            return Outcome::Failed(Failure::Conflict("changed".to_owned()));
+        }
+        if let Some(replicas) = patch["spec"]["replicas"].as_i64() {
+            one.replicas = i32::try_from(replicas).ok();
+            one.generation += 1;
+        }
+        if patch["spec"]["updateStrategy"]["type"] == "OnDelete" {
+            one.on_delete = true;
+        }
+        let stamp = &patch["metadata"]["annotations"][annotation::TEMPLATE_HASH];
+        if let Some(hash) = stamp.as_str() {
+            one.template_hash = Some(hash.to_owned());
+        }
+        one.resource_version = serial.to_string();
+        Outcome::Accepted
+    }
+
+    fn delete(&mut self, delete: &PodDelete) -> Outcome {
+        self.assert_planned(&[TaskType::ReplacePod, TaskType::ObserveImage]);
+        let Some(pod) = self.pod.as_mut() else { return Outcome::Failed(Failure::Gone) };
+        if pod.uid != delete.uid
+            || delete.resource_version.as_ref().is_some_and(|one| *one != pod.version.to_string())
+        {
+            return Outcome::Failed(Failure::Conflict("changed".to_owned()));
+        }
+        let one = self.statefulset.as_ref().expect("a pod is deleted for its StatefulSet");
+        let newest =
+            one.observed_revision().expect("nothing is deleted before the template was seen");
+        assert_ne!(newest, pod.revision, "a fresh pod was deleted");
+        assert!(!self.deleted.contains(&pod.uid), "a pod was deleted twice");
+        pod.terminating = true;
+        self.deleted.push(pod.uid.clone());
+        Outcome::Accepted
+    }
+
+    fn sidecar(&mut self, request: &SidecarRequest) -> Outcome {
+        let answers =
+            self.pod.as_ref().is_some_and(|pod| pod.uid == request.pod_uid && pod.answers());
+        if !answers {
+            return Outcome::Failed(Failure::Unreachable("no answer".to_owned()));
+        }
+        match &request.call {
+            SidecarCall::Poll { id } => {
+                Outcome::Task(self.records.get(id).map(|state| TaskRecord { state: state.clone() }))
+            }
+            SidecarCall::Delete { id } => {
+                self.records.remove(id);
+                Outcome::Accepted
+            }
+            SidecarCall::Submit { id, task_type, .. } => {
+                self.assert_planned(&[TaskType::parse(task_type).unwrap()]);
+                self.run(id, task_type);
+                Outcome::Accepted
+            }
+        }
+    }
+
+    /// Runs a task. A completed id is never run again, whatever the pod's memory says.
+    fn run(&mut self, id: &str, task_type: &str) {
+        if self.records.get(id) == Some(&TaskState::Completed) {
+            return;
+        }
+        if self.failing.contains(task_type) {
+            self.records.insert(id.to_owned(), TaskState::Failed("bad".to_owned()));
+            return;
+        }
+        self.records.insert(id.to_owned(), TaskState::Completed);
+        if task_type == "mark-ready"
+            && let Some(pod) = self.pod.as_mut()
+        {
+            pod.gate_open = true;
+        }
+    }
+
+    /// Stores a status, and checks that it tells the truth.
+    fn write(&mut self, status: SeiNodeStatus) {
+        let before = self.status();
+        if status.current_image != before.current_image
+            && let (Some(image), Some(sidecar)) =
+                (&status.current_image, &status.current_sidecar_image)
+        {
+            let ran = self.ran.contains(&(image.clone(), sidecar.clone()));
+            assert!(ran, "currentImage {image} with {sidecar} was never seen running");
+        }
+        if let Some(plan) = &status.plan {
+            let notes = check_plan(plan);
+            assert!(notes.is_empty(), "{notes:?} in {plan:?}");
+        }
+        for one in &status.conditions {
+            assert!(one.observed_generation.is_some(), "{one:?}");
+        }
+        let size = serde_json::to_string(&status).unwrap().len();
+        assert!(size < 64 * 1024, "a status of {size} bytes");
+        self.node.status = Some(status);
+    }
+
+    /// Whether the world is what the spec asks for, with nothing left to do.
+    pub(crate) fn matches(&self) -> bool {
+        let wanted = fixture::wanted(&self.node.spec, &self.platform);
+        let status = self.status();
+        let (Some(pod), Some(one)) = (&self.pod, &self.statefulset) else { return false };
+        let in_sync =
+            condition::is(&status.conditions, ConditionType::PodTemplateDrift, Truth::False);
+        status.phase == Some(SeiNodePhase::Running)
+            && status.plan.is_none()
+            && status.current_image.as_deref() == Some(wanted.image.as_str())
+            && status.pod_template_hash.as_deref() == Some(wanted.hash.as_str())
+            && pod.template == self.rendered_template()
+            && pod.gate_open
+            && !pod.terminating
+            && one.observed_revision() == Some(pod.revision.as_str())
+            && in_sync
+    }
+
+    /// Everything goes right from here on. Returns the passes it took.
+    pub(crate) fn converge(&mut self) -> usize {
+        for pass in 0..120 {
+            if self.matches() && self.pass().writes == 0 && self.matches() {
+                self.assert_quiet();
+                return pass;
+            }
+            self.pass();
+            for step in [Move::Observe, Move::Kubelet, Move::Scale, Move::Kubelet] {
+                self.step(step);
+            }
+            self.wait(20);
+        }
+        let last = self.pass();
+        let mut status = self.status();
+        let plan = status.plan.take().map(|plan| (plan.kind, plan.target));
+        panic!("not converged: {}\n{plan:?}\n{status:?}\n{:?}", last.report, self.pod);
+    }
+
+    /// At rest nothing is asked and nothing is written, however often one looks.
+    fn assert_quiet(&mut self) {
+        for _ in 0..3 {
+            self.wait(3600);
+            let trace = self.pass();
+            assert_eq!((trace.calls, trace.requests.len()), (0, 0), "{trace:?}");
+        }
+    }
+}
+
+/// What a pass did.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Trace {
+    pub(crate) calls: usize,
+    pub(crate) writes: usize,
+    pub(crate) requests: Vec<String>,
+    pub(crate) report: String,
+}
+
+fn name(request: &Request) -> String {
+    let text = format!("{request:?}");
+    text.split(['(', ' ', '{']).next().unwrap_or_default().to_owned()
+}
+
+/// The same template has the same revision: a revert brings back the old name.
+fn revision_of(template: &Value) -> String {
+    format!("n-{}", &digest_of(template)[3..13])
+}
+
+fn stamped(object: &k8s_openapi::api::apps::v1::StatefulSet) -> Option<String> {
+    object.metadata.annotations.as_ref()?.get(annotation::TEMPLATE_HASH).cloned()
+}

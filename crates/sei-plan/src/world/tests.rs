@@ -1,0 +1,478 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::planner::fixture::{full_node, validator};
+
+fn running(spec: SeiNodeSpec) -> World {
+    let mut world = World::new(spec);
+    world.converge();
+    world
+}
+
+fn image(world: &mut World, image: &str) {
+    world.edit(|spec| spec.image = image.to_owned());
+}
+
+fn label(world: &mut World, value: &str) {
+    let labels = BTreeMap::from([("team".to_owned(), value.to_owned())]);
+    world.edit(|spec| spec.pod_labels = Some(labels));
+}
+
+fn pause_updates(world: &mut World, paused: bool) {
+    world.edit(|spec| {
+        spec.update.get_or_insert_default().paused = Some(paused);
+    });
+}
+
+/// Runs passes and the environment for a while without asking for an end.
+fn run(world: &mut World, rounds: usize) {
+    for _ in 0..rounds {
+        world.pass();
+        for step in [Move::Observe, Move::Kubelet, Move::Scale, Move::Kubelet] {
+            world.step(step);
+        }
+        world.wait(20);
+    }
+}
+
+fn drift_reason(world: &World) -> String {
+    let status = world.status();
+    condition::find(&status.conditions, ConditionType::PodTemplateDrift)
+        .map(|one| one.reason.clone())
+        .unwrap_or_default()
+}
+
+#[test]
+fn a_new_node_runs_without_a_second_plan_and_without_a_deletion() {
+    for spec in [full_node(), validator()] {
+        let world = running(spec);
+        assert!(world.deleted.is_empty());
+        assert_eq!(world.status().last_update, None, "no update plan was needed");
+    }
+}
+
+#[test]
+fn an_image_bump_restarts_the_pod_once() {
+    let mut world = running(full_node());
+    image(&mut world, "seid:2");
+    world.converge();
+    assert_eq!(world.deleted.len(), 1);
+}
+
+#[test]
+fn a_label_alone_restarts_the_pod_once() {
+    let mut world = running(full_node());
+    label(&mut world, "core");
+    world.converge();
+    assert_eq!(world.deleted.len(), 1);
+}
+
+#[test]
+fn back_and_forth_ends_on_the_old_image_healthy_halted_unpullable_and_crashing() {
+    type Trouble = fn(&mut World);
+    let troubles: [Trouble; 4] = [
+        |_| {},
+        |world| world.halted = true,
+        |world| {
+            world.unpullable.insert("seid:2".to_owned());
+        },
+        |world| {
+            world.crashing.insert("seid:2".to_owned());
+        },
+    ];
+    for trouble in troubles {
+        let mut world = running(full_node());
+        trouble(&mut world);
+        image(&mut world, "seid:2");
+        run(&mut world, 6);
+        image(&mut world, "seid:1");
+        world.converge();
+        assert_eq!(world.deleted.len(), 2, "there and back");
+    }
+}
+
+#[test]
+fn a_halted_node_is_replaced_at_once() {
+    let mut world = running(validator());
+    world.halted = true;
+    image(&mut world, "seid:2");
+    world.converge();
+    assert_eq!(world.deleted.len(), 1);
+}
+
+#[test]
+fn a_bad_first_image_is_fixed_by_an_edit() {
+    let mut world = World::new(full_node());
+    world.unpullable.insert("seid:1".to_owned());
+    run(&mut world, 10);
+    assert_eq!(world.status().current_image, None, "nothing ran, nothing is claimed");
+    image(&mut world, "seid:2");
+    world.converge();
+    assert_eq!(world.deleted.len(), 1);
+}
+
+#[test]
+fn a_revert_before_the_pod_was_replaced_restarts_nothing_even_when_it_is_evicted() {
+    let mut world = running(full_node());
+    let first = world.pod.clone().unwrap().uid;
+    image(&mut world, "seid:2");
+    // Until the template is applied, and no further.
+    while world.statefulset.as_ref().unwrap().generation == 1 {
+        world.pass_dying_after(usize::MAX);
+    }
+    image(&mut world, "seid:1");
+    run(&mut world, 4);
+    assert_eq!(world.pod.as_ref().unwrap().uid, first);
+    assert!(world.deleted.is_empty());
+    world.evict();
+    world.converge();
+    assert!(world.deleted.is_empty());
+    assert_ne!(world.pod.as_ref().unwrap().uid, first);
+}
+
+#[test]
+fn an_evicted_node_comes_back_with_its_gate_open() {
+    let mut world = running(full_node());
+    world.evict();
+    world.converge();
+    assert!(world.deleted.is_empty());
+}
+
+#[test]
+fn a_wiped_status_restarts_nothing() {
+    let mut world = running(full_node());
+    world.node.status = None;
+    world.converge();
+    assert!(world.deleted.is_empty());
+}
+
+#[test]
+fn a_forged_current_image_is_corrected_without_a_restart() {
+    let mut world = running(full_node());
+    world.node.status.as_mut().unwrap().current_image = Some("seid:9".to_owned());
+    world.converge();
+    assert!(world.deleted.is_empty());
+}
+
+#[test]
+fn a_lost_sidecar_at_any_task_never_keeps_the_update_away() {
+    // The number of calls after which the sidecar is lost: every point of an update.
+    for calls in 0..16 {
+        let mut world = running(full_node());
+        image(&mut world, "seid:2");
+        world.pass();
+        world.pass_dying_after(calls);
+        if let Some(pod) = world.pod.as_mut() {
+            pod.sidecar_lost = true;
+        }
+        run(&mut world, 8);
+        // A sidecar lost on the new pod itself comes back with the container.
+        if let Some(pod) = world.pod.as_mut() {
+            pod.sidecar_lost = false;
+        }
+        world.converge();
+        assert_eq!(world.deleted.len(), 1, "after {calls} calls");
+    }
+}
+
+#[test]
+fn dying_after_any_call_ends_in_the_same_world() {
+    for calls in 0..40 {
+        let mut world = running(validator());
+        image(&mut world, "seid:2");
+        let mut left = calls;
+        while left > 0 {
+            let trace = world.pass_dying_after(left);
+            left = left.saturating_sub(trace.calls.max(1));
+            for step in [Move::Observe, Move::Kubelet, Move::Scale, Move::Kubelet] {
+                world.step(step);
+            }
+        }
+        world.converge();
+        assert_eq!(world.deleted.len(), 1, "after {calls} calls");
+    }
+}
+
+#[test]
+fn an_eviction_while_an_update_waits_opens_the_gate_again() {
+    let mut world = running(validator());
+    world.signing_secret_missing = true;
+    image(&mut world, "seid:2");
+    run(&mut world, 3);
+    world.evict();
+    run(&mut world, 8);
+    assert!(world.pod.as_ref().unwrap().gate_open, "the old pod is let in while the update waits");
+    assert!(world.deleted.is_empty());
+    world.signing_secret_missing = false;
+    world.converge();
+    assert_eq!(world.deleted.len(), 1);
+}
+
+#[test]
+fn a_bad_configuration_fails_visibly_only_on_the_new_pod_and_backs_off() {
+    let mut world = running(full_node());
+    world.failing.insert("config-validate".to_owned());
+    image(&mut world, "seid:2");
+    run(&mut world, 8);
+    let status = world.status();
+    assert_eq!(world.deleted.len(), 1, "the old pod's verdict does not keep the new image away");
+    let pending = status.pending_update.expect("still pending");
+    assert!(pending.attempts.unwrap_or(0) >= 1, "{pending:?}");
+    world.failing.clear();
+    world.converge();
+    assert_eq!(world.deleted.len(), 1, "trying again restarts nothing");
+}
+
+#[test]
+fn paused_updates_hold_and_an_eviction_brings_back_what_ran() {
+    let mut world = running(full_node());
+    pause_updates(&mut world, true);
+    image(&mut world, "seid:2");
+    run(&mut world, 3);
+    assert_eq!(drift_reason(&world), "Paused");
+    world.evict();
+    run(&mut world, 5);
+    assert_eq!(world.pod.as_ref().unwrap().image(), "seid:1");
+    assert!(world.pod.as_ref().unwrap().gate_open);
+    pause_updates(&mut world, false);
+    world.converge();
+    assert_eq!(world.deleted.len(), 1);
+}
+
+#[test]
+fn pausing_after_the_apply_puts_the_running_template_back() {
+    let mut world = running(full_node());
+    image(&mut world, "seid:2");
+    world.pass();
+    while world.statefulset.as_ref().unwrap().generation == 1 {
+        world.pass();
+    }
+    assert!(world.deleted.is_empty(), "the controller has not looked yet");
+    pause_updates(&mut world, true);
+    run(&mut world, 4);
+    world.evict();
+    run(&mut world, 5);
+    assert_eq!(world.pod.as_ref().unwrap().image(), "seid:1");
+    assert!(world.deleted.is_empty());
+    pause_updates(&mut world, false);
+    world.converge();
+}
+
+#[test]
+fn a_stopped_node_starts_with_the_newest_template() {
+    let mut world = running(full_node());
+    world.edit(|spec| spec.paused = Some(true));
+    run(&mut world, 3);
+    assert!(world.pod.is_none(), "paused means no pod");
+    image(&mut world, "seid:2");
+    run(&mut world, 3);
+    world.edit(|spec| spec.paused = Some(false));
+    world.converge();
+    assert!(world.deleted.is_empty(), "the first pod is already the right one");
+}
+
+#[test]
+fn a_deleted_statefulset_is_made_again() {
+    let mut world = running(full_node());
+    world.statefulset = None;
+    world.pod = None;
+    world.converge();
+    assert!(world.deleted.is_empty());
+}
+
+#[test]
+fn replicas_and_strategy_changed_by_hand_are_set_right() {
+    let mut world = running(full_node());
+    let one = world.statefulset.as_mut().unwrap();
+    one.replicas = Some(2);
+    one.on_delete = false;
+    run(&mut world, 3);
+    let one = world.statefulset.as_ref().unwrap();
+    assert_eq!((one.replicas, one.on_delete), (Some(1), true));
+    assert!(world.deleted.is_empty());
+}
+
+#[test]
+fn a_lost_volume_is_never_replaced_without_consent() {
+    for spec in [full_node(), validator()] {
+        let signs = spec.signs();
+        let mut world = running(spec);
+        let lost = world.claim.take().unwrap();
+        world.evict();
+        run(&mut world, 6);
+        assert_eq!(world.claim, None, "nothing is recreated");
+        let replicas = world.statefulset.as_ref().unwrap().replicas;
+        assert_eq!(replicas, Some(i32::from(!signs)), "a node that signs is held at zero");
+        let consent = BTreeMap::from([(annotation::RECREATE_VOLUME.to_owned(), lost)]);
+        world.node.metadata.annotations = Some(consent);
+        world.converge();
+    }
+}
+
+#[test]
+fn a_platform_change_rolls_and_its_revert_before_the_roll_does_nothing() {
+    let mut world = running(full_node());
+    world.platform = "b".to_owned();
+    world.converge();
+    assert_eq!(world.deleted.len(), 1);
+    assert_eq!(
+        world.status().last_update.unwrap().cause,
+        sei_api::status::Cause::Operator,
+        "nobody changed the spec"
+    );
+}
+
+/// What may happen to a node and its world.
+#[derive(Clone, Debug)]
+enum Event {
+    Pass,
+    DyingPass(usize),
+    Move(Move),
+    Wait(i64),
+    Image(u8),
+    Label(u8),
+    Platform(u8),
+    Evict,
+    LoseSidecar,
+    Halt(bool),
+    WipeStatus,
+    PauseUpdates(bool),
+    Pause(bool),
+    LoseStatefulSet,
+    FailConfig(bool),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        6 => Just(Event::Pass),
+        3 => (0..12usize).prop_map(Event::DyingPass),
+        3 => Just(Event::Move(Move::Observe)),
+        3 => Just(Event::Move(Move::Scale)),
+        3 => Just(Event::Move(Move::Kubelet)),
+        2 => prop_oneof![Just(1), Just(20), Just(700)].prop_map(Event::Wait),
+        3 => (1..5u8).prop_map(Event::Image),
+        1 => (0..3u8).prop_map(Event::Label),
+        1 => (0..2u8).prop_map(Event::Platform),
+        1 => Just(Event::Evict),
+        1 => Just(Event::LoseSidecar),
+        1 => any::<bool>().prop_map(Event::Halt),
+        1 => Just(Event::WipeStatus),
+        1 => any::<bool>().prop_map(Event::PauseUpdates),
+        1 => any::<bool>().prop_map(Event::Pause),
+        1 => Just(Event::LoseStatefulSet),
+        1 => any::<bool>().prop_map(Event::FailConfig),
+    ]
+}
+
+/// Image 3 cannot be pulled and image 4 crashes.
+fn broken_images(world: &mut World) {
+    world.unpullable.insert("seid:3".to_owned());
+    world.crashing.insert("seid:4".to_owned());
+}
+
+fn happen(world: &mut World, event: &Event) {
+    match event {
+        Event::Pass => drop(world.pass()),
+        Event::DyingPass(calls) => drop(world.pass_dying_after(*calls)),
+        Event::Move(step) => world.step(*step),
+        Event::Wait(seconds) => world.wait(*seconds),
+        Event::Image(number) => image(world, &format!("seid:{number}")),
+        Event::Label(number) => label(world, &number.to_string()),
+        Event::Platform(number) => world.platform = number.to_string(),
+        Event::Evict => world.evict(),
+        Event::LoseSidecar => {
+            if let Some(pod) = world.pod.as_mut() {
+                pod.sidecar_lost = true;
+            }
+        }
+        Event::Halt(halted) => world.halted = *halted,
+        Event::WipeStatus => world.node.status = None,
+        Event::PauseUpdates(paused) => pause_updates(world, *paused),
+        Event::Pause(paused) => world.edit(|spec| spec.paused = Some(*paused)),
+        Event::LoseStatefulSet => {
+            // Its pod goes with it: the garbage collector sees to that.
+            world.statefulset = None;
+            world.pod = None;
+        }
+        Event::FailConfig(fails) => {
+            for task in ["config-patch", "config-validate"] {
+                if *fails {
+                    world.failing.insert(task.to_owned());
+                } else {
+                    world.failing.remove(task);
+                }
+            }
+        }
+    }
+}
+
+/// The faults end; the chain may stay halted, and what was edited last stays.
+fn heal(world: &mut World) {
+    pause_updates(world, false);
+    world.edit(|spec| spec.paused = Some(false));
+    world.failing.clear();
+    world.signing_secret_missing = false;
+    if let Some(pod) = world.pod.as_mut() {
+        // The kubelet restarts the container; its memory is empty.
+        pod.gate_open &= !pod.sidecar_lost;
+        pod.sidecar_lost = false;
+    }
+    if ["seid:3", "seid:4"].contains(&world.node.spec.image.as_str()) {
+        image(world, "seid:1");
+    }
+    // A difference that nobody can explain any more waits for somebody who agrees.
+    let wanted = fixture::wanted(&world.node.spec, &world.platform);
+    let approval = BTreeMap::from([(annotation::APPROVE_UPDATE.to_owned(), wanted.hash)]);
+    world.node.metadata.annotations = Some(approval);
+}
+
+fn check_convergence(spec: SeiNodeSpec, from_scratch: bool, events: &[Event]) {
+    let mut world = if from_scratch { World::new(spec) } else { running(spec) };
+    broken_images(&mut world);
+    for event in events {
+        happen(&mut world, event);
+    }
+    heal(&mut world);
+    world.converge();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn the_last_edit_arrives_from_every_state(
+        events in prop::collection::vec(event(), 0..40),
+        signs in any::<bool>(),
+        from_scratch in any::<bool>(),
+    ) {
+        let spec = if signs { validator() } else { full_node() };
+        check_convergence(spec, from_scratch, &events);
+    }
+
+    #[test]
+    fn no_reachable_plan_breaks_a_rule(
+        events in prop::collection::vec(event(), 10..60),
+        signs in any::<bool>(),
+    ) {
+        let mut world = World::new(if signs { validator() } else { full_node() });
+        broken_images(&mut world);
+        for event in &events {
+            // Every status that is stored is checked, its plan among it.
+            happen(&mut world, event);
+        }
+    }
+
+    #[test]
+    fn deciding_again_changes_nothing(
+        events in prop::collection::vec(event(), 0..40),
+        signs in any::<bool>(),
+    ) {
+        let mut world = World::new(if signs { validator() } else { full_node() });
+        broken_images(&mut world);
+        for event in &events {
+            happen(&mut world, event);
+            let (once, twice) = world.decide_twice();
+            prop_assert_eq!(once, twice);
+        }
+    }
+}
