@@ -1,1 +1,58 @@
+//! The planner's rules, one by one. Ids in comments name the behaviour in `tests/ids.toml`.
 
+mod drift;
+mod init;
+mod lifecycle;
+mod repairs;
+
+use sei_api::condition::{self, ConditionType};
+use sei_api::plan::TaskPlan;
+use sei_api::status::SeiNodeStatus;
+
+use super::*;
+use crate::check_plan::check_plan;
+
+/// The status after a decision.
+fn after(observation: &Observation) -> SeiNodeStatus {
+    let mut status = observation.status().clone();
+    plan(observation).apply(&mut status, observation.generation(), observation.now);
+    status
+}
+
+/// The plan that a decision starts; every one is linted.
+fn started(observation: &Observation) -> Option<TaskPlan> {
+    match plan(observation).plan {
+        PlanMove::Start(plan) => {
+            let notes = check_plan(&plan);
+            assert!(notes.is_empty(), "{notes:?}");
+            Some(*plan)
+        }
+        PlanMove::Keep | PlanMove::Clear => None,
+    }
+}
+
+fn tasks(plan: &TaskPlan) -> Vec<&str> {
+    plan.tasks.iter().map(|task| task.r#type.as_str()).collect()
+}
+
+/// The tasks of the plan that a decision starts, in one line.
+fn started_tasks(observation: &Observation) -> String {
+    started(observation).map_or_else(|| "none".to_owned(), |plan| tasks(&plan).join(" "))
+}
+
+/// A condition as `Status/Reason: message`.
+fn says(status: &SeiNodeStatus, kind: ConditionType) -> String {
+    condition::find(&status.conditions, kind).map_or_else(
+        || "absent".to_owned(),
+        |one| format!("{}/{}: {}", one.status, one.reason, one.message),
+    )
+}
+
+/// The report of a decision, in one line.
+fn report(observation: &Observation) -> String {
+    plan(observation).report.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// The update plan of a node in its early shape.
+const UPDATE: &str = "config-patch config-validate apply-statefulset apply-service replace-pod \
+                      observe-image mark-ready";

@@ -1,0 +1,396 @@
+//! A running node: when an update is built, held, queued or left alone.
+
+use std::collections::BTreeSet;
+
+use sei_api::node::OnOperatorChange;
+use sei_api::status::{Cause, FieldChange, UpdateState};
+
+use super::*;
+use crate::adoption::Comparison;
+use crate::observation::Slot;
+use crate::planner::fixture::{
+    archive, full_node, governor, observer, replayer, running, seed, validator,
+};
+
+fn bumped(spec: sei_api::SeiNodeSpec) -> Observation {
+    running(spec).edit(|spec| spec.image = "seid:2".into())
+}
+
+fn labelled(spec: sei_api::SeiNodeSpec) -> Observation {
+    running(spec).edit(|spec| {
+        spec.pod_labels.get_or_insert_default().insert("team".into(), "core".into());
+    })
+}
+
+// P1, I23
+#[test]
+fn a_node_in_sync_gets_no_plan() {
+    for spec in [full_node(), archive(), replayer(), validator(), seed()] {
+        assert_eq!(started_tasks(&running(spec.clone())), "none");
+        assert!(report(&running(spec)).contains("in sync"));
+    }
+}
+
+// P2, P6, P7, P16
+#[test]
+fn another_image_builds_the_seven_tasks_in_order() {
+    for spec in [full_node(), archive(), replayer(), observer()] {
+        let plan = started(&bumped(spec)).unwrap();
+        assert_eq!(tasks(&plan).join(" "), UPDATE);
+        assert_eq!(plan.phase, PlanPhase::Active);
+        assert_eq!(plan.target_phase, Some(SeiNodePhase::Running));
+        assert_eq!(plan.failed_phase, None);
+        assert_eq!(plan.target.unwrap().image, "seid:2");
+    }
+}
+
+// P3, P23
+#[test]
+fn every_task_has_an_id_of_its_own_and_parameters() {
+    let one = started(&bumped(full_node())).unwrap();
+    let other = started(&bumped(full_node()).with(|seen| seen.plan_id = "other".into())).unwrap();
+    let ids: BTreeSet<_> = one.tasks.iter().chain(&other.tasks).map(|task| &task.id).collect();
+    assert_eq!(ids.len(), 14);
+    assert_ne!(one.id, other.id);
+    for task in &one.tasks {
+        assert_eq!(task.status, sei_api::plan::TaskStatus::Pending);
+        assert!(task.params.as_ref().is_some_and(serde_json::Value::is_object), "{task:?}");
+    }
+}
+
+// P4, P5
+#[test]
+fn the_patch_carries_what_is_wanted_and_is_the_same_each_time() {
+    let plan = started(&bumped(full_node())).unwrap();
+    let wanted = bumped(full_node()).wanted.unwrap();
+    assert_eq!(plan.tasks[0].params.as_ref(), Some(&wanted.config_patch));
+    let again = started(&bumped(full_node())).unwrap();
+    assert_eq!(plan.tasks[0].params, again.tasks[0].params);
+}
+
+// P8, P9
+#[test]
+fn another_sidecar_image_rolls_whether_the_platform_or_the_spec_says_so() {
+    let by_spec = running(full_node())
+        .edit(|spec| spec.sidecar.get_or_insert_default().image = Some("seictl:2".into()));
+    assert_eq!(started_tasks(&by_spec), UPDATE);
+    let by_platform = running(full_node()).with(|seen| {
+        let wanted = seen.wanted.as_mut().unwrap();
+        wanted.sidecar_image = "seictl:2".into();
+        wanted.hash = crate::fingerprint::digest_of(&"platform");
+    });
+    let plan = started(&by_platform).unwrap();
+    assert_eq!(plan.target.unwrap().cause, Cause::Operator, "nobody changed the spec");
+}
+
+// P10, P12, P24
+#[test]
+fn the_condition_says_which_image_drifted() {
+    let message =
+        |observation: &Observation| says(&after(observation), ConditionType::NodeUpdateInProgress);
+    let seid = message(&bumped(full_node()));
+    assert!(seid.starts_with("True/UpdateStarted: image drift detected: spec=seid:2"), "{seid}");
+    assert!(!seid.contains("sidecar"));
+    let sidecar = running(full_node())
+        .edit(|spec| spec.sidecar.get_or_insert_default().image = Some("seictl:2".into()));
+    assert!(message(&sidecar).contains("sidecar image drift detected"));
+    let both = bumped(full_node())
+        .edit(|spec| spec.sidecar.get_or_insert_default().image = Some("seictl:2".into()));
+    assert!(message(&both).contains("seid spec=") && message(&both).contains("sidecar spec="));
+    assert_eq!(started_tasks(&both), UPDATE, "one plan for both");
+}
+
+// P11
+#[test]
+fn a_missing_record_of_the_sidecar_image_is_filled_from_the_pod() {
+    let observation =
+        running(full_node()).with(|seen| seen.status_mut().current_sidecar_image = None);
+    assert_eq!(started_tasks(&observation), "none");
+    assert_eq!(after(&observation).current_sidecar_image.as_deref(), Some("seictl:1"));
+}
+
+// P13
+#[test]
+fn an_update_patches_and_an_init_applies_whole_files() {
+    let update = started_tasks(&bumped(full_node()));
+    assert!(update.contains("config-patch") && !update.contains("config-apply"));
+    let init = started_tasks(&crate::planner::fixture::new_node(full_node()));
+    assert!(init.contains("config-apply") && !init.contains("config-patch"));
+}
+
+// P14, P15, I22
+#[test]
+fn an_update_checks_exactly_the_keys_that_are_declared() {
+    let keys = |spec| {
+        let tasks = started_tasks(&bumped(spec));
+        tasks.strip_suffix(UPDATE).unwrap().trim().to_owned()
+    };
+    assert_eq!(keys(validator()), "validate-signing-key validate-node-key");
+    let all = "validate-signing-key validate-node-key validate-operator-keyring";
+    assert_eq!(keys(governor()), all);
+    assert_eq!(keys(seed()), "validate-node-key");
+    assert_eq!(keys(observer()), "");
+}
+
+// P17, P18, P19, P22
+#[test]
+fn only_a_closed_gate_opens_it_again() {
+    let with = |sidecar: Sidecar| running(full_node()).with(|seen| seen.sidecar = sidecar);
+    assert_eq!(started_tasks(&with(Sidecar::Ready)), "none");
+    assert_eq!(started_tasks(&with(Sidecar::Unknown)), "none");
+    assert_eq!(started_tasks(&with(Sidecar::Unreachable("refused".into()))), "none");
+    let plan = started(&with(Sidecar::NotReady)).unwrap();
+    assert_eq!(tasks(&plan), ["mark-ready"]);
+    assert_eq!((plan.phase, plan.failed_phase), (PlanPhase::Active, None));
+    assert_eq!(plan.target_phase, Some(SeiNodePhase::Running));
+}
+
+// P20
+#[test]
+fn an_update_that_can_start_wins_over_a_closed_gate() {
+    let observation = bumped(full_node()).with(|seen| seen.sidecar = Sidecar::NotReady);
+    assert_eq!(started_tasks(&observation), UPDATE);
+}
+
+// P21
+#[test]
+fn each_opening_has_fresh_ids() {
+    let closed = |id: &str| {
+        let observation = running(full_node()).with(|seen| {
+            seen.sidecar = Sidecar::NotReady;
+            seen.plan_id = id.into();
+        });
+        started(&observation).unwrap()
+    };
+    assert_ne!(closed("a").tasks[0].id, closed("b").tasks[0].id);
+}
+
+// S1, S2, S3
+#[test]
+fn the_probe_is_mirrored_into_its_condition() {
+    for (sidecar, text) in [
+        (Sidecar::Ready, "True/Ready: "),
+        (Sidecar::NotReady, "False/NotReady: the gate is closed"),
+        (Sidecar::Unreachable("refused".into()), "Unknown/Unreachable: refused"),
+    ] {
+        let observation = running(full_node()).with(|seen| seen.sidecar = sidecar);
+        assert_eq!(says(&after(&observation), ConditionType::SidecarReady), text);
+    }
+}
+
+// S4, S5
+#[test]
+fn without_a_probe_the_condition_stays_as_it_is() {
+    let unknown = running(full_node()).with(|seen| seen.sidecar = Sidecar::Unknown);
+    assert_eq!(says(&after(&unknown), ConditionType::SidecarReady), "absent");
+    let initializing = crate::planner::fixture::new_node(full_node()).with(|seen| {
+        seen.status_mut().phase = Some(SeiNodePhase::Initializing);
+        seen.sidecar = Sidecar::Ready;
+    });
+    assert_eq!(says(&after(&initializing), ConditionType::SidecarReady), "absent");
+}
+
+#[test]
+fn a_sidecar_that_cannot_answer_is_not_asked_before_the_pod_is_replaced() {
+    let late = "apply-statefulset apply-service replace-pod observe-image config-patch \
+                config-validate mark-ready";
+    let silent = bumped(full_node()).with(|seen| seen.sidecar = Sidecar::Unreachable("no".into()));
+    assert_eq!(started_tasks(&silent), late);
+    let pending = bumped(full_node()).with(|seen| seen.pods[0].sidecar.running = false);
+    assert_eq!(started_tasks(&pending), late);
+    let homeless = bumped(full_node()).with(|seen| seen.pods[0].ip = None);
+    assert_eq!(started_tasks(&homeless), late);
+}
+
+#[test]
+fn a_label_rolls_at_once_except_on_a_node_that_signs() {
+    let taken = Slot::Taken { by: "ns/other".into() };
+    let busy = |spec| labelled(spec).with(|seen| seen.slot = taken.clone());
+    assert_eq!(started_tasks(&busy(full_node())), UPDATE);
+    assert_eq!(started_tasks(&busy(validator())), "none");
+    let status = after(&busy(validator()));
+    assert_eq!(
+        says(&status, ConditionType::PodTemplateDrift),
+        "True/WaitingForSlot: waits for its turn: ns/other rolls"
+    );
+    assert_eq!(status.pending_update.unwrap().state, UpdateState::Queued);
+    assert!(plan(&labelled(validator())).takes_slot);
+    let unready = busy(validator()).with(|seen| seen.pods[0].ready = false);
+    assert!(started(&unready).is_some(), "a node that is down never waits");
+}
+
+#[test]
+fn an_image_never_waits_for_a_slot() {
+    let halted = Slot::Halted { by: "ns/other".into() };
+    let observation = bumped(validator()).with(|seen| seen.slot = halted);
+    assert!(started(&observation).is_some());
+}
+
+#[test]
+fn a_change_of_the_operator_takes_its_turn() {
+    let changed = running(full_node()).platform("b");
+    assert_eq!(started(&changed).unwrap().target.unwrap().cause, Cause::Operator);
+    assert!(plan(&changed).takes_slot);
+    let halted = changed.clone().with(|seen| seen.slot = Slot::Halted { by: "ns/bad".into() });
+    assert_eq!(started_tasks(&halted), "none");
+    assert!(report(&halted).contains("the roll of ns/bad failed"));
+    let unsettled = changed.clone().with(|seen| seen.rollout.settled = false);
+    assert_eq!(started_tasks(&unsettled), "none");
+    let younger = changed.with(|seen| seen.operator_version = "0.9.0".into());
+    assert_eq!(started_tasks(&younger), "none", "never towards an older operator");
+    assert!(report(&younger).contains("newer operator 1.0.0"));
+}
+
+#[test]
+fn a_hold_is_lifted_by_its_own_approval_only() {
+    let held = running(full_node())
+        .platform("b")
+        .with(|seen| seen.rollout.on_operator_change = OnOperatorChange::Hold);
+    let status = after(&held);
+    assert!(says(&status, ConditionType::PodTemplateDrift).starts_with("True/Held"));
+    let pending = status.pending_update.unwrap();
+    assert_eq!(pending.state, UpdateState::Held);
+    assert_eq!(pending.changes[0].path, "containers[seid].env[PLATFORM]");
+    let approve = |hash: &str| {
+        held.clone().with(|seen| {
+            let name = sei_api::names::annotation::APPROVE_UPDATE.to_owned();
+            let annotations = seen.node.metadata.annotations.get_or_insert_default();
+            annotations.insert(name, hash.to_owned());
+        })
+    };
+    assert_eq!(started_tasks(&approve(&pending.target_hash)), UPDATE);
+    assert_eq!(started_tasks(&approve("v1:other")), "none");
+    assert!(report(&approve("v1:other")).contains("refuses the approval of v1:other"));
+    let busy = approve(&pending.target_hash)
+        .with(|seen| seen.slot = Slot::Taken { by: "ns/other".into() });
+    assert_eq!(started_tasks(&busy), "none", "an approval never lifts the budget");
+    let own = held.edit(|spec| {
+        let update = spec.update.get_or_insert_default();
+        update.on_operator_change = Some(OnOperatorChange::Auto);
+    });
+    assert_eq!(started_tasks(&own.platform("b")), UPDATE, "the node's own policy wins");
+}
+
+#[test]
+fn a_closed_gate_is_opened_whatever_holds_the_update() {
+    let closed =
+        |observation: Observation| observation.with(|seen| seen.sidecar = Sidecar::NotReady);
+    let held = running(full_node())
+        .platform("b")
+        .with(|seen| seen.rollout.on_operator_change = OnOperatorChange::Hold);
+    assert_eq!(started_tasks(&closed(held)), "mark-ready");
+    let queued =
+        running(full_node()).platform("b").with(|seen| seen.slot = Slot::Taken { by: "x".into() });
+    assert_eq!(started_tasks(&closed(queued)), "mark-ready");
+    let paused =
+        bumped(full_node()).edit(|spec| spec.update.get_or_insert_default().paused = Some(true));
+    assert_eq!(started_tasks(&closed(paused)), "mark-ready");
+    let invalid = running(full_node()).with(|seen| seen.wanted = Err("spec.image is bad".into()));
+    assert_eq!(started_tasks(&closed(invalid)), "mark-ready");
+}
+
+#[test]
+fn the_applied_template_is_put_back_when_the_running_one_is_wanted_again() {
+    let other = bumped(full_node()).wanted.unwrap();
+    let observation = running(full_node()).with(|seen| {
+        let statefulset = seen.statefulset.as_mut().unwrap();
+        statefulset.template_hash = Some(other.hash.clone());
+        statefulset.update_revision = Some("rev-2".into());
+    });
+    let plan = started(&observation).unwrap();
+    assert_eq!(plan.target.as_ref().unwrap().hash, observation.wanted.unwrap().hash);
+    assert_eq!(tasks(&plan)[0], "apply-statefulset", "first of all");
+}
+
+#[test]
+fn a_revision_that_moves_by_itself_is_reported_and_not_rolled() {
+    let observation = running(full_node())
+        .with(|seen| seen.statefulset.as_mut().unwrap().update_revision = Some("rev-9".into()));
+    assert_eq!(started_tasks(&observation), "none");
+    assert!(report(&observation).contains("the revision moved without a change of ours"));
+}
+
+/// A running pod that this operator has never seen.
+fn adopted(spec: sei_api::SeiNodeSpec) -> Observation {
+    running(spec).with(|seen| {
+        let status = seen.status_mut();
+        status.pod_template_hash = None;
+        status.pod_template = None;
+        seen.statefulset.as_mut().unwrap().template_hash = None;
+    })
+}
+
+fn judged(observation: Observation, comparison: Comparison) -> Observation {
+    observation.with(|seen| seen.adoption = Some(("pod-uid".into(), comparison)))
+}
+
+fn grace() -> Comparison {
+    Comparison::Different(vec![FieldChange {
+        path: "terminationGracePeriodSeconds".into(),
+        from: Some("30".into()),
+        to: Some("120".into()),
+    }])
+}
+
+#[test]
+fn an_unknown_pod_is_judged_by_the_server_and_recorded_when_equal() {
+    let decision = plan(&adopted(full_node()));
+    assert_eq!(decision.judge.as_deref(), Some("pod-uid"));
+    assert_eq!(decision.plan, PlanMove::Keep);
+    let observation = judged(adopted(full_node()), Comparison::Equal);
+    assert_eq!(started_tasks(&observation), "none");
+    let status = after(&observation);
+    assert_eq!(status.pod_template_hash, Some(observation.wanted.unwrap().hash));
+    assert_eq!(says(&status, ConditionType::PodTemplateDrift), "False/InSync: ");
+}
+
+#[test]
+fn an_adopted_difference_waits_for_the_next_change_of_the_spec() {
+    let observation = judged(adopted(full_node()), grace());
+    assert_eq!(started_tasks(&observation), "none");
+    let status = after(&observation);
+    let drift = says(&status, ConditionType::PodTemplateDrift);
+    assert!(drift.starts_with("True/AdoptedWithDrift"), "{drift}");
+    assert!(drift.contains("terminationGracePeriodSeconds 30 -> 120"), "{drift}");
+    let pending = status.pending_update.clone().unwrap();
+    assert_eq!((pending.cause, pending.state), (Cause::Adoption, UpdateState::Held));
+    let edited = observation.with(|seen| seen.node.status = Some(status)).edit(|spec| {
+        spec.pod_labels.get_or_insert_default().insert("team".into(), "core".into());
+    });
+    assert_eq!(started(&edited).unwrap().target.unwrap().cause, Cause::Spec);
+    let auto =
+        judged(adopted(full_node()), grace()).with(|seen| seen.rollout.adopt_automatically = true);
+    assert_eq!(started_tasks(&auto), UPDATE);
+}
+
+#[test]
+fn an_adopted_pod_with_another_image_rolls() {
+    let observation = adopted(full_node()).edit(|spec| spec.image = "seid:2".into());
+    assert_eq!(started(&observation).unwrap().target.unwrap().cause, Cause::Spec);
+}
+
+#[test]
+fn a_new_algorithm_is_judged_and_restamped_never_rolled() {
+    let observation = running(full_node()).with(|seen| {
+        let old = format!("v0:{}", "0".repeat(64));
+        seen.status_mut().pod_template_hash = Some(old.clone());
+        seen.statefulset.as_mut().unwrap().template_hash = Some(old);
+    });
+    assert_eq!(plan(&observation).judge.as_deref(), Some("pod-uid"));
+    let observation = judged(observation, Comparison::Equal);
+    assert_eq!(started_tasks(&observation), "none");
+    let status = after(&observation);
+    assert_eq!(status.pod_template_hash, Some(observation.wanted.unwrap().hash));
+}
+
+#[test]
+fn changed_settings_outside_of_the_template_are_shown_and_ride_on_the_next_roll() {
+    let observation = running(full_node()).edit(|spec| {
+        let overrides = spec.overrides.get_or_insert_default();
+        overrides.insert("logging.level".into(), "debug".into());
+    });
+    assert_eq!(started_tasks(&observation), "none");
+    let pending = after(&observation).pending_update.unwrap();
+    assert_eq!(pending.changes[0].path, "config.overrides");
+    assert_eq!(pending.state, UpdateState::Held);
+}

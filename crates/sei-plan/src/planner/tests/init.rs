@@ -1,0 +1,375 @@
+//! New nodes, failed nodes, and the gate before them.
+
+use sei_api::names::annotation;
+use sei_api::node::{GenesisCeremony, PeerSource, StaticPeers};
+use sei_api::plan::FailedTaskDetail;
+use serde_json::json;
+
+use super::*;
+use crate::observation::Syncers;
+use crate::planner::fixture::{
+    archive, full_node, full_node_from, governor, new_node, observer, pod, replayer, running, s3,
+    seed, state_sync, statefulset, validator,
+};
+
+fn init(spec: sei_api::SeiNodeSpec) -> String {
+    started_tasks(&new_node(spec))
+}
+
+fn with_peers(mut spec: sei_api::SeiNodeSpec) -> sei_api::SeiNodeSpec {
+    let addresses = vec!["id@host:26656".to_owned()];
+    spec.peers = Some(vec![PeerSource {
+        r#static: Some(StaticPeers { addresses }),
+        ..PeerSource::default()
+    }]);
+    spec
+}
+
+fn bootstrap() -> sei_api::SeiNodeSpec {
+    let mut source = s3(900);
+    source.bootstrap_image = Some("seid:0".into());
+    full_node_from(source)
+}
+
+fn ceremony() -> sei_api::SeiNodeSpec {
+    let mut spec = observer();
+    spec.validator.as_mut().unwrap().genesis_ceremony = Some(GenesisCeremony {
+        chain_id: "demo-1".into(),
+        staking_amount: "5usei".into(),
+        account_balance: "9usei".into(),
+        index: 0,
+    });
+    spec
+}
+
+const HEAD: &str =
+    "ensure-data-pvc apply-rbac-proxy-config apply-statefulset apply-service replace-pod";
+const PLAIN: &str = "configure-genesis config-apply config-validate observe-image mark-ready";
+const SYNCED: &str = "configure-genesis config-apply configure-state-sync config-validate \
+                      observe-image mark-ready";
+
+// I1, I2, I3, I4, I5, I6, I7, I8, I17
+#[test]
+fn each_mode_has_its_own_list_of_tasks() {
+    let plain = format!("{HEAD} {PLAIN}");
+    let synced = format!("{HEAD} {SYNCED}");
+    let restored = format!("{HEAD} snapshot-restore {SYNCED}");
+    for (spec, expected) in [
+        (full_node(), &plain),
+        (full_node_from(s3(5)), &restored),
+        (full_node_from(state_sync()), &synced),
+        (observer(), &plain),
+        (replayer(), &restored),
+        (archive(), &plain),
+    ] {
+        assert_eq!(init(spec.clone()), *expected);
+        assert_eq!(init(with_peers(spec)), *expected, "peers never add a task");
+    }
+}
+
+// I19, I24, I38
+#[test]
+fn a_seed_checks_its_node_key_and_nothing_else() {
+    let expected = "ensure-data-pvc validate-node-key apply-rbac-proxy-config apply-statefulset \
+                    apply-service replace-pod configure-genesis config-apply config-validate \
+                    observe-image mark-ready";
+    assert_eq!(init(seed()), expected);
+    for (spec, needed) in [
+        (bootstrap(), true),
+        (full_node_from(s3(5)), false),
+        (replayer(), false),
+        (ceremony(), false),
+        (seed(), false),
+    ] {
+        assert_eq!(spec.needs_bootstrap(), needed);
+    }
+}
+
+// I9, I10, I11, I39
+#[test]
+fn an_init_plan_is_active_and_its_tasks_are_pending_with_their_budgets() {
+    let plan = started(&new_node(full_node_from(s3(1_200_000)))).unwrap();
+    assert_eq!(plan.phase, PlanPhase::Active);
+    assert_eq!(plan.failed_phase, Some(SeiNodePhase::Failed));
+    assert_eq!(tasks(&plan)[0], "ensure-data-pvc");
+    let task = |name: &str| plan.tasks.iter().find(|task| task.r#type == name).unwrap();
+    assert_eq!(task("snapshot-restore").params, Some(json!({ "TargetHeight": 1_200_000 })));
+    assert_eq!(task("configure-genesis").max_retries, Some(180));
+    assert_eq!(task("replace-pod").max_retries, None);
+    let other = started(&new_node(full_node_from(s3(1))).with(|seen| seen.plan_id = "b".into()));
+    let other = other.unwrap();
+    assert!(plan.tasks.iter().all(|task| other.tasks.iter().all(|one| one.id != task.id)));
+}
+
+// I27, I28, I29, I30, I31, I32
+#[test]
+fn keys_are_checked_before_anything_that_uses_them() {
+    let before = |list: &str, one: &str, other: &str| {
+        let at = |name: &str| list.split(' ').position(|task| task == name).unwrap();
+        assert!(at(one) < at(other), "{one} before {other} in {list}");
+    };
+    let base = init(governor());
+    before(&base, "ensure-data-pvc", "validate-signing-key");
+    before(&base, "validate-signing-key", "validate-node-key");
+    before(&base, "validate-node-key", "validate-operator-keyring");
+    before(&base, "validate-operator-keyring", "apply-statefulset");
+    before(&base, "apply-rbac-proxy-config", "apply-statefulset");
+    let mut spec = governor();
+    spec.validator.as_mut().unwrap().snapshot = bootstrap().full_node.unwrap().snapshot;
+    let list = init(spec);
+    before(&list, "validate-operator-keyring", "deploy-bootstrap-job");
+    before(&init(ceremony()), "apply-rbac-proxy-config", "apply-statefulset");
+    assert!(!init(validator()).contains("keyring"));
+    assert!(!init(observer()).contains("validate-"));
+    let plan = started(&new_node(governor())).unwrap();
+    let keyring = plan.tasks.iter().find(|task| task.r#type == "validate-operator-keyring");
+    assert_eq!(
+        keyring.unwrap().params,
+        Some(json!({
+            "secretName": "keyring",
+            "keyName": "treasury",
+            "passphraseSecretName": "pass",
+            "passphraseSecretKey": "passphrase",
+            "namespace": "ns",
+        }))
+    );
+}
+
+// B21
+#[test]
+fn a_bootstrap_is_torn_down_before_the_node_is_applied() {
+    assert_eq!(
+        init(bootstrap()),
+        "ensure-data-pvc apply-rbac-proxy-config deploy-bootstrap-service deploy-bootstrap-job \
+         snapshot-restore configure-genesis config-apply configure-state-sync config-validate \
+         mark-ready await-bootstrap-complete teardown-bootstrap apply-statefulset apply-service \
+         replace-pod configure-genesis config-apply config-validate observe-image mark-ready"
+    );
+}
+
+#[test]
+fn a_ceremony_makes_its_identity_first() {
+    assert_eq!(
+        init(ceremony()),
+        format!(
+            "{HEAD} generate-identity generate-gentx upload-genesis-artifacts configure-genesis \
+             config-apply set-genesis-peers config-validate observe-image mark-ready"
+        )
+    );
+}
+
+// I40
+#[test]
+fn a_spec_that_cannot_be_rendered_gets_a_condition_instead_of_a_plan() {
+    let observation = new_node(full_node())
+        .with(|seen| seen.wanted = Err("spec: exactly one of the modes must be set".into()));
+    assert_eq!(started_tasks(&observation), "none");
+    let status = after(&observation);
+    assert_eq!(status.phase, Some(SeiNodePhase::Pending));
+    assert_eq!(
+        says(&status, ConditionType::Stalled),
+        "True/InvalidSpec: spec: exactly one of the modes must be set"
+    );
+    for spec in [full_node(), archive(), validator(), replayer(), seed()] {
+        assert_ne!(init(spec), "none");
+    }
+}
+
+// I41
+#[test]
+fn an_active_init_plan_is_kept() {
+    let plan = started(&new_node(full_node())).unwrap();
+    let observation = new_node(full_node()).with(|seen| {
+        seen.status_mut().phase = Some(SeiNodePhase::Initializing);
+        seen.status_mut().plan = Some(plan.clone());
+        seen.plan_id = "another".into();
+    });
+    assert_eq!(after(&observation).plan, Some(plan));
+}
+
+#[test]
+fn a_new_node_is_seeded_and_initializing() {
+    let status = after(&new_node(full_node()));
+    assert_eq!(status.phase, Some(SeiNodePhase::Initializing));
+    assert_eq!(says(&status, ConditionType::PodTemplateDrift), "Unknown/NotObserved: ");
+    assert_eq!(says(&status, ConditionType::Stalled), "False/Progressing: ");
+    assert_eq!(says(&status, ConditionType::NodeUpdateInProgress), "absent");
+    assert_eq!(status.observed_generation, Some(1));
+}
+
+fn blocked() -> Observation {
+    new_node(full_node_from(state_sync())).with(|seen| seen.syncers = Syncers::Known(Vec::new()))
+}
+
+// SS10, SS11, SS12, SS15
+#[test]
+fn without_witnesses_no_first_plan_is_built() {
+    let observation =
+        blocked().with(|seen| seen.status_mut().resolved_state_syncers = Some(vec!["old".into()]));
+    assert_eq!(started_tasks(&observation), "none");
+    let status = after(&observation);
+    assert_eq!(status.phase, Some(SeiNodePhase::Pending));
+    assert_eq!(status.resolved_state_syncers, None);
+    assert!(says(&status, ConditionType::StateSyncReady).starts_with("False/NoSyncersConfigured"));
+    assert_eq!(plan(&observation).wake, Some(Duration::from_secs(30)));
+    let unreadable =
+        blocked().with(|seen| seen.syncers = Syncers::Unreadable("line 3: tab".into()));
+    assert_eq!(started_tasks(&unreadable), "none");
+    let opened = observation.with(|seen| {
+        seen.node.status = Some(status);
+        seen.syncers = Syncers::Known(vec!["a:1".into(), "b:1".into()]);
+    });
+    assert!(started_tasks(&opened).contains("configure-state-sync"));
+}
+
+// SS13
+#[test]
+fn a_stopped_new_node_still_says_what_it_lacks() {
+    let observation = blocked().edit(|spec| spec.paused = Some(true));
+    assert_eq!(started_tasks(&observation), "none");
+    let status = after(&observation);
+    assert!(says(&status, ConditionType::StateSyncReady).starts_with("False/NoSyncersConfigured"));
+    assert!(says(&status, ConditionType::Paused).starts_with("True/Paused"));
+    let ready = new_node(full_node_from(state_sync())).edit(|spec| spec.paused = Some(true));
+    assert_eq!(started_tasks(&ready), "none");
+    assert!(says(&after(&ready), ConditionType::StateSyncReady).starts_with("True/Ready"));
+}
+
+// SS14
+#[test]
+fn a_blocked_node_loses_its_ended_plan_and_gets_no_new_one() {
+    let mut ended = started(&new_node(full_node_from(state_sync()))).unwrap();
+    for phase in [PlanPhase::Complete, PlanPhase::Failed] {
+        ended.phase = phase;
+        let observation = blocked().with(|seen| {
+            seen.status_mut().phase = Some(SeiNodePhase::Initializing);
+            seen.status_mut().plan = Some(ended.clone());
+        });
+        assert_eq!(started_tasks(&observation), "none");
+        assert_eq!(after(&observation).plan, None);
+    }
+}
+
+// SS17, SS19
+#[test]
+fn witnesses_reach_the_status_with_the_first_plan() {
+    let status = after(&new_node(full_node_from(state_sync())));
+    assert_eq!(status.resolved_state_syncers, Some(vec!["a:1".to_owned(), "b:1".to_owned()]));
+    assert!(status.plan.is_some());
+}
+
+// SS16
+#[test]
+fn a_running_node_is_updated_whatever_the_witnesses() {
+    let observation = running(full_node_from(state_sync()))
+        .edit(|spec| spec.image = "seid:2".into())
+        .with(|seen| seen.syncers = Syncers::Unreadable("bad".into()));
+    assert_eq!(started_tasks(&observation), UPDATE);
+}
+
+fn failed() -> Observation {
+    let mut plan = started(&new_node(full_node())).unwrap();
+    plan.phase = PlanPhase::Failed;
+    plan.failed_task_detail = Some(FailedTaskDetail {
+        r#type: "configure-genesis".into(),
+        id: "x".into(),
+        error: "no genesis".into(),
+        retry_count: 180,
+        max_retries: 180,
+    });
+    new_node(full_node()).with(|seen| {
+        seen.status_mut().phase = Some(SeiNodePhase::Failed);
+        seen.status_mut().plan = Some(plan);
+        seen.plan_id = "again".into();
+    })
+}
+
+#[test]
+fn a_failed_node_tries_again_on_an_edit_or_when_asked() {
+    assert_eq!(started_tasks(&failed()), "none");
+    assert!(report(&failed()).contains("configure-genesis: no genesis"));
+    assert!(after(&failed()).plan.is_some(), "the failed plan stays for inspection");
+    assert!(started(&failed().edit(|spec| spec.image = "seid:2".into())).is_some());
+    let asked = failed().with(|seen| {
+        let annotations = seen.node.metadata.annotations.get_or_insert_default();
+        annotations.insert(annotation::RETRY.into(), "1".into());
+    });
+    let plan = started(&asked).unwrap();
+    assert_eq!(plan.target.as_ref().unwrap().retry.as_deref(), Some("1"));
+    assert_eq!(after(&asked).phase, Some(SeiNodePhase::Initializing));
+    let mut answered = plan;
+    answered.phase = PlanPhase::Failed;
+    let again = asked.with(|seen| seen.status_mut().plan = Some(answered));
+    assert_eq!(started_tasks(&again), "none", "each value is answered once");
+}
+
+#[test]
+fn a_second_try_does_not_bootstrap_again() {
+    let mut first = started(&new_node(bootstrap())).unwrap();
+    for task in &mut first.tasks {
+        task.status = sei_api::plan::TaskStatus::Complete;
+        if task.r#type == "teardown-bootstrap" {
+            break;
+        }
+    }
+    first.phase = PlanPhase::Failed;
+    let observation = new_node(bootstrap())
+        .with(|seen| {
+            seen.status_mut().phase = Some(SeiNodePhase::Failed);
+            seen.status_mut().plan = Some(first);
+        })
+        .edit(|spec| spec.image = "seid:2".into());
+    assert_eq!(started_tasks(&observation), format!("{HEAD} {PLAIN}"));
+}
+
+#[test]
+fn a_node_with_somebody_elses_key_is_never_started() {
+    let observation =
+        new_node(validator()).with(|seen| seen.signing_conflict = Some("ns/other".into()));
+    assert_eq!(started_tasks(&observation), "none");
+    let stalled = says(&after(&observation), ConditionType::Stalled);
+    assert!(stalled.starts_with("True/SigningKeyConflict: ns/other"), "{stalled}");
+}
+
+/// Objects of ours beside an empty status.
+fn wiped() -> Observation {
+    running(full_node()).with(|seen| seen.node.status = None)
+}
+
+#[test]
+fn an_empty_status_beside_a_running_pod_is_rebuilt() {
+    assert_eq!(after(&wiped()).phase, Some(SeiNodePhase::Running));
+    assert_eq!(started_tasks(&wiped()), "none");
+}
+
+#[test]
+fn an_empty_status_beside_a_pod_that_never_started_begins_anew() {
+    let observation = wiped().with(|seen| {
+        seen.sidecar = Sidecar::NotReady;
+        seen.pods[0].seid.started = false;
+    });
+    assert!(started_tasks(&observation).starts_with("ensure-data-pvc"));
+    let unprobed = wiped().with(|seen| {
+        seen.sidecar = Sidecar::Unknown;
+        seen.pods[0].seid.started = false;
+    });
+    assert_eq!(started_tasks(&unprobed), "none", "the sidecar is asked first");
+}
+
+#[test]
+fn a_statefulset_of_another_owner_is_left_alone() {
+    let observation = new_node(full_node()).with(|seen| {
+        let mut foreign = statefulset(&json!({}), "", "rev-1");
+        foreign.controller = Some("somebody".into());
+        seen.statefulset = Some(foreign);
+        seen.pods = vec![pod("x", "y", "rev-1")];
+    });
+    assert_eq!(started_tasks(&observation), "none");
+    assert!(report(&observation).contains("controlled by another object"));
+}
+
+// I42
+#[test]
+fn the_sidecar_is_addressed_by_the_pods_name() {
+    assert_eq!(sei_api::names::sidecar_url("n", "ns"), "http://n-0.n.ns.svc.cluster.local:8443");
+}

@@ -1,0 +1,498 @@
+//! Plans from their start to their end: resumed, ended, superseded, backed off, stalled.
+
+use sei_api::plan::{FailedTaskDetail, PlanTarget, TaskStatus};
+use sei_api::status::{Cause, PendingUpdate, UpdateState};
+
+use super::*;
+use crate::observation::Claim;
+use crate::planner::fixture::{at, full_node, new_node, running, validator};
+use crate::request::ClaimView;
+use crate::tasks::Waiting;
+use crate::view::{Trouble, TroubleKind};
+
+/// A running node whose image was bumped and whose plan is stored; `done` of its tasks are done.
+fn updating(spec: sei_api::SeiNodeSpec, done: usize) -> Observation {
+    let observation = running(spec).edit(|spec| spec.image = "seid:2".into());
+    let status = after(&observation);
+    observation.with(|seen| {
+        seen.node.status = Some(status);
+        seen.plan_id = "22222222-2222-4222-8222-222222222222".into();
+        let plan = seen.status_mut().plan.as_mut().unwrap();
+        for task in &mut plan.tasks[..done] {
+            task.status = TaskStatus::Complete;
+        }
+    })
+}
+
+fn ended_update(phase: PlanPhase) -> Observation {
+    updating(full_node(), 0).with(|seen| {
+        let plan = seen.status_mut().plan.as_mut().unwrap();
+        plan.phase = phase;
+        if phase == PlanPhase::Failed {
+            plan.failed_task_index = Some(2);
+            plan.failed_task_detail = Some(FailedTaskDetail {
+                r#type: "apply-statefulset".into(),
+                id: "x".into(),
+                error: "refused".into(),
+                retry_count: 0,
+                max_retries: 0,
+            });
+        }
+    })
+}
+
+/// The pod has become what the plan wanted.
+fn arrived(observation: Observation) -> Observation {
+    let fresh = running(observation.node.spec.clone());
+    observation.with(|seen| {
+        let seen_status = fresh.node.status.clone().unwrap();
+        let status = seen.status_mut();
+        status.current_image = seen_status.current_image;
+        status.pod_template_hash = seen_status.pod_template_hash;
+        status.pod_template = seen_status.pod_template;
+        seen.pods = fresh.pods;
+        seen.statefulset = fresh.statefulset;
+    })
+}
+
+fn waits(reason: Reason) -> Waiting {
+    Waiting { reason: Some(reason), message: "waits".into(), ..Waiting::default() }
+}
+
+// P25, P29
+#[test]
+fn a_complete_update_is_cleared_and_said_to_be_complete() {
+    let observation = arrived(ended_update(PlanPhase::Complete));
+    let status = after(&observation);
+    assert_eq!(status.plan, None);
+    assert_eq!(
+        says(&status, ConditionType::NodeUpdateInProgress),
+        "False/UpdateComplete: runs seid:2"
+    );
+    let last = status.last_update.unwrap();
+    assert_eq!(last.outcome, UpdateOutcome::Complete);
+    assert_eq!((last.cause, last.to), (Cause::Spec, Some(observation.wanted.unwrap().hash)));
+    assert_eq!(status.pending_update, None);
+}
+
+// P26, P30, P36, P37
+#[test]
+fn a_failed_update_is_seen_before_the_next_is_built() {
+    let observation = ended_update(PlanPhase::Failed);
+    assert_eq!(started_tasks(&observation), "none");
+    let status = after(&observation);
+    assert_eq!(status.plan, None);
+    assert_eq!(
+        says(&status, ConditionType::NodeUpdateInProgress),
+        "False/UpdateFailed: apply-statefulset: refused"
+    );
+    assert_eq!(status.phase, Some(SeiNodePhase::Running));
+    let pending = status.pending_update.clone().unwrap();
+    assert_eq!((pending.attempts, pending.state), (Some(1), UpdateState::Retrying));
+    let waiting = observation.clone().with(|seen| seen.node.status = Some(status.clone()));
+    assert_eq!(started_tasks(&waiting), "none", "it backs off");
+    assert!(says(&after(&waiting), ConditionType::PodTemplateDrift).starts_with("True/BackingOff"));
+    assert!(
+        says(&after(&waiting), ConditionType::NodeUpdateInProgress)
+            .starts_with("False/UpdateFailed"),
+        "the failure stays visible"
+    );
+    let later = waiting.with(|seen| seen.now = at(31));
+    assert_eq!(started_tasks(&later), UPDATE);
+}
+
+#[test]
+fn the_pause_grows_with_each_failure_and_a_new_target_resets_it() {
+    let mut observation = ended_update(PlanPhase::Failed);
+    let failed = observation.status().plan.clone();
+    let mut pauses = Vec::new();
+    for _ in 0..6 {
+        let status = after(&observation);
+        let next = status.pending_update.as_ref().unwrap().next_attempt_at.clone().unwrap();
+        pauses.push(next.0.duration_since(observation.now).as_secs());
+        observation.node.status = Some(status);
+        observation.status_mut().plan.clone_from(&failed);
+    }
+    assert_eq!(pauses, [30, 60, 120, 240, 480, 600]);
+    observation.status_mut().plan = None;
+    let edited = observation.edit(|spec| spec.image = "seid:3".into());
+    assert!(started(&edited).is_some(), "a change of the spec is tried at once");
+    assert_eq!(after(&edited).pending_update.unwrap().attempts, None);
+}
+
+// P27
+#[test]
+fn an_active_plan_to_the_wanted_target_is_resumed() {
+    let observation = updating(full_node(), 2);
+    let status = after(&observation);
+    assert_eq!(status.plan, observation.status().plan);
+    assert!(report(&observation).contains("goes on with NodeUpdate at apply-statefulset"));
+}
+
+// P27
+#[test]
+fn an_active_plan_to_another_target_is_superseded() {
+    for done in 0..7 {
+        let observation = updating(full_node(), done).edit(|spec| spec.image = "seid:3".into());
+        let plan = started(&observation).expect("the newer wish starts at once");
+        assert_eq!(plan.target.unwrap().image, "seid:3");
+        let status = after(&observation);
+        let last = status.last_update.clone().unwrap();
+        assert_eq!(last.outcome, UpdateOutcome::Superseded);
+        assert!(last.detail.unwrap().starts_with("superseded by v1:"));
+        assert_eq!(status.pending_update.clone().unwrap().attempts, None, "no failure is counted");
+        assert!(
+            says(&status, ConditionType::NodeUpdateInProgress).starts_with("True/UpdateStarted")
+        );
+    }
+}
+
+#[test]
+fn a_revert_before_anything_was_applied_ends_the_update() {
+    let observation = updating(full_node(), 0).edit(|spec| spec.image = "seid:1".into());
+    assert_eq!(started_tasks(&observation), "none");
+    let status = after(&observation);
+    assert_eq!(status.plan, None);
+    let said = says(&status, ConditionType::NodeUpdateInProgress);
+    assert!(said.starts_with("False/UpdateSuperseded"), "{said}");
+}
+
+#[test]
+fn a_plan_is_never_superseded_under_a_request_in_flight() {
+    let observation = updating(full_node(), 0)
+        .edit(|spec| spec.image = "seid:3".into())
+        .with(|seen| seen.in_flight = true);
+    assert_eq!(after(&observation).plan, observation.status().plan);
+}
+
+#[test]
+fn what_an_old_plan_left_running_is_handed_to_the_new_one() {
+    let observation = updating(full_node(), 0)
+        .with(|seen| {
+            let plan = seen.status_mut().plan.as_mut().unwrap();
+            plan.tasks[0].submitted_at = Some(Time(at(0)));
+            plan.abandoned = vec!["older".into()];
+        })
+        .edit(|spec| spec.image = "seid:3".into());
+    let old = observation.status().plan.clone().unwrap();
+    let plan = started(&observation).unwrap();
+    assert_eq!(plan.abandoned, ["older".to_owned(), old.tasks[0].id.clone()]);
+}
+
+// P28
+#[test]
+fn another_plans_end_leaves_the_condition_alone() {
+    let observation = arrived(updating(full_node(), 7)).with(|seen| {
+        let generation = seen.generation();
+        let verdict = Verdict::new(
+            ConditionType::NodeUpdateInProgress,
+            Truth::False,
+            Reason::UpdateComplete,
+            "earlier",
+        );
+        let now = seen.now;
+        condition::set(&mut seen.status_mut().conditions, &verdict, generation, now);
+        let mut plan = build::mark_ready(seen);
+        plan.phase = PlanPhase::Complete;
+        seen.status_mut().plan = Some(plan);
+    });
+    let status = after(&observation);
+    assert_eq!(says(&status, ConditionType::NodeUpdateInProgress), "False/UpdateComplete: earlier");
+    assert_eq!(status.plan, None);
+}
+
+#[test]
+fn an_init_plan_leaves_no_trace_in_the_update_condition() {
+    let observation = running(full_node()).with(|seen| {
+        let wanted = seen.wanted.clone().unwrap();
+        let mut plan = build::init(seen, &wanted, false);
+        plan.phase = PlanPhase::Complete;
+        seen.status_mut().plan = Some(plan);
+    });
+    let status = after(&observation);
+    assert_eq!(says(&status, ConditionType::NodeUpdateInProgress), "absent");
+    assert_eq!((status.plan, status.last_update), (None, None));
+}
+
+// P31, P32
+#[test]
+fn nothing_and_active_plans_are_not_settled() {
+    assert_eq!(after(&running(full_node())).plan, None);
+    let observation = updating(full_node(), 1);
+    assert_eq!(after(&observation).plan, observation.status().plan);
+}
+
+// P33
+#[test]
+fn a_failure_is_told_by_task_and_error() {
+    let mut plan = updating(full_node(), 0).status().plan.clone().unwrap();
+    assert_eq!(failure_text(&plan), "unknown");
+    plan.failed_task_detail = Some(FailedTaskDetail {
+        r#type: "replace-pod".into(),
+        id: "x".into(),
+        error: "no selector".into(),
+        retry_count: 0,
+        max_retries: 0,
+    });
+    assert_eq!(failure_text(&plan), "replace-pod: no selector");
+}
+
+#[test]
+fn a_plan_of_the_peer_is_superseded_unless_it_is_an_init() {
+    let peers = |plan: TaskPlan| TaskPlan { kind: None, target: None, ..plan };
+    let observation = updating(full_node(), 3).with(|seen| {
+        let plan = seen.status_mut().plan.take().unwrap();
+        seen.status_mut().plan = Some(peers(plan));
+    });
+    assert!(started(&observation).unwrap().target.is_some());
+    let init = new_node(full_node()).with(|seen| {
+        let wanted = seen.wanted.clone().unwrap();
+        let plan = peers(build::init(seen, &wanted, false));
+        seen.status_mut().phase = Some(SeiNodePhase::Initializing);
+        seen.status_mut().plan = Some(plan);
+    });
+    assert_eq!(after(&init).plan, init.status().plan, "resumed by its ids");
+}
+
+#[test]
+fn a_forged_plan_is_given_up_without_harm() {
+    let forged = updating(full_node(), 0).with(|seen| {
+        seen.status_mut().plan.as_mut().unwrap().tasks[3].r#type = "reset-data".into();
+    });
+    assert!(report(&forged).contains("unknown type \"reset-data\""));
+    let plan = started(&forged).unwrap();
+    assert_eq!(tasks(&plan).join(" "), UPDATE);
+}
+
+#[test]
+fn an_unanswered_or_failed_configuration_task_moves_behind_the_replacement() {
+    let late = "apply-statefulset apply-service replace-pod observe-image config-patch \
+                config-validate mark-ready";
+    let silent = updating(full_node(), 0).with(|seen| {
+        seen.waiting = Some(waits(Reason::SidecarUnreachable));
+        seen.status_mut().blocked = Some(Blocked {
+            reason: "SidecarUnreachable".into(),
+            since: Time(at(0)),
+            message: String::new(),
+        });
+    });
+    assert_eq!(started_tasks(&silent), "none", "for 15 s it is given a chance");
+    let patient = silent.clone().with(|seen| seen.now = at(15));
+    assert_eq!(started_tasks(&patient), late);
+    assert_eq!(after(&patient).pending_update.unwrap().attempts, None, "no failure is counted");
+    let endless = updating(full_node(), 0).with(|seen| {
+        seen.waiting = Some(Waiting::default());
+        seen.now = at(16);
+        seen.status_mut().plan.as_mut().unwrap().tasks[0].submitted_at = Some(Time(at(0)));
+    });
+    assert_eq!(started_tasks(&endless), late);
+    let failed = ended_update(PlanPhase::Failed).with(|seen| {
+        seen.status_mut().plan.as_mut().unwrap().failed_task_index = Some(1);
+    });
+    assert_eq!(started_tasks(&failed), late);
+}
+
+#[test]
+fn an_update_that_waits_lets_a_shut_out_pod_in_first() {
+    let waiting = updating(validator(), 0).with(|seen| {
+        seen.sidecar = Sidecar::NotReady;
+        seen.waiting = Some(waits(Reason::SecretMissing));
+    });
+    assert_eq!(started_tasks(&waiting), "mark-ready");
+    let status = after(&waiting);
+    assert_eq!(status.pending_update.unwrap().attempts, None);
+    let working = updating(validator(), 0).with(|seen| seen.sidecar = Sidecar::NotReady);
+    assert_eq!(started_tasks(&working), "none", "a plan that gets on is not disturbed");
+    let replaced = updating(validator(), 7).with(|seen| {
+        seen.sidecar = Sidecar::NotReady;
+        seen.waiting = Some(waits(Reason::SecretMissing));
+    });
+    assert_eq!(started_tasks(&replaced), "none", "its own mark-ready opens the new pod's gate");
+}
+
+#[test]
+fn a_gate_that_cannot_be_opened_never_blocks_an_update() {
+    let opening = running(full_node()).with(|seen| {
+        seen.sidecar = Sidecar::NotReady;
+        let plan = build::mark_ready(seen);
+        seen.status_mut().plan = Some(plan);
+    });
+    let bumped = opening.edit(|spec| spec.image = "seid:2".into());
+    assert_eq!(started_tasks(&bumped), "none", "it is given a chance");
+    let stuck = bumped.with(|seen| {
+        seen.sidecar = Sidecar::Unreachable("refused".into());
+        seen.waiting = Some(waits(Reason::SidecarUnreachable));
+    });
+    assert!(started_tasks(&stuck).contains("replace-pod"));
+}
+
+#[test]
+fn pausing_updates_ends_a_plan_that_has_not_replaced_the_pod() {
+    let pause = |spec: &mut sei_api::SeiNodeSpec| {
+        spec.update.get_or_insert_default().paused = Some(true);
+    };
+    let before = updating(full_node(), 3).edit(pause);
+    assert_eq!(started_tasks(&before), "none");
+    let status = after(&before);
+    assert_eq!(status.plan, None);
+    assert!(says(&status, ConditionType::PodTemplateDrift).starts_with("True/Paused"));
+    let applied = updating(full_node(), 3)
+        .with(|seen| {
+            let hash = seen.wanted.as_ref().unwrap().hash.clone();
+            seen.statefulset.as_mut().unwrap().template_hash = Some(hash);
+        })
+        .edit(pause);
+    let plan = started(&applied).unwrap();
+    assert_eq!(plan.kind, Some(PlanKind::ApplyTemplate), "the running template is put back");
+    assert_eq!(plan.target.unwrap().hash, applied.status().pod_template_hash.clone().unwrap());
+    let replaced = updating(full_node(), 5).edit(pause);
+    assert_eq!(after(&replaced).plan, replaced.status().plan, "after the deletion it is finished");
+}
+
+#[test]
+fn a_stopped_node_keeps_its_plan_frozen() {
+    let observation = updating(full_node(), 3).edit(|spec| spec.paused = Some(true));
+    assert_eq!(after(&observation).plan, observation.status().plan);
+    assert!(report(&observation).contains("is stopped"));
+}
+
+#[test]
+fn another_identity_of_a_running_node_is_refused() {
+    let observation = running(full_node()).edit(|spec| spec.chain_id = "other-1".into());
+    assert_eq!(started_tasks(&observation), "none");
+    let stalled = says(&after(&observation), ConditionType::Stalled);
+    assert_eq!(
+        stalled,
+        "True/InvalidSpec: spec.chainId of a running node cannot change from demo-1 to other-1; \
+         set it back to demo-1"
+    );
+    let mode = running(full_node()).edit(|spec| {
+        spec.full_node = None;
+        spec.archive = Some(sei_api::node::ArchiveSpec::default());
+    });
+    assert_eq!(started_tasks(&mode), "none");
+    let key = running(validator()).edit(|spec| {
+        let validator = spec.validator.as_mut().unwrap();
+        validator.signing_key = Some(crate::planner::fixture::secret("another"));
+    });
+    assert_eq!(started_tasks(&key), "none");
+}
+
+// OI10
+#[test]
+fn trouble_is_reported_as_stalled_after_its_deadline_and_the_start_survives_a_restart() {
+    let trouble = updating(full_node(), 5).with(|seen| {
+        seen.pods[0].troubles = vec![Trouble {
+            container: "seid".into(),
+            kind: TroubleKind::ImagePull,
+            message: "seid: ErrImagePull not found".into(),
+        }];
+    });
+    let status = after(&trouble);
+    assert_eq!(says(&status, ConditionType::Stalled), "False/Progressing: ");
+    assert_eq!(status.blocked.as_ref().unwrap().since, Time(at(0)));
+    assert_eq!(plan(&trouble).wake, Some(Duration::from_secs(120)));
+    let later = trouble.with(|seen| {
+        seen.node.status = Some(status);
+        seen.now = at(121);
+    });
+    let status = after(&later);
+    assert_eq!(
+        says(&status, ConditionType::Stalled),
+        "True/ImagePullFailed: pod n-0: seid: ErrImagePull not found"
+    );
+    assert_eq!(status.blocked.unwrap().since, Time(at(0)), "counted from its first sight");
+    assert!(status.plan.is_some(), "it keeps waiting and forces nothing");
+}
+
+#[test]
+fn a_lost_volume_is_reported_and_nothing_is_done() {
+    for claim in [
+        Claim::Missing,
+        Claim::Present(ClaimView { uid: "new".into(), ..ClaimView::default() }),
+        Claim::Present(ClaimView {
+            uid: "old".into(),
+            phase: "Lost".into(),
+            ..ClaimView::default()
+        }),
+    ] {
+        let observation = running(validator()).edit(|spec| spec.image = "seid:2".into());
+        let observation = observation.with(|seen| {
+            seen.claim = claim;
+            seen.status_mut().data_claim =
+                Some(sei_api::status::ClaimRef { name: "data-n".into(), uid: "old".into() });
+        });
+        assert_eq!(started_tasks(&observation), "none");
+        let stalled = says(&after(&observation), ConditionType::Stalled);
+        assert_eq!(stalled, "True/DataVolumeLost: claim data-n (old) is gone");
+    }
+}
+
+#[test]
+fn a_deleted_node_gets_no_plan() {
+    let observation = updating(full_node(), 0).with(|seen| {
+        seen.node.metadata.deletion_timestamp = Some(Time(at(0)));
+    });
+    assert_eq!(after(&observation).plan, observation.status().plan);
+    assert_eq!(report(&observation), "is being deleted");
+}
+
+#[test]
+fn an_image_edit_during_init_supersedes_and_a_label_does_not() {
+    let initializing = || {
+        let new = running(full_node());
+        let wanted = new.wanted.clone().unwrap();
+        let mut plan = build::init(&new, &wanted, false);
+        for task in &mut plan.tasks[..5] {
+            task.status = TaskStatus::Complete;
+        }
+        new.with(|seen| {
+            seen.node.status = None;
+            seen.status_mut().phase = Some(SeiNodePhase::Initializing);
+            seen.status_mut().plan = Some(plan);
+            seen.plan_id = "next".into();
+        })
+    };
+    let label = |spec: &mut sei_api::SeiNodeSpec| {
+        spec.pod_labels.get_or_insert_default().insert("team".into(), "core".into());
+    };
+    let image = initializing().edit(|spec| spec.image = "seid:2".into());
+    assert_eq!(started(&image).unwrap().kind, Some(PlanKind::Init));
+    assert_eq!(started_tasks(&initializing().edit(label)), "none", "a restore is not thrown away");
+    let idle = initializing().edit(label).with(|seen| seen.pods[0].seid.running = false);
+    assert!(started(&idle).is_some(), "a pod that does not run has nothing to lose");
+}
+
+#[test]
+fn a_pending_update_keeps_its_first_sight() {
+    let observation = running(full_node()).platform("b").with(|seen| {
+        seen.slot = crate::observation::Slot::Taken { by: "x".into() };
+    });
+    let first = after(&observation);
+    let again = observation.with(|seen| {
+        seen.node.status = Some(first.clone());
+        seen.now = at(500);
+    });
+    let since = |pending: Option<PendingUpdate>| pending.unwrap().since;
+    assert_eq!(since(after(&again).pending_update), since(first.pending_update));
+}
+
+#[test]
+fn a_target_names_what_it_leads_to() {
+    let observation = updating(full_node(), 0);
+    let target = observation.status().plan.clone().unwrap().target.unwrap();
+    let wanted = observation.wanted.unwrap();
+    assert_eq!(
+        target,
+        PlanTarget {
+            hash: wanted.hash,
+            image: "seid:2".into(),
+            sidecar_image: "seictl:1".into(),
+            generation: 2,
+            cause: Cause::Spec,
+            retry: None,
+            from: running(full_node()).status().pod_template_hash.clone(),
+            inputs_hash: Some(wanted.inputs_hash),
+        }
+    );
+}

@@ -1,0 +1,146 @@
+//! What is set right without a plan, and what is left alone.
+
+use sei_api::names::annotation;
+use serde_json::json;
+
+use super::*;
+use crate::planner::fixture::{full_node, new_node, running, validator};
+use crate::planner::repair::{Others, repairs, wanted_replicas};
+use crate::request::Request;
+
+const ALL: Others = Others { service_is_current: true, proxy_config_is_current: true };
+
+/// The repairs by name, with the patch where there is one.
+fn check(observation: &Observation, others: Others) -> String {
+    let names = repairs(observation, others).into_iter().map(|request| match request {
+        Request::ApplyService(_) => "service".to_owned(),
+        Request::ApplyConfigMap(_) => "config".to_owned(),
+        Request::CreateStatefulSet(object) => {
+            let hash = object.metadata.annotations.as_ref().unwrap();
+            assert!(hash.contains_key(annotation::TEMPLATE_HASH));
+            "create".to_owned()
+        }
+        Request::ApplyStatefulSet(object) => {
+            assert!(object.metadata.uid.is_some() && object.metadata.resource_version.is_some());
+            "apply".to_owned()
+        }
+        Request::PatchStatefulSet(patch) => patch.to_string(),
+        other => panic!("{other:?}"),
+    });
+    names.collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn nothing_is_repaired_at_rest() {
+    assert_eq!(check(&running(full_node()), ALL), "");
+    assert_eq!(check(&new_node(full_node()), Others::default()), "", "a new node has its plan");
+}
+
+// T1, T6
+#[test]
+fn a_missing_statefulset_of_a_running_node_is_created() {
+    let observation = running(full_node()).with(|seen| seen.statefulset = None);
+    assert_eq!(check(&observation, ALL), "create");
+}
+
+// T2, T3, T4
+#[test]
+fn a_statefulset_is_never_deleted_and_a_strangers_never_touched() {
+    let observation = running(full_node()).with(|seen| {
+        let one = seen.statefulset.as_mut().unwrap();
+        one.controller = Some("somebody".into());
+        one.replicas = Some(2);
+    });
+    assert_eq!(check(&observation, ALL), "");
+    let recreated = running(full_node()).with(|seen| {
+        seen.statefulset.as_mut().unwrap().uid = "another".into();
+        seen.status_mut().stateful_set =
+            Some(sei_api::status::StatefulSetRef { name: "n".into(), uid: "first".into() });
+    });
+    assert_eq!(check(&recreated, ALL), "", "a recorded uid is a hint, not a verdict");
+}
+
+// T5
+#[test]
+fn a_terminating_statefulset_is_left_alone() {
+    let observation = running(full_node()).with(|seen| {
+        let one = seen.statefulset.as_mut().unwrap();
+        one.terminating = true;
+        one.on_delete = false;
+    });
+    assert_eq!(check(&observation, ALL), "");
+}
+
+#[test]
+fn service_and_proxy_configuration_are_restored() {
+    assert_eq!(check(&running(full_node()), Others::default()), "service config");
+}
+
+#[test]
+fn the_strategy_is_repaired_alone_and_first() {
+    let observation = running(full_node()).with(|seen| {
+        let one = seen.statefulset.as_mut().unwrap();
+        one.on_delete = false;
+        one.replicas = Some(2);
+    });
+    let patch = json!({
+        "metadata": { "resourceVersion": "7" },
+        "spec": { "updateStrategy": { "type": "OnDelete", "rollingUpdate": null } },
+    });
+    assert_eq!(check(&observation, ALL), patch.to_string());
+}
+
+#[test]
+fn replicas_are_one_or_zero_when_stopped() {
+    let with = |replicas| {
+        running(full_node())
+            .with(|seen| seen.statefulset.as_mut().unwrap().replicas = Some(replicas))
+    };
+    assert!(check(&with(2), ALL).contains(r#""replicas":1"#));
+    assert!(check(&with(0), ALL).contains(r#""replicas":1"#));
+    let stopped = with(1).edit(|spec| spec.paused = Some(true));
+    assert!(check(&stopped, ALL).contains(r#""replicas":0"#));
+}
+
+#[test]
+fn a_node_that_signs_is_not_scaled_up_beside_another_with_its_key() {
+    let conflict = running(validator()).with(|seen| seen.signing_conflict = Some("ns/b".into()));
+    assert_eq!(wanted_replicas(&conflict, Some(0)), 0);
+    assert_eq!(wanted_replicas(&conflict, Some(1)), 1, "the one that runs is not stopped");
+    let missing = conflict.with(|seen| seen.statefulset = None);
+    assert_eq!(check(&missing, ALL), "");
+}
+
+#[test]
+fn a_held_template_is_left_alone_while_replicas_are_set_right() {
+    let observation = running(full_node())
+        .edit(|spec| {
+            spec.image = "seid:2".into();
+            spec.update.get_or_insert_default().paused = Some(true);
+        })
+        .with(|seen| seen.statefulset.as_mut().unwrap().replicas = Some(2));
+    let patch = check(&observation, ALL);
+    assert!(patch.contains(r#""replicas":1"#) && !patch.contains("template"), "{patch}");
+}
+
+#[test]
+fn a_template_edited_by_hand_is_restored_only_beyond_doubt() {
+    let edited = running(full_node()).with(|seen| {
+        let one = seen.statefulset.as_mut().unwrap();
+        one.template["spec"]["containers"][0]["image"] = json!("evil:1");
+    });
+    assert_eq!(check(&edited, ALL), "apply");
+    let held = edited.edit(|spec| spec.image = "seid:2".into());
+    assert_eq!(check(&held, ALL), "", "R differs from what runs: no full apply without a plan");
+}
+
+#[test]
+fn only_the_missing_stamp_is_written_after_an_adoption() {
+    let observation =
+        running(full_node()).with(|seen| seen.statefulset.as_mut().unwrap().template_hash = None);
+    let patch = check(&observation, ALL);
+    assert!(
+        patch.contains(annotation::TEMPLATE_HASH) && !patch.contains("template\":{"),
+        "{patch}"
+    );
+}
