@@ -78,6 +78,18 @@ impl Pass {
     /// proxy configuration, `delete_conflicts` how often in a row its pod's deletion met a conflict.
     pub fn begin(observation: Observation, others: Others, delete_conflicts: u32) -> Self {
         let before = observation.status().clone();
+        Self::resume(observation, before, others, delete_conflicts)
+    }
+
+    /// As [`Pass::begin`], where the status in the observation is ahead of the stored one: an
+    /// earlier pass kept its progress to itself (see [`is_deferrable`]).
+    pub fn resume(
+        observation: Observation,
+        before: SeiNodeStatus,
+        others: Others,
+        delete_conflicts: u32,
+    ) -> Self {
+        let status = observation.status().clone();
         let active = before.plan.as_ref().filter(|plan| plan.is_active());
         let wanted = observation.wanted.clone().unwrap_or_default();
         let mut seen = Seen::new(observation.node.clone(), wanted, observation.now);
@@ -90,7 +102,7 @@ impl Pass {
         seen.delete_conflicts = delete_conflicts;
         Self {
             stored_plan: active.and_then(|plan| plan.id.clone()),
-            status: before.clone(),
+            status,
             before,
             observation,
             seen,
@@ -264,6 +276,22 @@ impl Pass {
             }
         }
     }
+}
+
+/// Whether a status differs from the stored one only in how far its plan has come.
+///
+/// Such progress need not be written at once: every task finds its work done when it is run again,
+/// so a crash loses nothing, and an update costs two writes instead of ten.
+pub fn is_deferrable(stored: &SeiNodeStatus, status: &SeiNodeStatus) -> bool {
+    let (Some(old), Some(new)) = (&stored.plan, &status.plan) else { return false };
+    if old.id != new.id || old.phase != new.phase {
+        return false;
+    }
+    let mut masked = status.clone();
+    masked.plan.clone_from(&stored.plan);
+    masked.blocked.clone_from(&stored.blocked);
+    masked.stateful_set.clone_from(&stored.stateful_set);
+    masked == *stored
 }
 
 /// A stopped node still takes the template for its next start.

@@ -60,6 +60,7 @@ pub(crate) struct World {
 
 /// The node's pod, with what only lives in its memory.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a state of its own that a test sets")]
 pub(crate) struct Pod {
     pub(crate) uid: String,
     revision: String,

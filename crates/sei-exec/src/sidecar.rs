@@ -1,0 +1,236 @@
+//! The sidecar's HTTP API of one pod.
+//!
+//! The pod is addressed by its IP: a name may still resolve to the predecessor. The scheme is
+//! fixed, no redirect is followed, no proxy variable is read, and nothing that comes back is logged.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use http::{Method, Request as HttpRequest, StatusCode, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use sei_plan::request::{Failure, Outcome, SidecarCall, SidecarRequest, TaskRecord, TaskState};
+use serde_json::{Value, json};
+
+use crate::perform;
+
+/// Port of the auth proxy in front of the sidecar. Plain HTTP, whatever the number suggests.
+pub const PORT: u16 = 8443;
+/// The most of an answer that is read.
+const BODY_MAX: usize = 256 * 1024;
+/// How long an answer may take, connecting included.
+const DEADLINE: Duration = Duration::from_secs(5);
+/// How long a token is used before its file is read again: projected tokens rotate.
+const TOKEN_AGE: Duration = Duration::from_secs(50);
+
+/// What a health probe found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Health {
+    Ready,
+    NotReady,
+    Unreachable(String),
+}
+
+/// A client for the sidecars of pods.
+#[derive(Clone)]
+pub struct Sidecar {
+    http: Client<HttpConnector, Full<Bytes>>,
+    token: Token,
+}
+
+/// A bearer token that is re-read from its file.
+#[derive(Clone)]
+struct Token {
+    path: Option<PathBuf>,
+    read: Arc<Mutex<Option<(Instant, String)>>>,
+}
+
+impl Sidecar {
+    /// A client that sends the token in this file; without a file it sends none.
+    pub fn new(token_path: Option<PathBuf>) -> Self {
+        let mut connector = HttpConnector::new();
+        connector.set_connect_timeout(Some(Duration::from_secs(2)));
+        connector.set_nodelay(true);
+        Self {
+            http: Client::builder(TokioExecutor::new())
+                .pool_idle_timeout(Duration::from_secs(10))
+                .build(connector),
+            token: Token { path: token_path, read: Arc::default() },
+        }
+    }
+
+    /// Performs one call of a task.
+    pub async fn call(&self, request: &SidecarRequest) -> Result<Outcome, Failure> {
+        let ip = &request.ip;
+        match &request.call {
+            SidecarCall::Poll { id } => {
+                let (status, body) =
+                    self.send(ip, Method::GET, &format!("/v0/tasks/{id}"), None).await?;
+                polled(status, &body)
+            }
+            SidecarCall::Submit { id, task_type, params } => {
+                let body = json!({ "id": id, "type": task_type, "params": params });
+                let (status, answer) =
+                    self.send(ip, Method::POST, "/v0/tasks", Some(&body)).await?;
+                submitted(id, status, &answer)
+            }
+            SidecarCall::Delete { id } => {
+                let (status, _) =
+                    self.send(ip, Method::DELETE, &format!("/v0/tasks/{id}"), None).await?;
+                match status {
+                    StatusCode::NO_CONTENT | StatusCode::OK | StatusCode::NOT_FOUND => {
+                        Ok(Outcome::Accepted)
+                    }
+                    other => Err(unexpected("delete task", other)),
+                }
+            }
+        }
+    }
+
+    /// Asks whether the gate is open.
+    pub async fn probe(&self, ip: &str) -> Health {
+        match self.send(ip, Method::GET, "/v0/healthz", None).await {
+            Ok((StatusCode::OK, _)) => Health::Ready,
+            Ok((StatusCode::SERVICE_UNAVAILABLE, _)) => Health::NotReady,
+            Ok((other, _)) => Health::Unreachable(format!("healthz answered {other}")),
+            Err(Failure::Unreachable(text) | Failure::Unauthorized(text)) => {
+                Health::Unreachable(text)
+            }
+            Err(other) => Health::Unreachable(format!("{other:?}")),
+        }
+    }
+
+    /// The node's p2p id: 40 hex digits.
+    pub async fn node_id(&self, ip: &str) -> Result<String, Failure> {
+        let (status, body) = self.send(ip, Method::GET, "/v0/node-id", None).await?;
+        if status != StatusCode::OK {
+            return Err(unexpected("node-id", status));
+        }
+        let id = perform::json(&body).and_then(|one| one["nodeId"].as_str().map(str::to_owned));
+        id.filter(|id| id.len() == 40 && id.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f')))
+            .ok_or_else(|| Failure::Unreachable("node-id answered nonsense".to_owned()))
+    }
+
+    async fn send(
+        &self,
+        ip: &str,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<(StatusCode, Bytes), Failure> {
+        let host = if ip.contains(':') { format!("[{ip}]") } else { ip.to_owned() };
+        let what = format!("{method} {path} on {host}");
+        let mut request =
+            HttpRequest::builder().method(method).uri(format!("http://{host}:{PORT}{path}"));
+        // A token sent to the health path would reach the sidecar's own process: it is not sent.
+        if path != "/v0/healthz"
+            && let Some(token) = self.token.read()?
+        {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+        }
+        if body.is_some() {
+            request = request.header(header::CONTENT_TYPE, "application/json");
+        }
+        let body = body.map(ToString::to_string).unwrap_or_default();
+        let request = request
+            .body(Full::new(Bytes::from(body)))
+            .map_err(|error| Failure::Unreachable(format!("{what}: {error}")))?;
+        let answer = tokio::time::timeout(DEADLINE, self.answer(request)).await;
+        let (status, body) = answer
+            .map_err(|_| Failure::Unreachable(format!("{what}: no answer in 5 s")))?
+            .map_err(|error| Failure::Unreachable(format!("{what}: {error}")))?;
+        if status == StatusCode::UNAUTHORIZED {
+            self.token.forget();
+        }
+        if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
+            return Err(Failure::Unauthorized(format!("{what}: answered {status}")));
+        }
+        Ok((status, body))
+    }
+
+    async fn answer(
+        &self,
+        request: HttpRequest<Full<Bytes>>,
+    ) -> Result<(StatusCode, Bytes), String> {
+        let response =
+            self.http.request(request).await.map_err(|error| crate::call::chain(&error))?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), BODY_MAX).collect().await;
+        let body = body.map_err(|error| format!("unreadable answer: {error}"))?;
+        Ok((status, body.to_bytes()))
+    }
+}
+
+impl Token {
+    fn read(&self) -> Result<Option<String>, Failure> {
+        let Some(path) = &self.path else { return Ok(None) };
+        let mut read = self.read.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some((at, token)) = read.as_ref()
+            && at.elapsed() < TOKEN_AGE
+        {
+            return Ok(Some(token.clone()));
+        }
+        let token = std::fs::read_to_string(path).map(|text| text.trim().to_owned());
+        match token {
+            Ok(token) if !token.is_empty() => {
+                *read = Some((Instant::now(), token.clone()));
+                Ok(Some(token))
+            }
+            // An older token may still be good for a while.
+            _ => match read.as_ref() {
+                Some((_, token)) => Ok(Some(token.clone())),
+                None => Err(Failure::Unauthorized("the token file cannot be read".to_owned())),
+            },
+        }
+    }
+
+    fn forget(&self) {
+        *self.read.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = None;
+    }
+}
+
+fn unexpected(what: &str, status: StatusCode) -> Failure {
+    Failure::Unreachable(format!("{what} answered {status}"))
+}
+
+/// What a poll answered. Only the sidecar's own 404 says that it knows no such task: a plain one
+/// comes from something in between.
+fn polled(status: StatusCode, body: &[u8]) -> Result<Outcome, Failure> {
+    let Some(record) = perform::json(body).filter(Value::is_object) else {
+        return Err(unexpected("poll", status));
+    };
+    match status {
+        StatusCode::OK => {
+            let text = |key: &str| record[key].as_str().unwrap_or_default().to_owned();
+            let state = match record["status"].as_str() {
+                Some("completed") => TaskState::Completed,
+                Some("failed") => {
+                    let error = text("error");
+                    TaskState::Failed(if error.is_empty() { "unknown error".into() } else { error })
+                }
+                _ => TaskState::Running,
+            };
+            Ok(Outcome::Task(Some(TaskRecord { state })))
+        }
+        StatusCode::NOT_FOUND => Ok(Outcome::Task(None)),
+        other => Err(unexpected("poll", other)),
+    }
+}
+
+/// An accepted submission names the id that was sent; anything else is not believed.
+fn submitted(id: &str, status: StatusCode, body: &[u8]) -> Result<Outcome, Failure> {
+    if !matches!(status, StatusCode::CREATED | StatusCode::ACCEPTED) {
+        return Err(unexpected("submit", status));
+    }
+    match perform::json(body) {
+        Some(answer) if answer["id"] == id => Ok(Outcome::Accepted),
+        _ => Err(Failure::Unreachable("submit answered another id".to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests;

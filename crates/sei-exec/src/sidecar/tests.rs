@@ -1,0 +1,118 @@
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+use super::*;
+
+/// A server that answers every connection on this loopback address with these bytes.
+async fn answering(address: &'static str, answer: Vec<u8>) {
+    let listener = TcpListener::bind((address, PORT)).await.unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let answer = answer.clone();
+            tokio::spawn(async move {
+                let mut request = vec![0; 4096];
+                let _ = stream.read(&mut request).await;
+                let _ = stream.write_all(&answer).await;
+                let _ = stream.shutdown().await;
+            });
+        }
+    });
+}
+
+fn http(status: &str, body: &str) -> Vec<u8> {
+    let length = body.len();
+    format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}")
+        .into_bytes()
+}
+
+fn poll(ip: &str) -> SidecarRequest {
+    SidecarRequest {
+        pod_uid: "uid".into(),
+        ip: ip.into(),
+        call: SidecarCall::Poll { id: "x".into() },
+    }
+}
+
+#[tokio::test]
+async fn polls_are_read_by_their_status_and_an_unknown_one_counts_as_running() {
+    for (address, answer, expected) in [
+        ("127.77.0.1", http("200 OK", r#"{"status":"completed"}"#), Some(TaskState::Completed)),
+        ("127.77.0.2", http("200 OK", r#"{"status":"odd"}"#), Some(TaskState::Running)),
+        (
+            "127.77.0.3",
+            http("200 OK", r#"{"status":"failed","error":"no"}"#),
+            Some(TaskState::Failed("no".into())),
+        ),
+        ("127.77.0.4", http("404 Not Found", r#"{"error":"task not found"}"#), None),
+    ] {
+        answering(address, answer).await;
+        let outcome = Sidecar::new(None).call(&poll(address)).await;
+        assert_eq!(outcome, Ok(Outcome::Task(expected.map(|state| TaskRecord { state }))));
+    }
+}
+
+#[tokio::test]
+async fn a_plain_404_is_not_the_sidecars_word() {
+    answering("127.77.0.5", http("404 Not Found", "404 page not found")).await;
+    let outcome = Sidecar::new(None).call(&poll("127.77.0.5")).await;
+    assert!(matches!(outcome, Err(Failure::Unreachable(_))), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn an_endless_answer_is_cut() {
+    let body = format!(r#"{{"status":"{}"}}"#, "x".repeat(BODY_MAX));
+    answering("127.77.0.6", http("200 OK", &body)).await;
+    let outcome = Sidecar::new(None).call(&poll("127.77.0.6")).await;
+    assert!(matches!(outcome, Err(Failure::Unreachable(_))), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn a_redirect_is_not_followed() {
+    let redirect = b"HTTP/1.1 307 Temporary Redirect\r\nLocation: http://127.77.0.1:8443/\r\n\
+                     Content-Length: 0\r\nConnection: close\r\n\r\n";
+    answering("127.77.0.7", redirect.to_vec()).await;
+    let outcome = Sidecar::new(None).call(&poll("127.77.0.7")).await;
+    assert!(matches!(outcome, Err(Failure::Unreachable(_))), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn a_submission_that_names_another_task_is_not_believed() {
+    answering("127.77.0.8", http("201 Created", r#"{"id":"other"}"#)).await;
+    let request = SidecarRequest {
+        call: SidecarCall::Submit {
+            id: "x".into(),
+            task_type: "mark-ready".into(),
+            params: json!({}),
+        },
+        ..poll("127.77.0.8")
+    };
+    let outcome = Sidecar::new(None).call(&request).await;
+    assert!(matches!(outcome, Err(Failure::Unreachable(_))), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn health_is_told_apart_and_refused_tokens_are_named() {
+    answering("127.77.0.9", http("200 OK", "")).await;
+    answering("127.77.0.10", http("503 Service Unavailable", "")).await;
+    answering("127.77.0.11", http("401 Unauthorized", "Unauthorized")).await;
+    let sidecar = Sidecar::new(None);
+    assert_eq!(sidecar.probe("127.77.0.9").await, Health::Ready);
+    assert_eq!(sidecar.probe("127.77.0.10").await, Health::NotReady);
+    assert!(matches!(sidecar.probe("127.77.0.12").await, Health::Unreachable(_)));
+    let refused = sidecar.call(&poll("127.77.0.11")).await;
+    assert!(matches!(refused, Err(Failure::Unauthorized(_))), "{refused:?}");
+}
+
+#[tokio::test]
+async fn nonsense_is_an_unreachable_sidecar() {
+    for (address, body) in [
+        ("127.77.0.13", "null"),
+        ("127.77.0.14", "[1,2]"),
+        ("127.77.0.15", "{\"status\":"),
+        ("127.77.0.16", "\u{0}\u{1}"),
+    ] {
+        answering(address, http("200 OK", body)).await;
+        let outcome = Sidecar::new(None).call(&poll(address)).await;
+        assert!(matches!(outcome, Err(Failure::Unreachable(_))), "{body}: {outcome:?}");
+    }
+}

@@ -1,0 +1,139 @@
+//! Status writes: the difference, with the resourceVersion it was decided on.
+
+use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt};
+use sei_api::SeiNode;
+use sei_api::status::SeiNodeStatus;
+use sei_plan::request::Failure;
+use serde_json::{Map, Value, json};
+
+use crate::call::call;
+
+/// How a status write went.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// Somebody wrote the node meanwhile: look again, nothing is wrong.
+    #[error("the node has changed meanwhile")]
+    Stale,
+    /// The installed CRD dropped fields of the status: nothing may be done on its strength.
+    #[error("the installed CRD drops status fields: {0}")]
+    Pruned(String),
+    #[error("failed to write the status: {0:?}")]
+    Call(Failure),
+}
+
+/// Writes the status of a node if it differs from the stored one. Returns the node as it is stored
+/// now, or `None` if there was nothing to write.
+pub async fn write_status(
+    nodes: &Api<SeiNode>,
+    stored: &SeiNode,
+    status: &SeiNodeStatus,
+) -> Result<Option<SeiNode>, WriteError> {
+    let before = stored.status.clone().unwrap_or_default();
+    let Some(difference) = difference_of(&before, status) else { return Ok(None) };
+    let patch = json!({
+        "metadata": { "resourceVersion": stored.resource_version() },
+        "status": difference,
+    });
+    let params = PatchParams::default();
+    let patch = Patch::Merge(&patch);
+    let name = stored.name_any();
+    match call("patch status", nodes.patch_status(&name, &params, &patch)).await {
+        Ok(written) => match missing(status, &written.status.clone().unwrap_or_default()) {
+            None => Ok(Some(written)),
+            Some(field) => Err(WriteError::Pruned(field)),
+        },
+        Err(Failure::Conflict(_) | Failure::Gone) => Err(WriteError::Stale),
+        Err(failure) => Err(WriteError::Call(failure)),
+    }
+}
+
+fn difference_of(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Value> {
+    let before = serde_json::to_value(before).unwrap_or_default();
+    let after = serde_json::to_value(after).unwrap_or_default();
+    difference(&before, &after)
+}
+
+/// The merge patch that makes `after` of `before`: what changed, and null for what is gone.
+pub fn difference(before: &Value, after: &Value) -> Option<Value> {
+    if before == after {
+        return None;
+    }
+    let (Value::Object(before), Value::Object(after)) = (before, after) else {
+        return Some(after.clone());
+    };
+    let mut patch = Map::new();
+    for (key, value) in after {
+        match before.get(key) {
+            None => drop(patch.insert(key.clone(), value.clone())),
+            Some(old) => patch.extend(difference(old, value).map(|value| (key.clone(), value))),
+        }
+    }
+    for key in before.keys().filter(|key| !after.contains_key(*key)) {
+        patch.insert(key.clone(), Value::Null);
+    }
+    Some(Value::Object(patch))
+}
+
+/// The first field that was sent and did not come back.
+fn missing(sent: &SeiNodeStatus, returned: &SeiNodeStatus) -> Option<String> {
+    let sent = serde_json::to_value(sent).unwrap_or_default();
+    let returned = serde_json::to_value(returned).unwrap_or_default();
+    first_missing(&sent, &returned, "status")
+}
+
+fn first_missing(sent: &Value, returned: &Value, path: &str) -> Option<String> {
+    match (sent, returned) {
+        (Value::Object(sent), Value::Object(returned)) => {
+            sent.iter().find_map(|(key, value)| match returned.get(key) {
+                Some(other) => first_missing(value, other, &format!("{path}.{key}")),
+                None => Some(format!("{path}.{key}")),
+            })
+        }
+        (Value::Array(sent), Value::Array(returned)) if sent.len() == returned.len() => {
+            let pairs = sent.iter().zip(returned).enumerate();
+            pairs.into_iter().find_map(|(index, (sent, returned))| {
+                first_missing(sent, returned, &format!("{path}[{index}]"))
+            })
+        }
+        (Value::Array(_), _) => Some(path.to_owned()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(before: &Value, after: &Value, expected: &Value) {
+        assert_eq!(difference(before, after).as_ref(), Some(expected));
+    }
+
+    #[test]
+    fn an_equal_status_is_no_difference() {
+        let value = json!({ "phase": "Running", "plan": { "tasks": [1, 2] } });
+        assert_eq!(difference(&value, &value), None);
+        assert_eq!(difference_of(&SeiNodeStatus::default(), &SeiNodeStatus::default()), None);
+    }
+
+    #[test]
+    fn only_what_changed_is_sent_and_what_is_gone_is_null() {
+        check(
+            &json!({ "a": 1, "b": { "c": 1, "d": 2 }, "e": [1] }),
+            &json!({ "a": 1, "b": { "c": 3 }, "e": [1, 2], "f": {} }),
+            &json!({ "b": { "c": 3, "d": null }, "e": [1, 2], "f": {} }),
+        );
+    }
+
+    #[test]
+    fn fields_that_an_older_schema_drops_are_noticed() {
+        let sent =
+            json!({ "plan": { "id": "x", "target": { "hash": "h" }, "tasks": [{ "a": 1 }] } });
+        let kept = sent.clone();
+        assert_eq!(first_missing(&sent, &kept, "status"), None);
+        let pruned = json!({ "plan": { "id": "x", "tasks": [{ "a": 1 }] } });
+        assert_eq!(first_missing(&sent, &pruned, "status").unwrap(), "status.plan.target");
+        let other = json!({ "plan": { "id": "x", "target": { "hash": "h" }, "tasks": [{}] } });
+        assert_eq!(first_missing(&sent, &other, "status").unwrap(), "status.plan.tasks[0].a");
+    }
+}
