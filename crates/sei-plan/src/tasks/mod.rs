@@ -22,7 +22,7 @@ pub mod replace_pod;
 pub mod sidecar;
 
 #[cfg(test)]
-mod fixture;
+pub(crate) mod fixture;
 #[cfg(test)]
 mod tests;
 

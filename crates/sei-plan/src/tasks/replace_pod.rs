@@ -8,6 +8,9 @@ use crate::request::{PodDelete, Read, Request};
 use crate::seen::{Look, Seen};
 use crate::view::{Freshness, PodView, StatefulSetView, freshness, is_owned};
 
+#[cfg(test)]
+mod tests;
+
 /// Conflicts in a row after which a delete no longer insists on the pod's resourceVersion.
 const CONFLICTS_TOLERATED: u32 = 5;
 

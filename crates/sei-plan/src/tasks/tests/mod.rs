@@ -1,0 +1,7 @@
+//! Tests of the steps, one file per task. Those of `replace-pod` stand beside it.
+
+mod apply;
+mod bootstrap;
+mod claim;
+mod keys;
+mod observe_image;
