@@ -10,7 +10,7 @@ use sei_api::status::{Cause, SeiNodePhase};
 use sei_api::task::TaskType;
 use serde_json::{Value, json};
 
-use super::{Next, step};
+use super::{Effects, Next, step};
 use crate::request::{Outcome, Request, SidecarCall};
 use crate::seen::{Look, Seen};
 use crate::view::{ContainerView, PodView, StatefulSetView};
@@ -319,32 +319,26 @@ pub(crate) fn shown(next: &Next) -> String {
             let verdict = shown_verdict(waiting.verdict.as_ref());
             format!("wait {reason}{again}{verdict}: {}", waiting.message)
         }
-        Next::Done(effects) => {
-            let super::Effects { stamp, verdict, applied, statefulset, claim, abandoned_cleared } =
-                &**effects;
-            let mut text = "done".to_owned();
-            if let Some(stamp) = stamp {
-                text += &format!(" stamp {} {} {}", stamp.image, stamp.sidecar_image, stamp.hash);
-            }
-            if let Some(applied) = applied {
-                text += &format!(" applied {}@{}", applied.uid, applied.generation);
-            }
-            if let Some(statefulset) = statefulset {
-                text += &format!(" statefulset {}/{}", statefulset.name, statefulset.uid);
-            }
-            if let Some(claim) = claim {
-                text += &format!(" claim {}/{}", claim.name, claim.uid);
-            }
-            if *abandoned_cleared {
-                text += " abandoned cleared";
-            }
-            text + &shown_verdict(verdict.as_ref())
-        }
+        Next::Done(effects) => shown_effects(effects),
         Next::Retry(detail) => format!("retry: {detail}"),
         Next::Fail(failed) => {
             format!("fail{}: {}", shown_verdict(failed.verdict.as_ref()), failed.detail)
         }
     }
+}
+
+fn shown_effects(effects: &Effects) -> String {
+    let Effects { stamp, verdict, applied, statefulset, claim, abandoned_cleared } = effects;
+    let parts = [
+        Some("done".to_owned()),
+        stamp.as_ref().map(|one| format!("stamp {} {} {}", one.image, one.sidecar_image, one.hash)),
+        applied.as_ref().map(|one| format!("applied {}@{}", one.uid, one.generation)),
+        statefulset.as_ref().map(|one| format!("statefulset {}/{}", one.name, one.uid)),
+        claim.as_ref().map(|one| format!("claim {}/{}", one.name, one.uid)),
+        abandoned_cleared.then(|| "abandoned cleared".to_owned()),
+    ];
+    let parts: Vec<_> = parts.into_iter().flatten().collect();
+    parts.join(" ") + &shown_verdict(verdict.as_ref())
 }
 
 fn shown_verdict(verdict: Option<&Verdict>) -> String {

@@ -286,7 +286,7 @@ fn a_plan_of_the_peer_may_name_its_parameters_in_any_case() {
 fn no_content_of_a_secret_is_ever_repeated() {
     const MARKER: &str = "5ecret-mark3r";
     let contents = [
-        format!("{MARKER}"),
+        MARKER.to_owned(),
         format!("{{\"priv_key\": {MARKER}}}"),
         format!("{{\"{MARKER}\": \"{MARKER}\""),
         format!("{{\"address\": \"\", \"priv_key\": {{\"value\": \"{MARKER}\"}}}}"),

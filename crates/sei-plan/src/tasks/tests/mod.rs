@@ -3,5 +3,7 @@
 mod apply;
 mod bootstrap;
 mod claim;
+mod common;
 mod keys;
 mod observe_image;
+mod sidecar;
