@@ -5,7 +5,9 @@ use sei_api::plan::{PlanKind, PlannedTask, TaskPlan, task_id};
 use sei_api::task::TaskType;
 use serde_json::{Map, Value};
 
-use super::{Effects, Next, fail, in_bootstrap, kind_of, read, request, wait, wait_and_poll};
+use super::{
+    Effects, Next, fail, in_bootstrap, kind_of, not_ours, read, request, wait, wait_and_poll,
+};
 use crate::request::{Read, Request, SidecarCall, SidecarRequest, TaskState};
 use crate::seen::{Look, Seen};
 use crate::view::{JobState, PodView, is_owned};
@@ -108,7 +110,8 @@ fn addressed_pod<'a>(
     };
     let alive = |pod: &&PodView| !pod.is_terminating();
     let found = if in_bootstrap(plan) {
-        pods.iter().filter(alive).find(|pod| pod.is_bootstrap)
+        let job = seen.job.any().map(|job| ("Job".to_owned(), job.uid.clone()));
+        pods.iter().filter(alive).find(|pod| pod.is_bootstrap && pod.controller == job)
     } else {
         let Some(statefulset) = seen.statefulset.any() else {
             return match seen.statefulset {
@@ -116,6 +119,9 @@ fn addressed_pod<'a>(
                 _ => Err(wait(None, "the StatefulSet is not there")),
             };
         };
+        if let Some(next) = not_ours(statefulset, seen) {
+            return Err(next);
+        }
         let needs_fresh = needs_fresh_pod(plan, index, task_type);
         pods.iter().filter(alive).filter(|pod| is_owned(pod, statefulset)).find(|pod| {
             !needs_fresh

@@ -236,7 +236,7 @@ fn a_pod_without_revision_label_is_left_alone() {
         (
             "an empty label",
             |world| set_pods(world, vec![PodView { revision: Some(String::new()), ..pod(OLD) }]),
-            "wait StatefulSetNotObserved: …",
+            "wait StatefulSetNotObserved: pod n-0 has no revision label and is left alone",
         ),
     ]);
 }
@@ -302,6 +302,18 @@ fn the_pod_of_a_terminating_statefulset_is_left_alone() {
         |world| world.statefulset().terminating = true,
         "wait StatefulSetTerminating: …its pod is left alone",
     )]);
+}
+
+#[test]
+fn the_pod_of_another_owners_statefulset_is_left_alone() {
+    check(&[
+        (
+            "another owner's",
+            |world| world.statefulset().controller = Some("other".to_owned()),
+            "wait FieldConflict: StatefulSet n is controlled by another object",
+        ),
+        ("nobody's", |world| world.statefulset().controller = None, "wait FieldConflict: …"),
+    ]);
 }
 
 #[test]

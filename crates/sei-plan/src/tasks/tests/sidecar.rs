@@ -320,6 +320,19 @@ fn what_was_not_seen_is_read_before_a_sidecar_is_spoken_to() {
     world.check("it is gone", "wait -: the StatefulSet is not there");
 }
 
+#[test]
+fn the_sidecar_of_somebody_elses_pod_is_never_spoken_to() {
+    let mut world = gate();
+    world.statefulset().controller = Some("other".to_owned());
+    world.check("another owner's StatefulSet", "wait FieldConflict: …");
+    let others = [None, Some(("Job".to_owned(), "other".to_owned()))];
+    for controller in others {
+        let mut world = bootstrapping();
+        world.live_pods([PodView { controller, ..bootstrap_pod() }]);
+        world.check("not the Job's", "wait SidecarUnreachable: no pod for config-apply yet");
+    }
+}
+
 /// A task of the bootstrap pod, whose Job runs.
 fn bootstrapping() -> World {
     let mut world = World::at(&BOOTSTRAP, T::ConfigApply);
