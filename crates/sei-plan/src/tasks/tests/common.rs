@@ -129,8 +129,16 @@ fn texts_of_others_are_cut_to_a_kibibyte() {
     let state = crate::view::JobState::Failed(long.clone());
     job.seen.job = Look::Live(Some(JobView { state, ..JobView::default() }));
     let mut unknown = World::updating(T::ReplacePod);
-    unknown.plan.tasks[4].r#type = long;
-    for world in [&refused, &failed, &job, &unknown] {
+    unknown.plan.tasks[4].r#type = long.clone();
+    let mut missing = World::only(T::ValidateSigningKey, json!({ "secretName": long }));
+    missing.transcript([Outcome::Secret(None)]);
+    let mut invalid = World::only(T::ValidateNodeKey, json!({ "secretName": long }));
+    invalid.transcript([Outcome::Secret(Some(crate::request::SecretView::default()))]);
+    let mut import = World::only(T::EnsureDataPvc, json!({}));
+    let volume = json!({ "import": { "pvcName": "theirs" } });
+    import.seen.node = node(json!({ "fullNode": {}, "dataVolume": volume }));
+    import.transcript([Outcome::Claim(Some(ClaimView { phase: long, ..Default::default() }))]);
+    for world in [&refused, &failed, &job, &unknown, &missing, &invalid, &import] {
         assert!(shown(&world.next()).len() < 1200, "{}", shown(&world.next()));
     }
 }
