@@ -387,6 +387,10 @@ fn conflicts_count_in_a_row_and_other_failures_are_none() {
     world.seen.delete_conflicts = 3;
     world.transcript([Outcome::Failed(Failure::Unknown("timeout".to_owned()))]);
     assert_eq!(world.seen.delete_conflicts, 3);
+    let mut world = World::updating(TaskType::ReplacePod);
+    world.seen.delete_conflicts = 3;
+    world.transcript([Outcome::Failed(Failure::Gone)]);
+    assert_eq!(world.seen.delete_conflicts, 0, "the next pod is another one");
 }
 
 #[test]

@@ -148,6 +148,30 @@ fn abandoned_tasks_are_cleared_before_anything_is_submitted() {
     assert_transcript(&lines, &expected);
 }
 
+#[test]
+fn after_a_refused_write_the_sidecar_is_asked_again_what_it_knows() {
+    let mut world = gate();
+    world.plan.abandoned = vec!["one".to_owned()];
+    let lines = world.transcript([
+        record(TaskState::Running),
+        Outcome::Failed(Failure::Gone),
+        Outcome::Task(None),
+        Outcome::Task(None),
+        Outcome::Failed(Failure::Conflict("already there".to_owned())),
+        record(TaskState::Running),
+    ]);
+    let expected = [
+        "pod-new 10.0.0.2 poll one",
+        "pod-new 10.0.0.2 delete one",
+        "pod-new 10.0.0.2 poll one",
+        "pod-new 10.0.0.2 poll …",
+        "pod-new 10.0.0.2 submit …",
+        "pod-new 10.0.0.2 poll …",
+        "wait - again 5s: mark-ready runs on pod n-0",
+    ];
+    assert_transcript(&lines, &expected);
+}
+
 /// What of a task's stored parameters is sent.
 #[track_caller]
 fn check_wire(task: TaskType, stored: Value, expected: &Value) {
