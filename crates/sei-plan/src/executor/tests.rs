@@ -301,7 +301,10 @@ fn parameters_that_can_never_work_fail_the_plan() {
     let mut status = status(world.plan.clone());
     assert_eq!(note(&mut status, world.next()), Progress::Failed);
     let detail = plan_of(&status).failed_task_detail.clone().unwrap();
-    assert_eq!(detail.error, "config-patch: parameter files is missing or empty");
+    assert_eq!(
+        detail.error,
+        "config-patch: parameter files is missing, empty or of the wrong type"
+    );
 }
 
 // X13

@@ -148,10 +148,29 @@ fn needs_fresh_pod(plan: &TaskPlan, index: usize, task_type: TaskType) -> bool {
     replaced || opens_gate
 }
 
-/// Names of parameters on the wire, where they are not the stored name with a small first letter.
+/// Names of parameters on the wire. The peer stores some in title case and reads them in any.
+const WIRE_NAMES: &[&str] = &[
+    "targetHeight",
+    "expectedGenesisHash",
+    "mode",
+    "overrides",
+    "targetVersion",
+    "incremental",
+    "files",
+    "useLocalSnapshot",
+    "trustPeriod",
+    "backfillBlocks",
+    "rpcServers",
+    "chainId",
+    "moniker",
+    "stakingAmount",
+    "accountBalance",
+    "nodeName",
+];
+
 fn wire_name(stored: &str) -> String {
-    if stored.eq_ignore_ascii_case("chainid") {
-        return "chainId".to_owned();
+    if let Some(known) = WIRE_NAMES.iter().find(|name| name.eq_ignore_ascii_case(stored)) {
+        return (*known).to_owned();
     }
     let mut letters = stored.chars();
     letters.next().map_or_else(String::new, |first| first.to_lowercase().chain(letters).collect())
@@ -180,22 +199,28 @@ pub fn wire_params(task_type: TaskType, task: &PlannedTask) -> Result<Value, Str
         .filter(|(_, value)| !is_empty(value))
         .map(|(name, value)| (wire_name(name), value.clone()))
         .collect();
-    for name in required(task_type) {
-        let present = wire.get(*name).is_some_and(|value| match value {
-            Value::Object(fields) => !fields.is_empty(),
-            _ => true,
-        });
-        if !present {
-            return Err(format!("parameter {name} is missing or empty"));
+    for name in required(task_type, &wire) {
+        let usable = match wire.get(*name) {
+            Some(Value::Object(fields)) => *name == FILES && !fields.is_empty(),
+            Some(value) => *name != FILES && value.is_string(),
+            None => false,
+        };
+        if !usable {
+            return Err(format!("parameter {name} is missing, empty or of the wrong type"));
         }
     }
     Ok(Value::Object(wire))
 }
 
-fn required(task_type: TaskType) -> &'static [&'static str] {
+/// The one required parameter that is a map; the others are texts.
+const FILES: &str = "files";
+
+fn required(task_type: TaskType, sent: &Map<String, Value>) -> &'static [&'static str] {
     match task_type {
+        // Without a mode there is nothing to generate from, but what is on disk can be patched.
+        TaskType::ConfigApply if sent.get("incremental") == Some(&Value::Bool(true)) => &[],
         TaskType::ConfigApply => &["mode"],
-        TaskType::ConfigPatch => &["files"],
+        TaskType::ConfigPatch => &[FILES],
         TaskType::GenerateIdentity => &["chainId", "moniker"],
         TaskType::GenerateGentx => &["chainId", "stakingAmount", "accountBalance"],
         TaskType::UploadGenesisArtifacts => &["nodeName"],

@@ -243,6 +243,10 @@ fn parameters_go_out_under_their_wire_names_without_empty_options() {
         ),
         (T::UploadGenesisArtifacts, json!({ "NodeName": "n" }), json!({ "nodeName": "n" })),
         (T::UploadGenesisArtifacts, json!({ "nodeName": "n" }), json!({ "nodeName": "n" })),
+        (T::UploadGenesisArtifacts, json!({ "NODENAME": "n" }), json!({ "nodeName": "n" })),
+        (T::SnapshotRestore, json!({ "targetheight": 12 }), json!({ "targetHeight": 12 })),
+        (T::ConfigApply, json!({ "incremental": true }), json!({ "incremental": true })),
+        (T::MarkReady, json!({ "NewerThanUs": 1 }), json!({ "newerThanUs": 1 })),
     ] {
         check_wire(task, stored, &sent);
     }
@@ -252,10 +256,18 @@ fn parameters_go_out_under_their_wire_names_without_empty_options() {
 #[test]
 fn parameters_that_can_never_work_fail_the_plan_before_any_call() {
     for (task, stored, text) in [
-        (T::ConfigApply, json!({}), "config-apply: parameter mode is missing or empty"),
+        (
+            T::ConfigApply,
+            json!({}),
+            "config-apply: parameter mode is missing, empty or of the wrong type",
+        ),
         (T::ConfigApply, json!({ "mode": "" }), "config-apply: parameter mode is…"),
         (T::ConfigApply, json!(null), "config-apply: parameter mode is…"),
-        (T::ConfigPatch, json!({}), "config-patch: parameter files is missing or empty"),
+        (
+            T::ConfigPatch,
+            json!({}),
+            "config-patch: parameter files is missing, empty or of the wrong type",
+        ),
         (T::ConfigPatch, json!({ "files": {} }), "config-patch: parameter files is…"),
         (T::ConfigPatch, json!({ "files": [] }), "config-patch: parameter files is…"),
         (T::GenerateIdentity, json!({ "ChainID": "c" }), "…parameter moniker is…"),
@@ -271,6 +283,12 @@ fn parameters_that_can_never_work_fail_the_plan_before_any_call() {
             "…parameter stakingAmount is…",
         ),
         (T::UploadGenesisArtifacts, json!({ "NodeName": "" }), "…parameter nodeName is…"),
+        (T::ConfigApply, json!({ "mode": 5 }), "…parameter mode is…"),
+        (T::ConfigApply, json!({ "mode": { "a": 1 } }), "…parameter mode is…"),
+        (T::ConfigApply, json!({ "incremental": "true" }), "…parameter mode is…"),
+        (T::ConfigApply, json!({ "incremental": false }), "…parameter mode is…"),
+        (T::ConfigPatch, json!({ "files": "config.toml" }), "…parameter files is…"),
+        (T::ConfigPatch, json!({ "files": ["config.toml"] }), "…parameter files is…"),
         (T::MarkReady, json!([1]), "mark-ready: its parameters are not an object"),
         (T::MarkReady, json!("text"), "mark-ready: its parameters are not an object"),
         (T::ConfigureGenesis, json!(5), "…not an object"),
