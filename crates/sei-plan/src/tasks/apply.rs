@@ -71,7 +71,9 @@ fn template(plan: &TaskPlan, seen: &Seen) -> Result<Option<Value>, Next> {
         return Err(wait(None, "the wanted template has changed; the plan is superseded"));
     }
     let observed = seen.node.status.as_ref().and_then(|status| status.pod_template.as_ref());
-    let Some(revision) = observed.map(|template| template.revision.clone()) else {
+    let revision = observed.map(|template| template.revision.clone());
+    // A read without a name would be a list.
+    let Some(revision) = revision.filter(|revision| !revision.is_empty()) else {
         return Err(fail("there is no observed template to put back"));
     };
     match &seen.revision {

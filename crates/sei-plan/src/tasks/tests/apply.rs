@@ -246,6 +246,15 @@ fn a_template_that_cannot_be_put_back_fails_the_plan() {
                 |world| world.seen.node.status = None,
                 "fail: there is no observed template to put back",
             ),
+            (
+                "a status that names no revision",
+                |world| {
+                    let status = world.seen.node.status.as_mut().unwrap();
+                    status.pod_template.as_mut().unwrap().revision = String::new();
+                    world.seen.revision = Look::Unread;
+                },
+                "fail: there is no observed template to put back",
+            ),
         ],
     );
 }
