@@ -151,6 +151,11 @@ fn a_job_that_is_there_counts_if_it_runs_what_is_wanted_or_is_complete() {
                 "done",
             ),
             (
+                "failed in an earlier plan",
+                |world| see_job(world, |job| job.state = JobState::Failed("OOM".to_owned())),
+                "delete Job uid=job-uid",
+            ),
+            (
                 "on its way out",
                 |world| see_job(world, |job| job.terminating = true),
                 "wait -: the earlier bootstrap Job is being deleted",
