@@ -10,7 +10,7 @@ use super::{
 };
 use crate::request::{Read, Request, SidecarCall, SidecarRequest, TaskState};
 use crate::seen::{Look, Seen};
-use crate::view::{JobState, PodView, is_owned};
+use crate::view::{JobState, PodView, StatefulSetView, is_owned};
 
 /// Poll, submit if the sidecar knows nothing of it, then poll to the end.
 ///
@@ -123,6 +123,10 @@ fn addressed_pod<'a>(
             return Err(next);
         }
         let needs_fresh = needs_fresh_pod(plan, index, task_type);
+        let cached = matches!(seen.statefulset, Look::Cached(_));
+        if needs_fresh && cached && is_older_than_applied(plan, statefulset) {
+            return Err(read(Read::StatefulSet));
+        }
         pods.iter().filter(alive).filter(|pod| is_owned(pod, statefulset)).find(|pod| {
             !needs_fresh
                 || statefulset
@@ -138,6 +142,13 @@ fn addressed_pod<'a>(
         return Err(wait(Reason::SidecarUnreachable, message));
     }
     Ok(pod)
+}
+
+/// Whether a view is from before this plan's own apply: by its revision the old pod looks fresh.
+fn is_older_than_applied(plan: &TaskPlan, statefulset: &StatefulSetView) -> bool {
+    plan.applied.as_ref().is_some_and(|applied| {
+        statefulset.uid != applied.uid || statefulset.generation < applied.generation
+    })
 }
 
 /// After the replacement only the new pod's sidecar counts. A plan that only opens the gate speaks

@@ -346,6 +346,27 @@ fn every_task_after_the_replacement_needs_the_fresh_pod_and_none_before_it() {
 }
 
 #[test]
+fn a_cache_from_before_the_apply_does_not_say_which_pod_is_fresh() {
+    // By the old revision, which is all that the cache knows, the old pod is the fresh one.
+    let mut world = gate();
+    world.statefulset().generation = 1;
+    world.statefulset().update_revision = Some(OLD.to_owned());
+    world.live_pods([pod(OLD)]);
+    world.forget_live();
+    let found = Outcome::StatefulSet(Some(Box::new(statefulset())));
+    let lines = world.transcript([found]);
+    let waits = "wait SidecarUnreachable: no pod for mark-ready yet";
+    assert_transcript(&lines, &["read StatefulSet", waits]);
+
+    let mut world = gate();
+    world.forget_live();
+    world.plan.applied.as_mut().unwrap().uid = "other".to_owned();
+    world.check("another object", "read StatefulSet");
+    world.plan.applied = None;
+    world.check("nothing applied by this plan", "pod-new 10.0.0.2 poll …");
+}
+
+#[test]
 fn what_was_not_seen_is_read_before_a_sidecar_is_spoken_to() {
     let mut world = gate();
     world.forget_live();
