@@ -137,6 +137,13 @@ fn a_pod_that_only_looks_alike_is_never_touched() {
             "wait StatefulSetNotObserved: …has not made the pod yet",
         ),
         (
+            "one on its way out is not the old pod",
+            |world| {
+                set_pods(world, vec![PodView { controller: None, ..terminating(pod(OLD)) }]);
+            },
+            "wait StatefulSetNotObserved: …has not made the pod yet",
+        ),
+        (
             "beside the real one",
             |world| {
                 let alike = PodView { controller: None, uid: "alike".to_owned(), ..pod(OLD) };
@@ -218,6 +225,15 @@ fn no_pod_is_touched_before_the_newest_template_was_looked_at() {
         (
             "generation not observed",
             |world| world.statefulset().observed_generation = 1,
+            "wait StatefulSetNotObserved: …generation 1 of 2",
+        ),
+        (
+            "before it is judged at all",
+            |world| {
+                let statefulset = world.statefulset();
+                statefulset.observed_generation = 1;
+                (statefulset.selector, statefulset.replicas) = (None, Some(3));
+            },
             "wait StatefulSetNotObserved: …generation 1 of 2",
         ),
         ("observed beyond it", |world| world.statefulset().observed_generation = 3, DELETES),
@@ -474,6 +490,33 @@ fn a_cache_may_say_that_there_is_nothing_to_do() {
         (
             "one without label is looked at",
             |world| set_pods(world, vec![PodView { revision: None, ..pod(OLD) }]),
+            "read Pods",
+        ),
+    ]);
+}
+
+#[test]
+fn what_was_read_live_is_judged_before_the_pods_are() {
+    check(&[
+        (
+            "many replicas and no pod",
+            |world| {
+                world.statefulset().replicas = Some(2);
+                set_pods(world, Vec::new());
+            },
+            "fail: replace-pod: multi-replica…",
+        ),
+        (
+            "terminating and no pod",
+            |world| {
+                world.statefulset().terminating = true;
+                set_pods(world, Vec::new());
+            },
+            "wait StatefulSetTerminating: …",
+        ),
+        (
+            "pods that only a cache does not show",
+            |world| world.seen.pods = Look::Cached(Some(Vec::new())),
             "read Pods",
         ),
     ]);
