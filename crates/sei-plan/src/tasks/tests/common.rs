@@ -138,7 +138,14 @@ fn texts_of_others_are_cut_to_a_kibibyte() {
     let volume = json!({ "import": { "pvcName": "theirs" } });
     import.seen.node = node(json!({ "fullNode": {}, "dataVolume": volume }));
     import.transcript([Outcome::Claim(Some(ClaimView { phase: long, ..Default::default() }))]);
-    for world in [&refused, &failed, &job, &unknown, &missing, &invalid, &import] {
+    let mut unfit = World::only(T::EnsureDataPvc, json!({}));
+    unfit.seen.node = import.seen.node.clone();
+    unfit.seen.claim = Look::Live(Some(ClaimView {
+        phase: "Bound".to_owned(),
+        access_modes: vec!["x".repeat(4096)],
+        ..Default::default()
+    }));
+    for world in [&refused, &failed, &job, &unknown, &missing, &invalid, &import, &unfit] {
         assert!(shown(&world.next()).len() < 1200, "{}", shown(&world.next()));
     }
 }
