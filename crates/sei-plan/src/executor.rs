@@ -15,6 +15,9 @@ use crate::planner::{enter, later};
 use crate::tasks::{Effects, Failed, Next, Waiting};
 use crate::timing::Timing;
 
+#[cfg(test)]
+mod tests;
+
 /// What comes after a step was recorded.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Progress {

@@ -173,9 +173,12 @@ impl Seen {
     fn absorb_failure(&mut self, request: &Request, failure: Failure) {
         match request {
             Request::DeletePod(_) => {
-                if matches!(failure, Failure::Conflict(_)) {
-                    self.delete_conflicts = self.delete_conflicts.saturating_add(1);
-                }
+                self.delete_conflicts = match failure {
+                    Failure::Conflict(_) => self.delete_conflicts.saturating_add(1),
+                    // That pod is gone: the next one is another, and has had no conflict yet.
+                    Failure::Gone => 0,
+                    _ => self.delete_conflicts,
+                };
                 self.pods = Look::Unread;
             }
             Request::ApplyStatefulSet(_)
@@ -186,10 +189,13 @@ impl Seen {
             Request::CreateService(_) | Request::DeleteService { .. } => {
                 self.service = Look::Unread;
             }
-            Request::Read(_)
-            | Request::ApplyConfigMap(_)
-            | Request::ApplyService(_)
-            | Request::Sidecar(_) => {}
+            Request::Sidecar(call) => match &call.call {
+                SidecarCall::Submit { id, .. } | SidecarCall::Delete { id } => {
+                    self.tasks.remove(id);
+                }
+                SidecarCall::Poll { .. } => {}
+            },
+            Request::Read(_) | Request::ApplyConfigMap(_) | Request::ApplyService(_) => {}
         }
         self.failure = Some(failure);
     }

@@ -6,7 +6,7 @@ use sei_api::plan::{Applied, PlanKind, TaskPlan};
 use sei_api::status::StatefulSetRef;
 use serde_json::{Value, json};
 
-use super::{Effects, Next, done, fail, kind_of, read, request, wait};
+use super::{Effects, Next, done, fail, kind_of, not_ours, read, request, wait};
 use crate::adoption::template_of_revision;
 use crate::request::{Failure, Read, Request};
 use crate::seen::{CONFIG_MAP, Look, SERVICE, Seen};
@@ -29,9 +29,8 @@ pub(super) fn step_statefulset(plan: &TaskPlan, seen: &Seen) -> Next {
     if statefulset.terminating {
         return wait(Reason::StatefulSetTerminating, "the StatefulSet is being deleted");
     }
-    if statefulset.controller.as_deref() != seen.node.metadata.uid.as_deref() {
-        let message = format!("StatefulSet {} is controlled by another object", statefulset.name);
-        return wait(Reason::FieldConflict, message);
+    if let Some(next) = not_ours(statefulset, seen) {
+        return next;
     }
     if !statefulset.on_delete {
         // Alone and first: an apply over a defaulted RollingUpdate is refused by the server.
@@ -72,7 +71,9 @@ fn template(plan: &TaskPlan, seen: &Seen) -> Result<Option<Value>, Next> {
         return Err(wait(None, "the wanted template has changed; the plan is superseded"));
     }
     let observed = seen.node.status.as_ref().and_then(|status| status.pod_template.as_ref());
-    let Some(revision) = observed.map(|template| template.revision.clone()) else {
+    let revision = observed.map(|template| template.revision.clone());
+    // A read without a name would be a list.
+    let Some(revision) = revision.filter(|revision| !revision.is_empty()) else {
         return Err(fail("there is no observed template to put back"));
     };
     match &seen.revision {

@@ -21,7 +21,8 @@ pub(super) fn step_service(seen: &Seen) -> Next {
     }
 }
 
-/// Makes the Job. One left with another image is deleted first: its pod cannot be changed.
+/// Makes the Job. One left with another image is deleted first: its pod cannot be changed. So is
+/// one that failed: it belongs to an earlier plan, and would fail this one at once.
 pub(super) fn step_job(seen: &Seen) -> Next {
     let Some(bootstrap) = &seen.wanted.bootstrap else { return not_wanted() };
     let Look::Live(found) = &seen.job else { return read(Read::Job) };
@@ -35,10 +36,13 @@ pub(super) fn step_job(seen: &Seen) -> Next {
         return wait(None, "the earlier bootstrap Job is being deleted");
     }
     let as_wanted = job.image == bootstrap.image && job.sidecar_image == seen.wanted.sidecar_image;
-    if as_wanted || job.state == JobState::Complete {
-        return done();
+    match job.state {
+        JobState::Complete => done(),
+        JobState::Active if as_wanted => done(),
+        JobState::Active | JobState::Failed(_) => {
+            request(Request::DeleteJob { uid: job.uid.clone() })
+        }
     }
-    request(Request::DeleteJob { uid: job.uid.clone() })
 }
 
 pub(super) fn step_await(seen: &Seen) -> Next {

@@ -4,7 +4,7 @@ use sei_api::condition::{ConditionType, Reason, Truth, Verdict};
 use sei_api::names::{annotation, data_claim};
 use sei_api::status::ClaimRef;
 
-use super::{Effects, Failed, Next, Waiting, fail, read, request, wait, wait_and_poll};
+use super::{Effects, Failed, Next, Waiting, bounded, fail, read, request, wait, wait_and_poll};
 use crate::quantity::Quantity;
 use crate::request::{ClaimView, Failure, Read, Request};
 use crate::seen::{Look, Seen};
@@ -78,43 +78,45 @@ fn claimed(name: &str, uid: &str) -> Next {
 /// Checks an imported claim, which is never changed. The first failed check wins.
 fn step_import(name: &str, seen: &Seen) -> Next {
     let Look::Live(found) = &seen.claim else { return read(Read::Claim(name.to_owned())) };
-    let Some(claim) = found else { return not_ready(seen, format!("claim {name} is not there")) };
+    let Some(claim) = found else { return not_ready(seen, &format!("claim {name} is not there")) };
     if claim.terminating {
-        return not_ready(seen, format!("claim {name} is being deleted"));
+        return not_ready(seen, &format!("claim {name} is being deleted"));
     }
     match claim.phase.as_str() {
         "Bound" => {}
-        "Lost" => return invalid(format!("claim {name} is in phase Lost")),
-        phase => return not_ready(seen, format!("claim {name} is in phase {phase}, not Bound")),
+        "Lost" => return invalid(&format!("claim {name} is in phase Lost")),
+        phase => return not_ready(seen, &format!("claim {name} is in phase {phase}, not Bound")),
     }
     if !claim.access_modes.iter().any(|mode| mode == "ReadWriteOnce" || mode == "ReadWriteOncePod")
     {
-        return invalid(format!(
+        return invalid(&format!(
             "claim {name} has access modes {:?}; it needs ReadWriteOnce or ReadWriteOncePod",
             claim.access_modes
         ));
     }
     let Some(capacity) = &claim.capacity else {
-        return not_ready(seen, format!("claim {name} reports no capacity yet"));
+        return not_ready(seen, &format!("claim {name} reports no capacity yet"));
     };
     if let Err(text) = large_enough(capacity, &seen.wanted.claim_size) {
-        return invalid(format!("claim {name}: {text}"));
+        return invalid(&format!("claim {name}: {text}"));
     }
     let Some(volume) = claim.volume.clone().filter(|volume| !volume.is_empty()) else {
-        return not_ready(seen, format!("claim {name} names no volume yet"));
+        return not_ready(seen, &format!("claim {name} names no volume yet"));
     };
     step_volume(name, claim, &volume, capacity, seen)
 }
 
 fn step_volume(name: &str, claim: &ClaimView, volume: &str, capacity: &str, seen: &Seen) -> Next {
     let Look::Live(found) = &seen.volume else { return read(Read::Volume(volume.to_owned())) };
-    let Some(view) = found else { return not_ready(seen, format!("volume {volume} is not there")) };
+    let Some(view) = found else {
+        return not_ready(seen, &format!("volume {volume} is not there"));
+    };
     if view.phase == "Failed" {
-        return invalid(format!("volume {volume} is in phase Failed"));
+        return invalid(&format!("volume {volume} is in phase Failed"));
     }
     let own = view.capacity.as_deref().unwrap_or_default();
     if Quantity::parse(own).ok() != Quantity::parse(capacity).ok() {
-        return invalid(format!(
+        return invalid(&format!(
             "volume {volume} has {own}, which does not match the {capacity} of claim {name}"
         ));
     }
@@ -139,7 +141,8 @@ fn large_enough(capacity: &str, required: &str) -> Result<(), String> {
     Ok(())
 }
 
-fn not_ready(seen: &Seen, message: String) -> Next {
+fn not_ready(seen: &Seen, message: &str) -> Next {
+    let message = bounded(message);
     Next::Wait(Waiting {
         reason: None,
         again: Some(seen.timing.poll()),
@@ -153,7 +156,8 @@ fn not_ready(seen: &Seen, message: String) -> Next {
     })
 }
 
-fn invalid(detail: String) -> Next {
+fn invalid(detail: &str) -> Next {
+    let detail = bounded(detail);
     Next::Fail(Failed {
         verdict: Some(Verdict::new(
             ConditionType::ImportPvcReady,

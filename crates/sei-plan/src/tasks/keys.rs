@@ -5,7 +5,7 @@ use sei_api::plan::PlannedTask;
 use sei_api::task::TaskType;
 use serde_json::Value;
 
-use super::{Effects, Failed, Next, Waiting, read, text_param};
+use super::{Effects, Failed, Next, Waiting, bounded, read, text_param};
 use crate::request::{Read, SecretView};
 use crate::seen::{Look, Seen};
 
@@ -60,7 +60,7 @@ fn check(
     match secret(voice, name, seen) {
         Ok(secret) => match content(secret) {
             Ok(()) => valid(voice, name),
-            Err(text) => invalid(voice, format!("Secret {name}: {text}")),
+            Err(text) => invalid(voice, &format!("Secret {name}: {text}")),
         },
         Err(next) => next,
     }
@@ -69,15 +69,15 @@ fn check(
 /// The Secret, once it is there and here to stay.
 fn secret<'a>(voice: Voice, name: &str, seen: &'a Seen) -> Result<&'a SecretView, Next> {
     if name.is_empty() {
-        return Err(invalid(voice, "the name of the Secret is empty".to_owned()));
+        return Err(invalid(voice, "the name of the Secret is empty"));
     }
     match seen.secrets.get(name) {
         Some(Look::Live(Some(secret))) if secret.terminating => {
-            Err(not_ready(voice, seen, format!("Secret {name} is being deleted")))
+            Err(not_ready(voice, seen, &format!("Secret {name} is being deleted")))
         }
         Some(Look::Live(Some(secret))) => Ok(secret),
         Some(Look::Live(None)) => {
-            Err(not_ready(voice, seen, format!("Secret {name} is not there")))
+            Err(not_ready(voice, seen, &format!("Secret {name} is not there")))
         }
         _ => Err(read(Read::Secret(name.to_owned()))),
     }
@@ -125,7 +125,7 @@ fn check_keyring(task: &PlannedTask, seen: &Seen) -> Next {
         Err(next) => return next,
     };
     if let Err(text) = check_keyring_files(keyring, text_param(task, "keyName")) {
-        return invalid(KEYRING, format!("Secret {name}: {text}"));
+        return invalid(KEYRING, &format!("Secret {name}: {text}"));
     }
     let passphrase_name = text_param(task, "passphraseSecretName");
     let passphrase = match secret(KEYRING, passphrase_name, seen) {
@@ -134,12 +134,12 @@ fn check_keyring(task: &PlannedTask, seen: &Seen) -> Next {
     };
     let key = text_param(task, "passphraseSecretKey");
     if key.is_empty() {
-        return invalid(KEYRING, "the key of the passphrase Secret is empty".to_owned());
+        return invalid(KEYRING, "the key of the passphrase Secret is empty");
     }
     match passphrase.data.get(key) {
-        None => invalid(KEYRING, format!("Secret {passphrase_name} lacks the key {key}")),
+        None => invalid(KEYRING, &format!("Secret {passphrase_name} lacks the key {key}")),
         Some(value) if value.is_empty() => {
-            invalid(KEYRING, format!("key {key} of Secret {passphrase_name} is empty"))
+            invalid(KEYRING, &format!("key {key} of Secret {passphrase_name} is empty"))
         }
         Some(_) => valid(KEYRING, name),
     }
@@ -164,14 +164,15 @@ fn check_keyring_files(keyring: &SecretView, key_name: &str) -> Result<(), Strin
 }
 
 fn valid(voice: Voice, name: &str) -> Next {
-    let message = format!("Secret {name} has the right shape");
+    let message = bounded(&format!("Secret {name} has the right shape"));
     Next::Done(Box::new(Effects {
         verdict: Some(Verdict::new(voice.condition, Truth::True, voice.valid, message)),
         ..Effects::default()
     }))
 }
 
-fn not_ready(voice: Voice, seen: &Seen, message: String) -> Next {
+fn not_ready(voice: Voice, seen: &Seen, message: &str) -> Next {
+    let message = bounded(message);
     Next::Wait(Waiting {
         reason: Some(Reason::SecretMissing),
         again: Some(seen.timing.poll()),
@@ -185,7 +186,8 @@ fn not_ready(voice: Voice, seen: &Seen, message: String) -> Next {
     })
 }
 
-fn invalid(voice: Voice, detail: String) -> Next {
+fn invalid(voice: Voice, detail: &str) -> Next {
+    let detail = bounded(detail);
     Next::Fail(Failed {
         verdict: Some(Verdict::new(voice.condition, Truth::False, voice.invalid, detail.clone())),
         detail,

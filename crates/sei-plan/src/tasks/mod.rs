@@ -12,6 +12,7 @@ use sei_api::task::{Side, TaskType};
 
 use crate::request::{Failure, Request};
 use crate::seen::Seen;
+use crate::view::StatefulSetView;
 
 mod apply;
 mod bootstrap;
@@ -22,7 +23,7 @@ pub mod replace_pod;
 pub mod sidecar;
 
 #[cfg(test)]
-mod fixture;
+pub(crate) mod fixture;
 #[cfg(test)]
 mod tests;
 
@@ -190,6 +191,14 @@ fn wait_and_poll(
         again: Some(seen.timing.poll()),
         verdict: None,
     })
+}
+
+/// Waits for the owner of a StatefulSet that has this node's name and is not its own; `None` where it
+/// is. Its pods are somebody else's too.
+fn not_ours(statefulset: &StatefulSetView, seen: &Seen) -> Option<Next> {
+    let ours = statefulset.controller.as_deref() == seen.node.metadata.uid.as_deref();
+    let message = || format!("StatefulSet {} is controlled by another object", statefulset.name);
+    (!ours).then(|| wait(Reason::FieldConflict, message()))
 }
 
 fn read(read: crate::request::Read) -> Next {

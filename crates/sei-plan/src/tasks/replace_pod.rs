@@ -3,10 +3,13 @@
 use sei_api::condition::Reason;
 use sei_api::plan::TaskPlan;
 
-use super::{Next, done, fail, read, request, wait};
+use super::{Next, done, fail, not_ours, read, request, wait};
 use crate::request::{PodDelete, Read, Request};
 use crate::seen::{Look, Seen};
 use crate::view::{Freshness, PodView, StatefulSetView, freshness, is_owned};
+
+#[cfg(test)]
+mod tests;
 
 /// Conflicts in a row after which a delete no longer insists on the pod's resourceVersion.
 const CONFLICTS_TOLERATED: u32 = 5;
@@ -14,9 +17,9 @@ const CONFLICTS_TOLERATED: u32 = 5;
 /// A pod is deleted when, and only when, all of this holds:
 ///
 /// 1. the current task of a stored, active plan is `replace-pod` or `observe-image`;
-/// 2. the StatefulSet is there, is not being deleted, is for one replica, and its controller has
-///    looked at its newest template (`observedGeneration`, `updateRevision`): read live, or proved
-///    to be what this plan applied;
+/// 2. the StatefulSet is there and this node's own, is not being deleted, is for one replica, and
+///    its controller has looked at its newest template (`observedGeneration`, `updateRevision`):
+///    read live, or proved to be what this plan applied;
 /// 3. a live list shows a pod that this StatefulSet controls, that carries a revision label other
 ///    than `updateRevision`, and that is not already terminating.
 ///
@@ -107,7 +110,7 @@ fn nothing_to_do_by_cache(seen: &Seen) -> Option<Next> {
 /// controller has looked at since. A node that signs is always read live.
 pub(super) fn proven<'a>(plan: &TaskPlan, seen: &'a Seen) -> Result<&'a StatefulSetView, Next> {
     match &seen.statefulset {
-        Look::Live(Some(statefulset)) => check(statefulset),
+        Look::Live(Some(statefulset)) => check(statefulset, seen),
         Look::Live(None) => Err(wait(None, "the StatefulSet is not there; it is created again")),
         Look::Cached(Some(statefulset))
             if !seen.node.spec.signs() && is_what_we_applied(plan, statefulset) =>
@@ -118,7 +121,10 @@ pub(super) fn proven<'a>(plan: &TaskPlan, seen: &'a Seen) -> Result<&'a Stateful
     }
 }
 
-fn check(statefulset: &StatefulSetView) -> Result<&StatefulSetView, Next> {
+fn check<'a>(statefulset: &'a StatefulSetView, seen: &Seen) -> Result<&'a StatefulSetView, Next> {
+    if let Some(next) = not_ours(statefulset, seen) {
+        return Err(next);
+    }
     if statefulset.terminating {
         let message = "the StatefulSet is being deleted; its pod is left alone";
         return Err(wait(Reason::StatefulSetTerminating, message));
@@ -156,7 +162,7 @@ fn no_fresh_pod(pods: &[PodView], statefulset: &StatefulSetView) -> Next {
         let message = format!("pod {} on {host} is being stopped", pod.name);
         return wait(Reason::PodTerminating, message);
     }
-    if let Some(pod) = owned().find(|pod| pod.revision.is_none()) {
+    if let Some(pod) = owned().find(|pod| pod.revision.as_deref().is_none_or(str::is_empty)) {
         let message = format!("pod {} has no revision label and is left alone", pod.name);
         return wait(Reason::StatefulSetNotObserved, message);
     }

@@ -5,10 +5,12 @@ use sei_api::plan::{PlanKind, PlannedTask, TaskPlan, task_id};
 use sei_api::task::TaskType;
 use serde_json::{Map, Value};
 
-use super::{Effects, Next, fail, in_bootstrap, kind_of, read, request, wait, wait_and_poll};
+use super::{
+    Effects, Next, fail, in_bootstrap, kind_of, not_ours, read, request, wait, wait_and_poll,
+};
 use crate::request::{Read, Request, SidecarCall, SidecarRequest, TaskState};
 use crate::seen::{Look, Seen};
-use crate::view::{JobState, PodView, is_owned};
+use crate::view::{JobState, PodView, StatefulSetView, is_owned};
 
 /// Poll, submit if the sidecar knows nothing of it, then poll to the end.
 ///
@@ -108,7 +110,8 @@ fn addressed_pod<'a>(
     };
     let alive = |pod: &&PodView| !pod.is_terminating();
     let found = if in_bootstrap(plan) {
-        pods.iter().filter(alive).find(|pod| pod.is_bootstrap)
+        let job = seen.job.any().map(|job| ("Job".to_owned(), job.uid.clone()));
+        pods.iter().filter(alive).find(|pod| pod.is_bootstrap && pod.controller == job)
     } else {
         let Some(statefulset) = seen.statefulset.any() else {
             return match seen.statefulset {
@@ -116,7 +119,14 @@ fn addressed_pod<'a>(
                 _ => Err(wait(None, "the StatefulSet is not there")),
             };
         };
+        if let Some(next) = not_ours(statefulset, seen) {
+            return Err(next);
+        }
         let needs_fresh = needs_fresh_pod(plan, index, task_type);
+        let cached = matches!(seen.statefulset, Look::Cached(_));
+        if needs_fresh && cached && is_older_than_applied(plan, statefulset) {
+            return Err(read(Read::StatefulSet));
+        }
         pods.iter().filter(alive).filter(|pod| is_owned(pod, statefulset)).find(|pod| {
             !needs_fresh
                 || statefulset
@@ -134,6 +144,13 @@ fn addressed_pod<'a>(
     Ok(pod)
 }
 
+/// Whether a view is from before this plan's own apply: by its revision the old pod looks fresh.
+fn is_older_than_applied(plan: &TaskPlan, statefulset: &StatefulSetView) -> bool {
+    plan.applied.as_ref().is_some_and(|applied| {
+        statefulset.uid != applied.uid || statefulset.generation < applied.generation
+    })
+}
+
 /// After the replacement only the new pod's sidecar counts. A plan that only opens the gate speaks
 /// to the pod that runs, whatever it was made from.
 fn needs_fresh_pod(plan: &TaskPlan, index: usize, task_type: TaskType) -> bool {
@@ -142,10 +159,29 @@ fn needs_fresh_pod(plan: &TaskPlan, index: usize, task_type: TaskType) -> bool {
     replaced || opens_gate
 }
 
-/// Names of parameters on the wire, where they are not the stored name with a small first letter.
+/// Names of parameters on the wire. The peer stores some in title case and reads them in any.
+const WIRE_NAMES: &[&str] = &[
+    "targetHeight",
+    "expectedGenesisHash",
+    "mode",
+    "overrides",
+    "targetVersion",
+    "incremental",
+    "files",
+    "useLocalSnapshot",
+    "trustPeriod",
+    "backfillBlocks",
+    "rpcServers",
+    "chainId",
+    "moniker",
+    "stakingAmount",
+    "accountBalance",
+    "nodeName",
+];
+
 fn wire_name(stored: &str) -> String {
-    if stored.eq_ignore_ascii_case("chainid") {
-        return "chainId".to_owned();
+    if let Some(known) = WIRE_NAMES.iter().find(|name| name.eq_ignore_ascii_case(stored)) {
+        return (*known).to_owned();
     }
     let mut letters = stored.chars();
     letters.next().map_or_else(String::new, |first| first.to_lowercase().chain(letters).collect())
@@ -174,22 +210,28 @@ pub fn wire_params(task_type: TaskType, task: &PlannedTask) -> Result<Value, Str
         .filter(|(_, value)| !is_empty(value))
         .map(|(name, value)| (wire_name(name), value.clone()))
         .collect();
-    for name in required(task_type) {
-        let present = wire.get(*name).is_some_and(|value| match value {
-            Value::Object(fields) => !fields.is_empty(),
-            _ => true,
-        });
-        if !present {
-            return Err(format!("parameter {name} is missing or empty"));
+    for name in required(task_type, &wire) {
+        let usable = match wire.get(*name) {
+            Some(Value::Object(fields)) => *name == FILES && !fields.is_empty(),
+            Some(value) => *name != FILES && value.is_string(),
+            None => false,
+        };
+        if !usable {
+            return Err(format!("parameter {name} is missing, empty or of the wrong type"));
         }
     }
     Ok(Value::Object(wire))
 }
 
-fn required(task_type: TaskType) -> &'static [&'static str] {
+/// The one required parameter that is a map; the others are texts.
+const FILES: &str = "files";
+
+fn required(task_type: TaskType, sent: &Map<String, Value>) -> &'static [&'static str] {
     match task_type {
+        // Without a mode there is nothing to generate from, but what is on disk can be patched.
+        TaskType::ConfigApply if sent.get("incremental") == Some(&Value::Bool(true)) => &[],
         TaskType::ConfigApply => &["mode"],
-        TaskType::ConfigPatch => &["files"],
+        TaskType::ConfigPatch => &[FILES],
         TaskType::GenerateIdentity => &["chainId", "moniker"],
         TaskType::GenerateGentx => &["chainId", "stakingAmount", "accountBalance"],
         TaskType::UploadGenesisArtifacts => &["nodeName"],

@@ -1,0 +1,543 @@
+//! When exactly a pod is deleted, and when not.
+
+use k8s_openapi::api::apps::v1::StatefulSet;
+use sei_api::task::TaskType;
+use serde_json::json;
+
+use crate::request::{Failure, Outcome};
+use crate::seen::Look;
+use crate::tasks::fixture::{
+    NEW, OLD, STATEFULSET_UID, World, assert_transcript, from, pod, signing_node, statefulset,
+    terminating,
+};
+use crate::view::{PodView, StatefulSetView};
+
+const DELETES: &str = "delete pod n-0 uid=pod-old version=11";
+
+/// One case: what it is about, what is changed, what the step says.
+type Case = (&'static str, fn(&mut World), &'static str);
+
+/// The stale pod was seen live beside a StatefulSet that was seen live.
+#[track_caller]
+fn check(cases: &[Case]) {
+    for (case, change, expected) in cases {
+        let mut world = World::updating(TaskType::ReplacePod);
+        change(&mut world);
+        world.check(case, expected);
+    }
+}
+
+/// The same world, known only from a cache that is proved to be fresh.
+#[track_caller]
+fn check_cached(cases: &[Case]) {
+    for (case, change, expected) in cases {
+        let mut world = World::updating(TaskType::ReplacePod);
+        world.forget_live();
+        change(&mut world);
+        world.check(case, expected);
+    }
+}
+
+fn set_pods(world: &mut World, pods: Vec<PodView>) {
+    match &mut world.seen.pods {
+        Look::Cached(found) | Look::Live(found) => *found = Some(pods),
+        Look::Unread => panic!("no pods were seen"),
+    }
+}
+
+// RP8
+#[test]
+fn a_stale_pod_is_deleted_with_its_uid_and_version() {
+    check(&[("a stale pod", |_| {}, DELETES)]);
+}
+
+// RP1, RP12
+#[test]
+fn a_missing_statefulset_waits() {
+    check(&[
+        (
+            "missing",
+            |world| world.seen.statefulset = Look::Live(None),
+            "wait -: the StatefulSet is not there…",
+        ),
+        ("unread", |world| world.seen.statefulset = Look::Unread, "read StatefulSet"),
+        (
+            "missing by cache",
+            |world| world.seen.statefulset = Look::Cached(None),
+            "read StatefulSet",
+        ),
+    ]);
+}
+
+// RP2, RP3
+#[test]
+fn a_statefulset_without_selector_fails_the_plan() {
+    check(&[(
+        "no selector",
+        |world| world.statefulset().selector = None,
+        "fail: replace-pod: the StatefulSet has no selector",
+    )]);
+    for selector in [json!({}), json!({ "matchLabels": {} })] {
+        let object: StatefulSet = from(json!({
+            "metadata": {},
+            "spec": { "serviceName": "n", "selector": selector, "template": {} },
+        }));
+        assert_eq!(StatefulSetView::from(&object).selector, None, "{selector}");
+    }
+}
+
+// RP4, RP5, RP16
+#[test]
+fn more_than_one_replica_fails_the_plan() {
+    check(&[
+        (
+            "three",
+            |world| world.statefulset().replicas = Some(3),
+            "fail: replace-pod: multi-replica StatefulSet (3 replicas)…",
+        ),
+        (
+            "two",
+            |world| world.statefulset().replicas = Some(2),
+            "fail: replace-pod: multi-replica…",
+        ),
+        ("one", |world| world.statefulset().replicas = Some(1), DELETES),
+        ("the server's default", |world| world.statefulset().replicas = None, DELETES),
+        ("a stopped node's pod", |world| world.statefulset().replicas = Some(0), DELETES),
+    ]);
+}
+
+// RP6, RP15
+#[test]
+fn a_pod_that_only_looks_alike_is_never_touched() {
+    check(&[
+        (
+            "no controller",
+            |world| set_pods(world, vec![PodView { controller: None, ..pod(OLD) }]),
+            "wait StatefulSetNotObserved: …has not made the pod yet",
+        ),
+        (
+            "another StatefulSet's",
+            |world| {
+                let controller = Some(("StatefulSet".to_owned(), "other".to_owned()));
+                set_pods(world, vec![PodView { controller, ..pod(OLD) }]);
+            },
+            "wait StatefulSetNotObserved: …has not made the pod yet",
+        ),
+        (
+            "another kind's",
+            |world| {
+                let controller = Some(("ReplicaSet".to_owned(), STATEFULSET_UID.to_owned()));
+                set_pods(world, vec![PodView { controller, ..pod(OLD) }]);
+            },
+            "wait StatefulSetNotObserved: …has not made the pod yet",
+        ),
+        (
+            "a look-alike of the new revision is no fresh pod either",
+            |world| set_pods(world, vec![PodView { controller: None, ..pod(NEW) }]),
+            "wait StatefulSetNotObserved: …has not made the pod yet",
+        ),
+        (
+            "one on its way out is not the old pod",
+            |world| {
+                set_pods(world, vec![PodView { controller: None, ..terminating(pod(OLD)) }]);
+            },
+            "wait StatefulSetNotObserved: …has not made the pod yet",
+        ),
+        (
+            "beside the real one",
+            |world| {
+                let alike = PodView { controller: None, uid: "alike".to_owned(), ..pod(OLD) };
+                set_pods(world, vec![alike, pod(OLD)]);
+            },
+            DELETES,
+        ),
+    ]);
+}
+
+// RP9, RP17
+#[test]
+fn only_the_pods_own_revision_decides_that_it_is_stale() {
+    // Both revisions of the status are equal: after a rollback they always are.
+    let object: StatefulSet = from(json!({
+        "metadata": {
+            "name": "n", "uid": STATEFULSET_UID, "generation": 4,
+            "ownerReferences": [{ "apiVersion": "sei.io/v1alpha1", "kind": "SeiNode", "name": "n",
+                                  "uid": "node-uid", "controller": true }],
+        },
+        "spec": {
+            "serviceName": "n",
+            "selector": { "matchLabels": { "sei.io/node": "n" } },
+            "template": {},
+        },
+        "status": {
+            "replicas": 1, "observedGeneration": 4, "currentRevision": NEW, "updateRevision": NEW,
+        },
+    }));
+    for (revision, expected) in [(OLD, DELETES), (NEW, "done")] {
+        let mut world = World::updating(TaskType::ReplacePod);
+        world.seen.statefulset = Look::Live(Some(StatefulSetView::from(&object)));
+        world.live_pods([pod(revision)]);
+        world.check(revision, expected);
+    }
+}
+
+// RP10
+#[test]
+fn a_terminating_pod_is_not_deleted_again() {
+    check(&[
+        (
+            "stale and terminating",
+            |world| set_pods(world, vec![terminating(pod(OLD))]),
+            "wait PodTerminating: pod n-0 on host-a is being stopped",
+        ),
+        (
+            "on no Kubernetes node",
+            |world| set_pods(world, vec![PodView { host: None, ..terminating(pod(OLD)) }]),
+            "wait PodTerminating: pod n-0 on no Kubernetes node is being stopped",
+        ),
+        (
+            "fresh and terminating is not there to stay",
+            |world| set_pods(world, vec![terminating(pod(NEW))]),
+            "wait PodTerminating: …",
+        ),
+        (
+            "beside its successor",
+            |world| set_pods(world, vec![terminating(pod(OLD)), pod(NEW)]),
+            "done",
+        ),
+    ]);
+}
+
+// RP11, RP13
+#[test]
+fn no_pod_is_touched_before_the_newest_template_was_looked_at() {
+    check(&[
+        (
+            "no update revision",
+            |world| world.statefulset().update_revision = None,
+            "wait StatefulSetNotObserved: …generation 2 of 2",
+        ),
+        (
+            "an empty update revision",
+            |world| world.statefulset().update_revision = Some(String::new()),
+            "wait StatefulSetNotObserved: …",
+        ),
+        (
+            "generation not observed",
+            |world| world.statefulset().observed_generation = 1,
+            "wait StatefulSetNotObserved: …generation 1 of 2",
+        ),
+        (
+            "before it is judged at all",
+            |world| {
+                let statefulset = world.statefulset();
+                statefulset.observed_generation = 1;
+                (statefulset.selector, statefulset.replicas) = (None, Some(3));
+            },
+            "wait StatefulSetNotObserved: …generation 1 of 2",
+        ),
+        ("observed beyond it", |world| world.statefulset().observed_generation = 3, DELETES),
+    ]);
+}
+
+// RP14
+#[test]
+fn a_pod_without_revision_label_is_left_alone() {
+    check(&[
+        (
+            "no label",
+            |world| set_pods(world, vec![PodView { revision: None, ..pod(OLD) }]),
+            "wait StatefulSetNotObserved: pod n-0 has no revision label and is left alone",
+        ),
+        (
+            "an empty label",
+            |world| set_pods(world, vec![PodView { revision: Some(String::new()), ..pod(OLD) }]),
+            "wait StatefulSetNotObserved: pod n-0 has no revision label and is left alone",
+        ),
+    ]);
+}
+
+// RP19
+#[test]
+fn without_any_pod_a_fresh_one_is_waited_for() {
+    check(&[
+        (
+            "none",
+            |world| set_pods(world, Vec::new()),
+            "wait StatefulSetNotObserved: …has not made the pod yet",
+        ),
+        (
+            "none and no replicas",
+            |world| {
+                world.statefulset().replicas = Some(0);
+                set_pods(world, Vec::new());
+            },
+            "wait StatefulSetNotObserved: …has not made the pod yet",
+        ),
+    ]);
+}
+
+// RP9
+#[test]
+fn a_fresh_pod_ends_the_task_whoever_made_it() {
+    check(&[
+        ("fresh", |world| set_pods(world, vec![pod(NEW)]), "done"),
+        ("fresh beside a stale one", |world| set_pods(world, vec![pod(NEW), pod(OLD)]), DELETES),
+    ]);
+}
+
+#[test]
+fn readiness_plays_no_part() {
+    check(&[
+        ("ready", |world| set_pods(world, vec![PodView { ready: true, ..pod(OLD) }]), DELETES),
+        (
+            "halted",
+            |world| {
+                let mut halted = pod(OLD);
+                (halted.ready, halted.seid.running, halted.seid.started) = (false, false, false);
+                set_pods(world, vec![halted]);
+            },
+            DELETES,
+        ),
+        (
+            "a fresh pod that cannot run",
+            |world| {
+                let mut broken = pod(NEW);
+                broken.seid = crate::view::ContainerView::default();
+                set_pods(world, vec![broken]);
+            },
+            "done",
+        ),
+    ]);
+}
+
+#[test]
+fn the_pod_of_a_terminating_statefulset_is_left_alone() {
+    check(&[(
+        "terminating",
+        |world| world.statefulset().terminating = true,
+        "wait StatefulSetTerminating: …its pod is left alone",
+    )]);
+}
+
+#[test]
+fn the_pod_of_another_owners_statefulset_is_left_alone() {
+    check(&[
+        (
+            "another owner's",
+            |world| world.statefulset().controller = Some("other".to_owned()),
+            "wait FieldConflict: StatefulSet n is controlled by another object",
+        ),
+        ("nobody's", |world| world.statefulset().controller = None, "wait FieldConflict: …"),
+    ]);
+}
+
+#[test]
+fn pods_are_deleted_by_a_live_list_only() {
+    check(&[
+        ("unread", |world| world.seen.pods = Look::Unread, "read Pods"),
+        ("cached", |world| world.seen.pods = Look::Cached(Some(vec![pod(OLD)])), "read Pods"),
+        ("cached and nothing", |world| world.seen.pods = Look::Cached(None), "read Pods"),
+    ]);
+}
+
+// RP8
+#[test]
+fn after_the_delete_the_task_waits_for_the_successor() {
+    let mut world = World::updating(TaskType::ReplacePod);
+    let lines = world.transcript([Outcome::Accepted]);
+    assert_transcript(&lines, &[DELETES, "wait PodTerminating: the old pod is being stopped"]);
+    assert_eq!(world.seen.deleted_pod.as_deref(), Some("pod-old"));
+
+    // The next pass.
+    world.seen.deleted_pod = None;
+    let lines = world.transcript([Outcome::Pods(vec![terminating(pod(OLD))])]);
+    assert_transcript(&lines, &["read Pods", "wait PodTerminating: …"]);
+    world.seen.pods = Look::Unread;
+    let lines = world.transcript([Outcome::Pods(Vec::new())]);
+    assert_transcript(&lines, &["read Pods", "wait StatefulSetNotObserved: …"]);
+    world.seen.pods = Look::Unread;
+    let lines = world.transcript([Outcome::Pods(vec![pod(NEW)])]);
+    assert_transcript(&lines, &["read Pods", "done"]);
+}
+
+// RP7
+#[test]
+fn a_pod_that_is_gone_at_the_delete_is_looked_at_again() {
+    let mut world = World::updating(TaskType::ReplacePod);
+    let lines = world.transcript([Outcome::Failed(Failure::Gone), Outcome::Pods(Vec::new())]);
+    assert_transcript(&lines, &[DELETES, "read Pods", "wait StatefulSetNotObserved: …"]);
+}
+
+// RP18
+#[test]
+fn a_pod_that_was_made_anew_survives_the_delete_of_its_namesake() {
+    let mut world = World::updating(TaskType::ReplacePod);
+    let conflict = Outcome::Failed(Failure::Conflict("the uid differs".to_owned()));
+    let lines = world.transcript([conflict, Outcome::Pods(vec![pod(NEW)])]);
+    assert_transcript(&lines, &[DELETES, "read Pods", "done"]);
+}
+
+// RP18
+#[test]
+fn the_version_is_dropped_after_five_conflicts_and_the_uid_never() {
+    let mut world = World::updating(TaskType::ReplacePod);
+    for _ in 0..5 {
+        let conflict = Outcome::Failed(Failure::Conflict("modified".to_owned()));
+        let lines = world.transcript([conflict, Outcome::Pods(vec![pod(OLD)])]);
+        assert_eq!(lines[..2], [DELETES, "read Pods"]);
+    }
+    world.check("the sixth time", "delete pod n-0 uid=pod-old version=-");
+    world.transcript([Outcome::Accepted]);
+    assert_eq!(world.seen.delete_conflicts, 0, "the next delete insists again");
+}
+
+#[test]
+fn conflicts_count_in_a_row_and_other_failures_are_none() {
+    for (conflicts, expected) in [(4, DELETES), (5, "delete pod n-0 uid=pod-old version=-")] {
+        let mut world = World::updating(TaskType::ReplacePod);
+        world.seen.delete_conflicts = conflicts;
+        world.check("kept from pass to pass", expected);
+    }
+    let mut world = World::updating(TaskType::ReplacePod);
+    world.seen.delete_conflicts = 3;
+    world.transcript([Outcome::Failed(Failure::Unknown("timeout".to_owned()))]);
+    assert_eq!(world.seen.delete_conflicts, 3);
+    let mut world = World::updating(TaskType::ReplacePod);
+    world.seen.delete_conflicts = 3;
+    world.transcript([Outcome::Failed(Failure::Gone)]);
+    assert_eq!(world.seen.delete_conflicts, 0, "the next pod is another one");
+}
+
+#[test]
+fn a_cached_statefulset_counts_only_if_it_is_what_the_plan_applied() {
+    check_cached(&[
+        ("proved; a delete needs the live list", |_| {}, "read Pods"),
+        (
+            "newer than the apply",
+            |world| world.plan.applied.as_mut().unwrap().generation = 1,
+            "read Pods",
+        ),
+        (
+            "older than the apply",
+            |world| world.plan.applied.as_mut().unwrap().generation = 3,
+            "read StatefulSet",
+        ),
+        (
+            "another object than the applied one",
+            |world| world.plan.applied.as_mut().unwrap().uid = "other".to_owned(),
+            "read StatefulSet",
+        ),
+        (
+            "another template",
+            |world| world.statefulset().template_hash = Some("v1:old".to_owned()),
+            "read StatefulSet",
+        ),
+        ("no stamp", |world| world.statefulset().template_hash = None, "read StatefulSet"),
+        ("terminating", |world| world.statefulset().terminating = true, "read StatefulSet"),
+        ("not observed", |world| world.statefulset().observed_generation = 1, "read StatefulSet"),
+        ("no revision", |world| world.statefulset().update_revision = None, "read StatefulSet"),
+        ("nothing applied yet", |world| world.plan.applied = None, "read StatefulSet"),
+        ("a plan of the peer", |world| world.plan.target = None, "read StatefulSet"),
+        ("a node that signs", |world| world.seen.node = signing_node(), "read StatefulSet"),
+    ]);
+}
+
+#[test]
+fn a_node_that_signs_is_done_by_live_reads_only() {
+    let mut world = World::updating(TaskType::ReplacePod);
+    world.live_pods([pod(NEW)]);
+    world.forget_live();
+    world.check("another node", "done");
+    world.seen.node = signing_node();
+    let answer = Outcome::StatefulSet(Some(Box::new(statefulset())));
+    let lines = world.transcript([answer]);
+    assert_transcript(&lines, &["read StatefulSet", "done"]);
+}
+
+#[test]
+fn a_cache_may_say_that_there_is_nothing_to_do() {
+    check_cached(&[
+        (
+            "on its way out",
+            |world| set_pods(world, vec![terminating(pod(OLD))]),
+            "wait PodTerminating: …",
+        ),
+        (
+            "none yet",
+            |world| set_pods(world, Vec::new()),
+            "wait StatefulSetNotObserved: …has not made the pod yet",
+        ),
+        (
+            "none of ours, on a node that signs",
+            |world| {
+                world.seen.node = signing_node();
+                set_pods(world, vec![PodView { controller: None, ..pod(OLD) }]);
+            },
+            "wait StatefulSetNotObserved: …",
+        ),
+        ("there already", |world| set_pods(world, vec![pod(NEW)]), "done"),
+        (
+            "there already beside the old one",
+            |world| set_pods(world, vec![terminating(pod(OLD)), pod(NEW)]),
+            "done",
+        ),
+        (
+            "a stale one is looked at",
+            |world| set_pods(world, vec![pod(OLD), pod(NEW)]),
+            "read Pods",
+        ),
+        (
+            "one without label is looked at",
+            |world| set_pods(world, vec![PodView { revision: None, ..pod(OLD) }]),
+            "read Pods",
+        ),
+    ]);
+}
+
+#[test]
+fn what_was_read_live_is_judged_before_the_pods_are() {
+    check(&[
+        (
+            "many replicas and no pod",
+            |world| {
+                world.statefulset().replicas = Some(2);
+                set_pods(world, Vec::new());
+            },
+            "fail: replace-pod: multi-replica…",
+        ),
+        (
+            "terminating and no pod",
+            |world| {
+                world.statefulset().terminating = true;
+                set_pods(world, Vec::new());
+            },
+            "wait StatefulSetTerminating: …",
+        ),
+        (
+            "pods that only a cache does not show",
+            |world| world.seen.pods = Look::Cached(Some(Vec::new())),
+            "read Pods",
+        ),
+    ]);
+}
+
+#[test]
+fn a_cached_statefulset_with_many_replicas_fails_too() {
+    check_cached(&[(
+        "two",
+        |world| world.statefulset().replicas = Some(2),
+        "fail: replace-pod: multi-replica…",
+    )]);
+}
+
+#[test]
+fn a_pod_is_deleted_by_two_tasks_and_by_no_other() {
+    for task in TaskType::ALL {
+        let mut world = World::updating(TaskType::ReplacePod);
+        world.plan.tasks[4].r#type = task.as_str().to_owned();
+        let deletes = crate::tasks::fixture::shown(&world.next()).starts_with("delete pod");
+        let may = matches!(task, TaskType::ReplacePod | TaskType::ObserveImage);
+        assert_eq!(deletes, may, "{task}");
+    }
+}

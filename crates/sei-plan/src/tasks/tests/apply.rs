@@ -1,0 +1,290 @@
+use sei_api::plan::PlanKind;
+use sei_api::task::TaskType;
+use serde_json::{Value, json};
+
+use crate::request::{Failure, Outcome};
+use crate::seen::{CONFIG_MAP, Look, SERVICE};
+use crate::tasks::fixture::{OLD, World, assert_transcript, from, statefulset, template};
+
+const APPLIES: &str = "apply StatefulSet n uid=sts-uid version=70 hash=v1:new image=seid:new";
+const CREATES: &str = "create StatefulSet n uid=- version=- hash=v1:new image=seid:new";
+
+type Case = (&'static str, fn(&mut World), &'static str);
+
+#[track_caller]
+fn check(world: fn() -> World, cases: &[Case]) {
+    for (case, change, expected) in cases {
+        let mut world = world();
+        change(&mut world);
+        world.check(case, expected);
+    }
+}
+
+fn update() -> World {
+    World::updating(TaskType::ApplyStatefulSet)
+}
+
+/// The template of the running pod is to be put back.
+fn hold() -> World {
+    let mut world = World::at(&[TaskType::ApplyStatefulSet], TaskType::ApplyStatefulSet);
+    world.plan.kind = Some(PlanKind::ApplyTemplate);
+    world.plan.target.as_mut().unwrap().hash = "v1:old".to_owned();
+    world.seen.node.status = Some(from(json!({
+        "podTemplateHash": "v1:old",
+        "podTemplate": { "revision": OLD, "podUID": "pod-old", "inputsHash": "i",
+                         "operatorVersion": "v" },
+    })));
+    world.seen.statefulset = Look::Live(Some(statefulset()));
+    world.seen.revision = Look::Live(Some(revision("seid:old")));
+    world
+}
+
+fn revision(image: &str) -> Value {
+    let mut template = template(image);
+    template["$patch"] = json!("replace");
+    json!({ "spec": { "template": template } })
+}
+
+#[test]
+fn an_apply_carries_what_it_was_decided_on_and_the_targets_hash() {
+    check(
+        update,
+        &[
+            ("live", |_| {}, APPLIES),
+            ("cached", World::forget_live, APPLIES),
+            ("a plan without target", |world| world.plan.target = None, APPLIES),
+        ],
+    );
+}
+
+#[test]
+fn what_the_apply_returned_is_recorded() {
+    let mut world = update();
+    let mut returned = statefulset();
+    returned.generation = 5;
+    let lines = world.transcript([Outcome::Applied(Box::new(returned))]);
+    assert_transcript(&lines, &[APPLIES, "done applied sts-uid@5 statefulset n/sts-uid"]);
+    // It still shows the revision before: no pod may be judged by it.
+    assert_eq!(world.seen.statefulset, Look::Unread);
+}
+
+#[test]
+fn a_missing_statefulset_is_created_only_after_a_live_look() {
+    check(
+        update,
+        &[
+            ("unread", |world| world.seen.statefulset = Look::Unread, "read StatefulSet"),
+            (
+                "missing by cache",
+                |world| world.seen.statefulset = Look::Cached(None),
+                "read StatefulSet",
+            ),
+            ("missing", |world| world.seen.statefulset = Look::Live(None), CREATES),
+        ],
+    );
+}
+
+#[test]
+fn a_statefulset_that_appeared_meanwhile_is_looked_at_again() {
+    let mut world = update();
+    world.seen.statefulset = Look::Live(None);
+    let found = Outcome::StatefulSet(Some(Box::new(statefulset())));
+    let lines = world.transcript([Outcome::Failed(Failure::Exists), found]);
+    assert_transcript(&lines, &[CREATES, "read StatefulSet", APPLIES]);
+
+    world.seen.statefulset = Look::Live(None);
+    world.seen.failure = Some(Failure::Exists);
+    world.check("still not seen", "wait -: the StatefulSet appeared meanwhile");
+}
+
+#[test]
+fn a_conflict_or_a_vanished_object_is_looked_at_again() {
+    let mut world = update();
+    let mut newer = statefulset();
+    newer.resource_version = "71".to_owned();
+    let lines = world.transcript([
+        Outcome::Failed(Failure::Conflict("modified".to_owned())),
+        Outcome::StatefulSet(Some(Box::new(newer))),
+        Outcome::Failed(Failure::Gone),
+        Outcome::StatefulSet(None),
+    ]);
+    let again = "apply StatefulSet n uid=sts-uid version=71 …";
+    assert_transcript(&lines, &[APPLIES, "read StatefulSet", again, "read StatefulSet", CREATES]);
+}
+
+#[test]
+fn a_statefulset_that_goes_or_is_not_ours_is_not_written() {
+    check(
+        update,
+        &[
+            (
+                "terminating",
+                |world| world.statefulset().terminating = true,
+                "wait StatefulSetTerminating: …",
+            ),
+            (
+                "terminating by cache",
+                |world| {
+                    world.statefulset().terminating = true;
+                    world.forget_live();
+                },
+                "wait StatefulSetTerminating: …",
+            ),
+            (
+                "terminating with another strategy",
+                |world| {
+                    world.statefulset().terminating = true;
+                    world.statefulset().on_delete = false;
+                },
+                "wait StatefulSetTerminating: …",
+            ),
+            (
+                "another owner's",
+                |world| world.statefulset().controller = Some("other".to_owned()),
+                "wait FieldConflict: StatefulSet n is controlled by another object",
+            ),
+            ("nobody's", |world| world.statefulset().controller = None, "wait FieldConflict: …"),
+        ],
+    );
+}
+
+#[test]
+fn the_strategy_is_repaired_first_and_alone() {
+    let mut world = update();
+    world.statefulset().on_delete = false;
+    let read_back = Outcome::StatefulSet(Some(Box::new(statefulset())));
+    let lines = world.transcript([Outcome::Accepted, read_back]);
+    let patch = json!({
+        "metadata": { "resourceVersion": "70" },
+        "spec": { "updateStrategy": { "type": "OnDelete", "rollingUpdate": null } },
+    });
+    let patches = format!("patch StatefulSet {patch}");
+    assert_transcript(&lines, &[&patches, "read StatefulSet", APPLIES]);
+}
+
+#[test]
+fn a_plan_whose_target_is_no_longer_wanted_writes_nothing() {
+    check(
+        update,
+        &[(
+            "another hash",
+            |world| world.seen.wanted.hash = "v1:newest".to_owned(),
+            "wait -: the wanted template has changed; the plan is superseded",
+        )],
+    );
+}
+
+#[test]
+fn the_running_pods_template_is_put_back_with_its_own_hash() {
+    check(
+        hold,
+        &[
+            (
+                "there",
+                |_| {},
+                "apply StatefulSet n uid=sts-uid version=70 hash=v1:old image=seid:old",
+            ),
+            (
+                "created",
+                |world| world.seen.statefulset = Look::Live(None),
+                "create StatefulSet n uid=- version=- hash=v1:old image=seid:old",
+            ),
+            (
+                "not read yet",
+                |world| world.seen.revision = Look::Unread,
+                "read Revision(\"n-old\")",
+            ),
+            (
+                "cached",
+                |world| world.seen.revision = Look::Cached(Some(revision("seid:old"))),
+                "read Revision(\"n-old\")",
+            ),
+            (
+                "what is wanted now",
+                |world| world.plan.target.as_mut().unwrap().hash = "v1:new".to_owned(),
+                APPLIES,
+            ),
+        ],
+    );
+}
+
+#[test]
+fn a_template_that_cannot_be_put_back_fails_the_plan() {
+    check(
+        hold,
+        &[
+            (
+                "gone",
+                |world| world.seen.revision = Look::Live(None),
+                "fail: revision n-old is gone",
+            ),
+            (
+                "nonsense",
+                |world| world.seen.revision = Look::Live(Some(json!([1]))),
+                "fail: revision n-old cannot be read: …",
+            ),
+            (
+                "a part",
+                |world| {
+                    let mut part = revision("seid:old");
+                    part["spec"]["template"]["$patch"] = json!("merge");
+                    world.seen.revision = Look::Live(Some(part));
+                },
+                "fail: revision n-old cannot be read: …",
+            ),
+            (
+                "no template of a pod",
+                |world| {
+                    let mut odd = revision("seid:old");
+                    odd["spec"]["template"]["spec"]["containers"] = json!([5]);
+                    world.seen.revision = Look::Live(Some(odd));
+                },
+                "fail: the observed template cannot be read: …",
+            ),
+            (
+                "nothing observed",
+                |world| world.seen.node.status = None,
+                "fail: there is no observed template to put back",
+            ),
+            (
+                "a status that names no revision",
+                |world| {
+                    let status = world.seen.node.status.as_mut().unwrap();
+                    status.pod_template.as_mut().unwrap().revision = String::new();
+                    world.seen.revision = Look::Unread;
+                },
+                "fail: there is no observed template to put back",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn the_service_is_applied_unless_it_is_as_wanted() {
+    check(
+        || World::updating(TaskType::ApplyService),
+        &[
+            ("not there", |_| {}, "apply Service n"),
+            ("as wanted", |world| world.seen.service_is_current = true, "done"),
+            ("applied in this pass", |world| world.seen.accepted.push(SERVICE), "done"),
+            ("another write", |world| world.seen.accepted.push(CONFIG_MAP), "apply Service n"),
+        ],
+    );
+    let mut world = World::updating(TaskType::ApplyService);
+    assert_transcript(&world.transcript([Outcome::Accepted]), &["apply Service n", "done"]);
+}
+
+#[test]
+fn the_proxys_configuration_is_applied_unless_it_is_as_wanted() {
+    const APPLIES: &str = "apply ConfigMap n-rbac-proxy-config";
+    check(
+        || World::only(TaskType::ApplyRbacProxyConfig, json!({})),
+        &[
+            ("not there", |_| {}, APPLIES),
+            ("as wanted", |world| world.seen.proxy_config_is_current = true, "done"),
+            ("another write", |world| world.seen.accepted.push(SERVICE), APPLIES),
+        ],
+    );
+    let mut world = World::only(TaskType::ApplyRbacProxyConfig, json!({}));
+    assert_transcript(&world.transcript([Outcome::Accepted]), &[APPLIES, "done"]);
+}

@@ -1,0 +1,9 @@
+//! Tests of the steps, one file per task. Those of `replace-pod` stand beside it.
+
+mod apply;
+mod bootstrap;
+mod claim;
+mod common;
+mod keys;
+mod observe_image;
+mod sidecar;

@@ -1,0 +1,307 @@
+use k8s_openapi::api::core::v1::Pod;
+use sei_api::task::TaskType;
+use serde_json::{Value, json};
+
+use crate::request::Outcome;
+use crate::seen::Look;
+use crate::tasks::fixture::{
+    NEW, OLD, World, assert_transcript, from, now, pod, signing_node, statefulset, terminating,
+};
+use crate::tasks::{MadeFrom, Next, Stamp, observe};
+use crate::view::{ContainerView, PodView, TroubleKind};
+
+const STAMPS: &str = "done stamp seid:new sidecar:new v1:new";
+
+/// The fresh pod runs, and everything was read live.
+fn world() -> World {
+    let mut world = World::updating(TaskType::ObserveImage);
+    world.live_pods([pod(NEW)]);
+    world.seen.pod = Look::Live(Some(pod(NEW)));
+    world
+}
+
+type Case = (&'static str, fn(&mut World), &'static str);
+
+#[track_caller]
+fn check(cases: &[Case]) {
+    for (case, change, expected) in cases {
+        let mut world = world();
+        change(&mut world);
+        world.check(case, expected);
+    }
+}
+
+/// The pod as the list and as the look at the pod itself show it.
+#[track_caller]
+fn check_pod(case: &str, change: impl Fn(&mut PodView), expected: &str) {
+    let mut changed = pod(NEW);
+    change(&mut changed);
+    for (listed, live) in [(changed.clone(), pod(NEW)), (pod(NEW), changed.clone())] {
+        let mut world = world();
+        world.live_pods([listed]);
+        world.seen.pod = Look::Live(Some(live));
+        world.check(case, expected);
+    }
+}
+
+fn stamp(world: &World) -> Stamp {
+    match world.next() {
+        Next::Done(effects) => effects.stamp.unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+// OI1, OI2, OI3
+#[test]
+fn what_the_pod_runs_is_stamped() {
+    let mut world = world();
+    world.seen.operator_version = "v9".to_owned();
+    let Stamp { image, sidecar_image, hash, template } = stamp(&world);
+    assert_eq!((&*image, &*sidecar_image, &*hash), ("seid:new", "sidecar:new", "v1:new"));
+    assert_eq!((&*template.revision, &*template.pod_uid), (NEW, "pod-new"));
+    assert_eq!((&*template.inputs_hash, &*template.operator_version), ("inputs:plan", "v9"));
+    assert_eq!(template.observed_at.unwrap().0, now());
+    assert_eq!(template.config, world.seen.wanted.config);
+}
+
+// OI1, OI9
+#[test]
+fn a_later_edit_of_the_spec_is_not_stamped() {
+    let mut world = world();
+    world.seen.node.spec.image = "seid:newest".to_owned();
+    world.seen.wanted.image = "seid:newest".to_owned();
+    world.seen.wanted.sidecar_image = "sidecar:newest".to_owned();
+    world.seen.wanted.hash = "v1:newest".to_owned();
+    world.seen.wanted.inputs_hash = "inputs:newest".to_owned();
+    world.check("the plan's own target", STAMPS);
+    assert_eq!(stamp(&world).template.inputs_hash, "inputs:plan");
+}
+
+// OI4
+#[test]
+fn without_a_fresh_pod_nothing_is_stamped() {
+    check(&[
+        ("none", |world| world.live_pods([]), "wait StatefulSetNotObserved: …"),
+        (
+            "on its way out",
+            |world| world.live_pods([terminating(pod(NEW))]),
+            "wait PodTerminating: …",
+        ),
+        (
+            "an old one that somebody's old view brought back",
+            |world| world.live_pods([pod(OLD)]),
+            "delete pod n-0 uid=pod-old version=11",
+        ),
+    ]);
+}
+
+// OI5, OI6, OI7
+#[test]
+fn the_statefulset_counts_as_for_the_replacement() {
+    check(&[
+        (
+            "not observed",
+            |world| world.statefulset().observed_generation = 1,
+            "wait StatefulSetNotObserved: …",
+        ),
+        (
+            "missing",
+            |world| world.seen.statefulset = Look::Live(None),
+            "wait -: the StatefulSet is not there…",
+        ),
+        (
+            "terminating",
+            |world| world.statefulset().terminating = true,
+            "wait StatefulSetTerminating: …",
+        ),
+        ("unread", |world| world.seen.statefulset = Look::Unread, "read StatefulSet"),
+        ("replicas left to the server", |world| world.statefulset().replicas = None, STAMPS),
+        ("many replicas", |world| world.statefulset().replicas = Some(2), "fail: …"),
+    ]);
+}
+
+// OI8
+#[test]
+fn the_parameters_are_not_read() {
+    for params in [Value::Null, json!({}), json!({ "nodeName": 7 }), json!([1])] {
+        let mut world = world();
+        world.plan.tasks[5].params = Some(params);
+        world.check("any parameters", STAMPS);
+    }
+}
+
+// OI10
+#[test]
+fn a_container_that_has_not_run_is_waited_for_by_name() {
+    check_pod(
+        "no image id",
+        |pod| pod.seid.image_id = String::new(),
+        "wait -: container seid of pod n-0 has not run yet",
+    );
+    check_pod(
+        "never run",
+        |pod| pod.seid.has_run = false,
+        "wait -: container seid of pod n-0 has not run yet",
+    );
+    check_pod(
+        "the sidecar has no image id",
+        |pod| pod.sidecar.image_id = String::new(),
+        "wait -: container sei-sidecar of pod n-0 has not run yet",
+    );
+    check_pod(
+        "the sidecar never ran",
+        |pod| pod.sidecar.has_run = false,
+        "wait -: container sei-sidecar of pod n-0 has not run yet",
+    );
+}
+
+// OI1
+#[test]
+fn other_images_than_the_plans_are_not_stamped() {
+    check_pod(
+        "seid",
+        |pod| pod.seid.image = "seid:other".to_owned(),
+        "wait -: container seid of pod n-0 has image seid:other, not seid:new",
+    );
+    check_pod(
+        "sidecar",
+        |pod| pod.sidecar.image = "sidecar:other".to_owned(),
+        "wait -: container sei-sidecar of pod n-0 has image sidecar:other, not sidecar:new",
+    );
+}
+
+#[test]
+fn neither_started_nor_ready_nor_running_now_is_asked_for() {
+    for change in [
+        (|pod: &mut PodView| (pod.ready, pod.seid.started) = (false, false)) as fn(&mut PodView),
+        |pod| (pod.seid.running, pod.sidecar.running) = (false, false),
+        |pod| (pod.ready, pod.seid.started) = (true, true),
+    ] {
+        check_pod("the gate opens later", change, STAMPS);
+    }
+}
+
+#[test]
+fn a_stamp_needs_a_live_look_at_that_very_pod() {
+    check(&[
+        ("unread", |world| world.seen.pod = Look::Unread, "read Pod(\"n-0\")"),
+        ("cached", |world| world.seen.pod = Look::Cached(Some(pod(NEW))), "read Pod(\"n-0\")"),
+        ("gone", |world| world.seen.pod = Look::Live(None), "wait -: the pod was replaced…"),
+        (
+            "a namesake",
+            |world| {
+                world.seen.pod =
+                    Look::Live(Some(PodView { uid: "pod-newer".to_owned(), ..pod(NEW) }));
+            },
+            "wait -: the pod was replaced…",
+        ),
+        (
+            "no longer of the revision",
+            |world| {
+                let revision = Some(OLD.to_owned());
+                world.seen.pod = Look::Live(Some(PodView { revision, ..pod(NEW) }));
+            },
+            "wait -: the pod was replaced…",
+        ),
+        (
+            "no longer ours",
+            |world| world.seen.pod = Look::Live(Some(PodView { controller: None, ..pod(NEW) })),
+            "wait -: the pod was replaced…",
+        ),
+        (
+            "on its way out",
+            |world| world.seen.pod = Look::Live(Some(terminating(pod(NEW)))),
+            "wait -: the pod was replaced…",
+        ),
+    ]);
+}
+
+#[test]
+fn proved_caches_lead_to_one_live_read_and_none_while_nothing_runs() {
+    let mut world = world();
+    world.seen.pod = Look::Unread;
+    world.forget_live();
+    let lines = world.transcript([Outcome::Pod(Some(Box::new(pod(NEW))))]);
+    assert_transcript(&lines, &["read Pod(\"n-0\")", STAMPS]);
+
+    let mut starting = pod(NEW);
+    starting.seid = ContainerView { image: "seid:new".to_owned(), ..ContainerView::default() };
+    world.seen.pods = Look::Cached(Some(vec![starting]));
+    world.check("no call while the cache shows that nothing runs", "wait -: container seid…");
+
+    world.seen.node = signing_node();
+    world.seen.pods = Look::Cached(Some(vec![pod(NEW)]));
+    let answer = Outcome::StatefulSet(Some(Box::new(statefulset())));
+    assert_transcript(&world.transcript([answer]), &["read StatefulSet", STAMPS]);
+}
+
+#[test]
+fn a_plan_without_target_is_judged_by_what_is_wanted() {
+    check(&[
+        ("the wanted one runs", |world| world.plan.target = None, STAMPS),
+        (
+            "another runs",
+            |world| {
+                world.plan.target = None;
+                world.seen.wanted.image = "seid:newest".to_owned();
+            },
+            "wait -: container seid of pod n-0 has image seid:new, not seid:newest",
+        ),
+    ]);
+    let mut world = world();
+    world.plan.target = None;
+    assert_eq!(stamp(&world).template.inputs_hash, "inputs:new");
+}
+
+#[test]
+fn a_pod_that_does_not_run_gives_no_stamp() {
+    let config = std::collections::BTreeMap::new();
+    let made_from = MadeFrom {
+        hash: "h",
+        inputs_hash: "i",
+        config: &config,
+        operator_version: "v",
+        now: now(),
+    };
+    assert!(observe(&pod(NEW), &made_from).is_some());
+    let mut starting = pod(NEW);
+    starting.sidecar.has_run = false;
+    assert_eq!(observe(&starting, &made_from), None);
+}
+
+// OI10
+#[test]
+fn a_failed_pull_is_seen_with_the_kubelets_words() {
+    let object: Pod = from(json!({
+        "metadata": { "name": "n-0" },
+        "spec": { "containers": [{ "name": "seid", "image": "seid:new" }] },
+        "status": { "containerStatuses": [{
+            "name": "seid", "image": "seid:new", "imageID": "", "ready": false, "restartCount": 0,
+            "state": { "waiting": { "reason": "ImagePullBackOff", "message": "no such tag" } },
+        }] },
+    }));
+    let view = PodView::from(&object);
+    assert_eq!(view.troubles[0].kind, TroubleKind::ImagePull);
+    assert_eq!(view.troubles[0].message, "seid: ImagePullBackOff no such tag");
+    assert!(!view.seid.has_run && view.seid.image_id.is_empty());
+}
+
+#[test]
+fn a_container_between_two_runs_has_run() {
+    for (state, last, has_run) in [
+        (json!({ "running": {} }), json!({}), true),
+        (json!({ "waiting": {} }), json!({ "terminated": { "exitCode": 1 } }), true),
+        (json!({ "terminated": { "exitCode": 0 } }), json!({}), true),
+        (json!({ "waiting": {} }), json!({}), false),
+        (json!({}), json!({}), false),
+    ] {
+        let object: Pod = from(json!({
+            "metadata": {},
+            "status": { "containerStatuses": [{
+                "name": "seid", "image": "i", "imageID": "i", "ready": false, "restartCount": 0,
+                "state": state, "lastState": last,
+            }] },
+        }));
+        assert_eq!(PodView::from(&object).seid.has_run, has_run, "{state} {last}");
+    }
+}
