@@ -64,7 +64,9 @@ fn a_retry_keeps_the_stored_id_and_starts_the_task_again() {
     assert_eq!(progress, Progress::Retrying(Duration::from_secs(10)));
     let mut expected = before;
     expected.tasks[0].retry_count = Some(1);
-    assert_eq!(plan_of(&status), &expected, "nothing but the count has changed");
+    let until = now().checked_add(jiff::SignedDuration::from_secs(10)).unwrap();
+    expected.tasks[0].not_before = Some(Time(until));
+    assert_eq!(plan_of(&status), &expected, "nothing but the count and the pause has changed");
 }
 
 // X1, X2, X3
@@ -287,6 +289,7 @@ fn each_attempt_is_submitted_once_and_under_its_own_id() {
         submitted.append(&mut world.seen.submitted);
         record_submission(&mut status, now());
         note(&mut status, world.next());
+        world.seen.now = now().checked_add(jiff::SignedDuration::from_secs(10)).unwrap();
     }
     assert_eq!(submitted.len(), 2);
     assert_ne!(submitted[0], submitted[1]);

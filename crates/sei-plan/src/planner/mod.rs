@@ -87,6 +87,7 @@ pub fn plan(observation: &Observation) -> Decision {
         Some((_, plan)) => settle(observation, plan, &mut decision),
         None => decide_at_rest(observation, &mut decision),
     }
+    mirror_sidecar(observation, &mut decision);
     stall::report(observation, &mut decision);
     decision
 }
@@ -193,23 +194,25 @@ fn mirror(observation: &Observation, decision: &mut Decision) {
     let gate = gate::judge(&observation.node.spec, &observation.syncers);
     decision.syncers = gate.syncers;
     decision.conditions.push(gate.verdict);
-    if observation.status().phase == Some(SeiNodePhase::Running) {
-        let verdict = match &observation.sidecar {
-            Sidecar::Unknown => None,
-            Sidecar::Ready => Some((Truth::True, Reason::Ready, String::new())),
-            Sidecar::NotReady => {
-                Some((Truth::False, Reason::NotReady, "the gate is closed".to_owned()))
-            }
-            Sidecar::Unreachable(text) => Some((Truth::Unknown, Reason::Unreachable, text.clone())),
-        };
-        decision.conditions.extend(verdict.map(|(status, reason, message)| {
-            Verdict::new(ConditionType::SidecarReady, status, reason, message)
-        }));
-    }
     let conditions = &observation.status().conditions;
     if condition::find(conditions, ConditionType::PodTemplateDrift).is_none() {
         set_drift(decision, Truth::Unknown, Reason::NotObserved, "");
     }
+}
+
+/// The last health probe of a node that runs.
+fn mirror_sidecar(observation: &Observation, decision: &mut Decision) {
+    if decision.phase.or(observation.status().phase) != Some(SeiNodePhase::Running) {
+        return;
+    }
+    let (status, reason, message) = match &observation.sidecar {
+        Sidecar::Unknown => return,
+        Sidecar::Ready => (Truth::True, Reason::Ready, ""),
+        Sidecar::NotReady => (Truth::False, Reason::NotReady, "the gate is closed"),
+        Sidecar::Unreachable(text) => (Truth::Unknown, Reason::Unreachable, text.as_str()),
+    };
+    let condition = ConditionType::SidecarReady;
+    decision.conditions.push(Verdict::new(condition, status, reason, message));
 }
 
 pub(crate) fn set_update(decision: &mut Decision, status: Truth, reason: Reason, message: String) {

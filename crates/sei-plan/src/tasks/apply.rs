@@ -6,7 +6,7 @@ use sei_api::plan::{Applied, PlanKind, TaskPlan};
 use sei_api::status::StatefulSetRef;
 use serde_json::{Value, json};
 
-use super::{Effects, Next, done, fail, kind_of, not_ours, read, request, wait};
+use super::{Effects, Next, done, fail, in_bootstrap, kind_of, not_ours, read, request, wait};
 use crate::adoption::template_of_revision;
 use crate::request::{Failure, Read, Request};
 use crate::seen::{CONFIG_MAP, Look, SERVICE, Seen};
@@ -16,6 +16,11 @@ use crate::view::StatefulSetView;
 pub(super) fn step_statefulset(plan: &TaskPlan, seen: &Seen) -> Next {
     if let Some(view) = &seen.applied {
         return applied(view);
+    }
+    if in_bootstrap(plan) {
+        return fail(
+            "apply-statefulset: two pods on one volume corrupt it; tear the Job down first",
+        );
     }
     let template = match template(plan, seen) {
         Ok(template) => template,

@@ -71,6 +71,10 @@ fn secret<'a>(voice: Voice, name: &str, seen: &'a Seen) -> Result<&'a SecretView
     if name.is_empty() {
         return Err(invalid(voice, "the name of the Secret is empty"));
     }
+    if !name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '.')) {
+        // A stored plan can be forged; a name never becomes another path.
+        return Err(invalid(voice, "the name of the Secret is not one"));
+    }
     match seen.secrets.get(name) {
         Some(Look::Live(Some(secret))) if secret.terminating => {
             Err(not_ready(voice, seen, &format!("Secret {name} is being deleted")))

@@ -110,7 +110,7 @@ fn nothing_to_do_by_cache(seen: &Seen) -> Option<Next> {
 /// controller has looked at since. A node that signs is always read live.
 pub(super) fn proven<'a>(plan: &TaskPlan, seen: &'a Seen) -> Result<&'a StatefulSetView, Next> {
     match &seen.statefulset {
-        Look::Live(Some(statefulset)) => check(statefulset, seen),
+        Look::Live(Some(statefulset)) => check(plan, statefulset, seen),
         Look::Live(None) => Err(wait(None, "the StatefulSet is not there; it is created again")),
         Look::Cached(Some(statefulset))
             if !seen.node.spec.signs() && is_what_we_applied(plan, statefulset) =>
@@ -121,13 +121,22 @@ pub(super) fn proven<'a>(plan: &TaskPlan, seen: &'a Seen) -> Result<&'a Stateful
     }
 }
 
-fn check<'a>(statefulset: &'a StatefulSetView, seen: &Seen) -> Result<&'a StatefulSetView, Next> {
+fn check<'a>(
+    plan: &TaskPlan,
+    statefulset: &'a StatefulSetView,
+    seen: &Seen,
+) -> Result<&'a StatefulSetView, Next> {
     if let Some(next) = not_ours(statefulset, seen) {
         return Err(next);
     }
     if statefulset.terminating {
         let message = "the StatefulSet is being deleted; its pod is left alone";
         return Err(wait(Reason::StatefulSetTerminating, message));
+    }
+    let target = plan.target.as_ref().map(|target| &target.hash);
+    if target.is_some_and(|hash| statefulset.template_hash.as_ref() != Some(hash)) {
+        // Nothing is deleted for, and nothing stamped by, a template that is not this plan's.
+        return Err(wait(None, "another template was applied meanwhile; the plan is superseded"));
     }
     if statefulset.observed_revision().is_none() {
         return Err(not_observed(statefulset));

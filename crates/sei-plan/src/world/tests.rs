@@ -476,3 +476,16 @@ proptest! {
         }
     }
 }
+
+// P35
+#[test]
+fn nothing_is_done_in_the_pass_that_builds_a_plan() {
+    let mut world = World::new(full_node());
+    let trace = world.pass();
+    assert_eq!((trace.requests.len(), trace.writes), (0, 1), "{trace:?}");
+    assert!(world.status().plan.is_some());
+    let mut world = running(full_node());
+    image(&mut world, "seid:2");
+    let trace = world.pass();
+    assert_eq!((trace.requests.len(), trace.writes), (0, 1), "{trace:?}");
+}

@@ -15,9 +15,8 @@ use std::collections::BTreeMap;
 use super::names::TestNames;
 use super::{Finding, Source};
 
-/// Whether the file must be there. It is written together with the tests it names; from then on
-/// its loss is a finding.
-const IDS_REQUIRED: bool = false;
+/// Whether the file must be there: its loss is a finding.
+const IDS_REQUIRED: bool = true;
 
 const FILE: &str = "tests/ids.toml";
 const RULE: &str = "test-ids";

@@ -368,6 +368,25 @@ fn a_statefulset_of_another_owner_is_left_alone() {
     assert!(report(&observation).contains("controlled by another object"));
 }
 
+// I37
+#[test]
+fn the_rendered_configuration_reaches_the_stored_plan() {
+    use crate::testing;
+    for (level, expected) in [(None, "error"), (Some("debug"), "debug")] {
+        let mut node = testing::node("rpc-genesis");
+        node.spec.overrides =
+            level.map(|level| [("logging.level".to_owned(), level.to_owned())].into());
+        let platform = testing::platform("example");
+        let wanted = crate::wanted::want(&node, &platform, &[], &[]).unwrap();
+        let observation = new_node(full_node()).with(|seen| seen.wanted = Ok(wanted));
+        let plan = started(&observation).unwrap();
+        let apply = plan.tasks.iter().find(|task| task.r#type == "config-apply").unwrap();
+        let params = apply.params.as_ref().unwrap();
+        assert_eq!(params["overrides"]["logging.level"], expected);
+        assert_eq!(params["mode"], "full");
+    }
+}
+
 // I42
 #[test]
 fn the_sidecar_is_addressed_by_the_pods_name() {

@@ -62,6 +62,7 @@ fn an_archive_that_makes_snapshots_keeps_as_many_as_it_is_told() {
 }
 
 // I15
+// I20
 #[test]
 fn each_mode_has_its_configuration_mode() {
     let expected = [

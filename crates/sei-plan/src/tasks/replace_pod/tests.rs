@@ -175,9 +175,24 @@ fn only_the_pods_own_revision_decides_that_it_is_stale() {
     }));
     for (revision, expected) in [(OLD, DELETES), (NEW, "done")] {
         let mut world = World::updating(TaskType::ReplacePod);
-        world.seen.statefulset = Look::Live(Some(StatefulSetView::from(&object)));
+        let target = world.plan.target.as_ref().map(|target| target.hash.clone());
+        let view = StatefulSetView { template_hash: target, ..StatefulSetView::from(&object) };
+        world.seen.statefulset = Look::Live(Some(view));
         world.live_pods([pod(revision)]);
         world.check(revision, expected);
+    }
+}
+
+#[test]
+fn nothing_is_deleted_for_a_template_that_is_not_the_plans() {
+    let mut world = World::updating(TaskType::ReplacePod);
+    world.live_pods([pod(OLD)]);
+    let Some(view) = world.seen.statefulset.any().cloned() else { panic!("no StatefulSet") };
+    for template_hash in [None, Some("v1:other".to_owned())] {
+        let other = StatefulSetView { template_hash, ..view.clone() };
+        world.seen.statefulset = Look::Live(Some(other));
+        let text = "wait -: another template was applied meanwhile; the plan is superseded";
+        world.check("another template", text);
     }
 }
 

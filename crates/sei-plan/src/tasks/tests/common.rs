@@ -130,9 +130,9 @@ fn texts_of_others_are_cut_to_a_kibibyte() {
     job.seen.job = Look::Live(Some(JobView { state, ..JobView::default() }));
     let mut unknown = World::updating(T::ReplacePod);
     unknown.plan.tasks[4].r#type = long.clone();
-    let mut missing = World::only(T::ValidateSigningKey, json!({ "secretName": long }));
+    let mut missing = World::only(T::ValidateSigningKey, json!({ "secretName": "n".repeat(4096) }));
     missing.transcript([Outcome::Secret(None)]);
-    let mut invalid = World::only(T::ValidateNodeKey, json!({ "secretName": long }));
+    let mut invalid = World::only(T::ValidateNodeKey, json!({ "secretName": "n".repeat(4096) }));
     invalid.transcript([Outcome::Secret(Some(crate::request::SecretView::default()))]);
     let mut import = World::only(T::EnsureDataPvc, json!({}));
     let volume = json!({ "import": { "pvcName": "theirs" } });
