@@ -55,8 +55,16 @@ pub enum WantError {
     Render(#[from] RenderError),
 }
 
+/// Mistakes that a message tells; who has more of them finds the rest after fixing these. The text
+/// stands in a condition, and a map of thousands of bad labels must not outgrow the object.
+const TOLD_MAX: usize = 8;
+
 fn all_of(errors: &[SpecError]) -> String {
-    errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    let mut told: Vec<String> = errors.iter().take(TOLD_MAX).map(ToString::to_string).collect();
+    if errors.len() > TOLD_MAX {
+        told.push(format!("and {} more", errors.len() - TOLD_MAX));
+    }
+    told.join("; ")
 }
 
 /// Renders what a node should be made of. `peers` are its resolved peers, `syncers` the witnesses
