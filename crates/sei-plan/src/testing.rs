@@ -85,7 +85,7 @@ pub(crate) fn platform(name: &str) -> Platform {
     Platform::parse(text, name).unwrap()
 }
 
-fn drop_nulls(json: &mut Value) {
+pub(crate) fn drop_nulls(json: &mut Value) {
     if let Value::Object(map) = json {
         map.retain(|_, value| !value.is_null());
         map.values_mut().for_each(drop_nulls);

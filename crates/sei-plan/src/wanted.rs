@@ -13,6 +13,9 @@ use crate::inputs::{SpecError, TemplateInputs, check_spec};
 use crate::platform::Platform;
 use crate::render::{self, Owner, RenderError};
 
+#[cfg(test)]
+mod tests;
+
 /// Everything that a node should be made of.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Wanted {

@@ -21,7 +21,8 @@ pub(crate) const LANDS: &[Change] = &[
     ("image", |node, text| node.spec.image = format!("seid:{text}")),
     ("dedicated", |node, _| {
         let annotations = node.metadata.annotations.get_or_insert_default();
-        if annotations.remove("sei.io/dedicated-node").is_none() {
+        let was = annotations.remove("sei.io/dedicated-node");
+        if was.as_deref() != Some("true") {
             annotations.insert("sei.io/dedicated-node".to_owned(), "true".to_owned());
         }
     }),
