@@ -42,6 +42,8 @@ pub mod wanted;
 
 #[cfg(test)]
 mod fixtures;
+#[cfg(test)]
+mod hostile;
 mod place;
 #[cfg(test)]
 mod testing;
