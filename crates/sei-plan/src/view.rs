@@ -357,13 +357,20 @@ fn troubles(pod: &Pod) -> Vec<Trouble> {
         let waiting = status.state.as_ref()?.waiting.as_ref()?;
         let reason = waiting.reason.as_deref()?;
         let kind = match reason {
-            "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull" => {
-                TroubleKind::ImagePull
-            }
+            "ErrImagePull"
+            | "ImagePullBackOff"
+            | "InvalidImageName"
+            | "ErrImageNeverPull"
+            | "ImageInspectError"
+            | "RegistryUnavailable"
+            | "SignatureValidationFailed" => TroubleKind::ImagePull,
             "CrashLoopBackOff"
             | "CreateContainerError"
             | "CreateContainerConfigError"
-            | "RunContainerError" => TroubleKind::Crash,
+            | "RunContainerError"
+            | "PreCreateHookError"
+            | "PreStartHookError"
+            | "PostStartHookError" => TroubleKind::Crash,
             _ => return None,
         };
         let words = waiting.message.as_deref().unwrap_or_default();
