@@ -13,6 +13,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use sei_api::names::{annotation, label};
 use serde_json::Value;
 
+#[cfg(test)]
+mod tests;
+
 /// Name of the container that runs the chain process.
 pub const SEID: &str = "seid";
 /// Name of the container that serves the sidecar's API.
