@@ -69,18 +69,22 @@ fn the_corpus_covers_every_mode_on_every_platform() {
 fn removing_any_subtree_of_any_golden_template_changes_its_hash() {
     for pair in pairs().unwrap() {
         let stored = read_json(&golden_folder().join(pair.file())).unwrap();
-        let whole = canonical_json(&stored);
+        let whole = hash(&stored);
         let mut rest = stored.clone();
         let paths = paths(&stored);
         assert!(paths.len() > 200, "{}: only {} subtrees", pair.file(), paths.len());
         for path in paths {
             let removed = take(&mut rest, &path);
-            // Texts and not their hashes are compared: the hash is SHA-256 of the text.
-            assert_ne!(canonical_json(&rest), whole, "{}: {path:?}", pair.file());
+            assert_ne!(hash(&rest), whole, "{}: {path:?}", pair.file());
             put(&mut rest, &path, removed);
         }
         assert_eq!(rest, stored);
     }
+}
+
+/// Without the copy that the public way of hashing any record makes.
+fn hash(template: &Value) -> Vec<u8> {
+    Sha256::digest(canonical_json(template).as_bytes()).to_vec()
 }
 
 /// One step into a value.
