@@ -33,6 +33,12 @@ const TASKS_MAX: usize = 64;
 /// Checks a plan. An empty list means that it keeps every rule.
 pub fn check_plan(plan: &TaskPlan) -> Vec<PlanNote> {
     let mut notes = Vec::new();
+    if plan.tasks.len() > TASKS_MAX {
+        // Nothing more is said of such a plan: a finding per task, each after a look at all tasks
+        // before it, would take long and say nothing.
+        fatal(&mut notes, format!("the plan has {} tasks", plan.tasks.len()));
+        return notes;
+    }
     check_records(plan, &mut notes);
     check_progress(plan, &mut notes);
     if plan.kind.is_some() {
@@ -57,9 +63,6 @@ fn check_records(plan: &TaskPlan, notes: &mut Vec<PlanNote>) {
     };
     if plan.tasks.is_empty() {
         return fatal(notes, "the plan has no tasks");
-    }
-    if plan.tasks.len() > TASKS_MAX {
-        return fatal(notes, format!("the plan has {} tasks", plan.tasks.len()));
     }
     let mut seen = BTreeSet::new();
     for (index, task) in plan.tasks.iter().enumerate() {

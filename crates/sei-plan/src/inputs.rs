@@ -147,9 +147,9 @@ fn canonical(
 
 fn parse_quantity(list: &str, name: &str, text: &QuantityText) -> Result<Quantity, SpecError> {
     Quantity::parse(&text.to_string()).map_err(|e| SpecError::Quantity {
-        field: format!("spec.sidecar.resources.{list}.{name}"),
-        // The reason repeats the text, which may be as long as its author liked.
-        reason: e.to_string().chars().take(240).collect(),
+        // Both repeat what was written, which may be as long and as odd as its author liked.
+        field: format!("spec.sidecar.resources.{list}.{}", check::shown(name, 80)),
+        reason: check::shown(&e.to_string(), 240),
     })
 }
 

@@ -14,6 +14,8 @@
 //! Invariants:
 //! - The same inputs give the same bytes, in any order of maps. Guarded by
 //!   `map_order_never_changes_the_bytes`.
+//! - A template that renders differently than before is a choice, never an accident. Guarded by
+//!   `rendered_templates_are_as_pinned`.
 //! - A decision that was carried out is not made again. Guarded by
 //!   `deciding_again_changes_nothing`.
 //! - No plan that the planner builds breaks the rules of plans. Guarded by
@@ -42,6 +44,8 @@ pub mod wanted;
 
 #[cfg(test)]
 mod fixtures;
+#[cfg(test)]
+mod hostile;
 mod place;
 #[cfg(test)]
 mod testing;

@@ -8,10 +8,13 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use sei_api::names::{annotation, label};
 use serde_json::Value;
+
+#[cfg(test)]
+mod tests;
 
 /// Name of the container that runs the chain process.
 pub const SEID: &str = "seid";
@@ -295,16 +298,27 @@ impl From<&Pod> for PodView {
             host_lost: status.is_some_and(|one| {
                 one.phase.as_deref() == Some("Unknown") || one.reason.as_deref() == Some("NodeLost")
             }),
-            volumes_missing: condition("PodReadyToStartContainers")
-                .filter(|one| {
-                    one.status == "False" && one.reason.as_deref() == Some("VolumeAttach")
-                })
-                .map(|one| one.message.clone().unwrap_or_default()),
+            volumes_missing: volumes_missing(object, condition("PodReadyToStartContainers")),
             seid: container(spec, object, SEID),
             sidecar: container(spec, object, SIDECAR),
             troubles: troubles(object),
         }
     }
+}
+
+/// A bound pod that has no sandbox yet. The kubelet makes one after the volumes are there and before
+/// it pulls an image, and gives the condition no reason that would tell volumes from network.
+fn volumes_missing(pod: &Pod, sandbox: Option<&PodCondition>) -> Option<String> {
+    let is_bound = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    let missing = sandbox.filter(|one| one.status == "False")?;
+    // One that has ended has lost its sandbox too, and waits for nothing.
+    (is_bound && phase == Some("Pending")).then(|| {
+        let told = missing.message.clone().filter(|message| !message.is_empty());
+        told.unwrap_or_else(|| {
+            "no sandbox yet: the kubelet waits for volumes or for the network".to_owned()
+        })
+    })
 }
 
 fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
@@ -346,13 +360,20 @@ fn troubles(pod: &Pod) -> Vec<Trouble> {
         let waiting = status.state.as_ref()?.waiting.as_ref()?;
         let reason = waiting.reason.as_deref()?;
         let kind = match reason {
-            "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull" => {
-                TroubleKind::ImagePull
-            }
+            "ErrImagePull"
+            | "ImagePullBackOff"
+            | "InvalidImageName"
+            | "ErrImageNeverPull"
+            | "ImageInspectError"
+            | "RegistryUnavailable"
+            | "SignatureValidationFailed" => TroubleKind::ImagePull,
             "CrashLoopBackOff"
             | "CreateContainerError"
             | "CreateContainerConfigError"
-            | "RunContainerError" => TroubleKind::Crash,
+            | "RunContainerError"
+            | "PreCreateHookError"
+            | "PreStartHookError"
+            | "PostStartHookError" => TroubleKind::Crash,
             _ => return None,
         };
         let words = waiting.message.as_deref().unwrap_or_default();

@@ -13,6 +13,9 @@ use crate::inputs::{SpecError, TemplateInputs, check_spec};
 use crate::platform::Platform;
 use crate::render::{self, Owner, RenderError};
 
+#[cfg(test)]
+mod tests;
+
 /// Everything that a node should be made of.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Wanted {
@@ -55,8 +58,16 @@ pub enum WantError {
     Render(#[from] RenderError),
 }
 
+/// Mistakes that a message tells; who has more of them finds the rest after fixing these. The text
+/// stands in a condition, and a map of thousands of bad labels must not outgrow the object.
+const TOLD_MAX: usize = 8;
+
 fn all_of(errors: &[SpecError]) -> String {
-    errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    let mut told: Vec<String> = errors.iter().take(TOLD_MAX).map(ToString::to_string).collect();
+    if errors.len() > TOLD_MAX {
+        told.push(format!("and {} more", errors.len() - TOLD_MAX));
+    }
+    told.join("; ")
 }
 
 /// Renders what a node should be made of. `peers` are its resolved peers, `syncers` the witnesses

@@ -66,7 +66,7 @@ impl Step {
     }
 }
 
-fn run_to_end(command: &mut Command, told_as: &str) -> Result<()> {
+pub(crate) fn run_to_end(command: &mut Command, told_as: &str) -> Result<()> {
     let status = command.status().with_context(|| format!("failed to start `{told_as}`"))?;
     if !status.success() {
         bail!("`{told_as}` ended with {status}");

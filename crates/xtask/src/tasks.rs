@@ -14,7 +14,10 @@ pub(crate) enum Task {
 }
 
 const TASKS: &[(&str, &str)] = &[
-    ("codegen", "write what is generated (deploy/crds); --check only compares"),
+    (
+        "codegen",
+        "write what is generated (deploy/crds, golden pod templates); --check only compares",
+    ),
     ("help", "this text"),
     ("test", "everything CI runs: format, lints, tests, docs, generated files"),
     ("tidy", "the rules of this repository that no compiler checks; part of test"),

@@ -84,9 +84,14 @@ impl SpecError {
     }
 
     fn invalid(field: &str, value: &str, rule: &str) -> Self {
-        let shown: String = value.escape_debug().take(SHOWN_MAX).collect();
-        Self::Invalid { field: field.to_owned(), value: shown, rule: rule.to_owned() }
+        let value = shown(value, SHOWN_MAX);
+        Self::Invalid { field: field.to_owned(), value, rule: rule.to_owned() }
     }
+}
+
+/// What a user wrote, as a message may repeat it: on one line, and cut.
+pub(super) fn shown(text: &str, most: usize) -> String {
+    text.escape_debug().take(most).collect()
 }
 
 /// Everything that is wrong with a node's spec, at once: fixing one thing should not just uncover
@@ -266,7 +271,7 @@ fn check_secrets_apart(validator: &ValidatorSpec, errors: &mut Vec<SpecError>) {
             errors.push(SpecError::SharedSecret {
                 field: (*field).to_owned(),
                 other: (*other).to_owned(),
-                secret: secret.to_owned(),
+                secret: shown(secret, SHOWN_MAX),
             });
         }
     }
@@ -368,6 +373,12 @@ fn parsed(
 ) -> BTreeMap<String, Quantity> {
     let mut parsed = BTreeMap::new();
     for (name, text) in quantities.into_iter().flatten() {
+        if !is_label_key(name) {
+            let rule = "is not the name of a resource; write cpu, memory or domain/name";
+            let field = format!("spec.sidecar.resources.{list}");
+            errors.push(SpecError::invalid(&field, name, rule));
+            continue;
+        }
         match parse_quantity(list, name, text) {
             Ok(quantity) if quantity.is_negative() => errors.push(SpecError::invalid(
                 &format!("spec.sidecar.resources.{list}.{name}"),

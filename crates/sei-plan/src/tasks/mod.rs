@@ -97,7 +97,7 @@ pub fn step(plan: &TaskPlan, seen: &Seen) -> Option<Next> {
     if seen.wanted.hash.is_empty() && writes_what_is_wanted(task_type) {
         return Some(wait(Reason::InvalidSpec, "the spec cannot be rendered; nothing is written"));
     }
-    Some(match task_type {
+    Some(cut(match task_type {
         TaskType::EnsureDataPvc => claim::step(seen),
         TaskType::ValidateSigningKey
         | TaskType::ValidateNodeKey
@@ -113,7 +113,31 @@ pub fn step(plan: &TaskPlan, seen: &Seen) -> Option<Next> {
         TaskType::TeardownBootstrap => bootstrap::step_teardown(seen),
         sidecar if sidecar.side() == Side::Sidecar => sidecar::step(plan, index, task, seen),
         _ => unreachable!("every controller task has its own step"),
-    })
+    }))
+}
+
+/// Messages repeat names out of stored parameters and words of servers, as long as those are.
+fn cut(mut next: Next) -> Next {
+    let cut_text = |text: &mut String| *text = bounded(text);
+    let cut_verdict = |verdict: &mut Option<Verdict>| {
+        if let Some(verdict) = verdict {
+            cut_text(&mut verdict.message);
+        }
+    };
+    match &mut next {
+        Next::Request(_) => {}
+        Next::Wait(waiting) => {
+            cut_text(&mut waiting.message);
+            cut_verdict(&mut waiting.verdict);
+        }
+        Next::Done(effects) => cut_verdict(&mut effects.verdict),
+        Next::Retry(text) => cut_text(text),
+        Next::Fail(failed) => {
+            cut_text(&mut failed.detail);
+            cut_verdict(&mut failed.verdict);
+        }
+    }
+    next
 }
 
 /// Tasks whose write is made from the current render.

@@ -1,0 +1,347 @@
+//! Views of objects as a server returns them: with defaults, with fields of others, with holes.
+
+use serde::de::DeserializeOwned;
+use serde_json::json;
+
+use super::*;
+
+fn fixture(name: &str) -> Value {
+    let text = match name {
+        "pod" => include_str!("../../testdata/view/pod.yaml"),
+        "pod-status" => include_str!("../../testdata/view/pod-status.yaml"),
+        "statefulset" => include_str!("../../testdata/view/statefulset.yaml"),
+        "job" => include_str!("../../testdata/view/job.yaml"),
+        other => panic!("no fixture {other}"),
+    };
+    serde_saphyr::from_str(text).unwrap()
+}
+
+/// A fixture after a change to its JSON, as the type that the API client reads.
+fn object<T: DeserializeOwned>(name: &str, change: impl FnOnce(&mut Value)) -> T {
+    let mut json = fixture(name);
+    change(&mut json);
+    serde_json::from_value(json).unwrap()
+}
+
+fn pod_with(status: &str, change: impl FnOnce(&mut Value)) -> PodView {
+    let status = fixture("pod-status")[status].clone();
+    assert!(status.is_object());
+    PodView::from(&object::<Pod>("pod", |json| {
+        json["status"] = status;
+        change(json);
+    }))
+}
+
+fn pod(status: &str) -> PodView {
+    pod_with(status, |_| {})
+}
+
+fn statefulset(change: impl FnOnce(&mut Value)) -> StatefulSetView {
+    StatefulSetView::from(&object::<StatefulSet>("statefulset", change))
+}
+
+fn job(status: Value) -> JobView {
+    JobView::from(&object::<Job>("job", |json| json["status"] = status))
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "reads better in a whole view")]
+fn text(text: &str) -> Option<String> {
+    Some(text.to_owned())
+}
+
+#[test]
+fn every_field_of_a_running_pod_is_read() {
+    let expected = PodView {
+        name: "val-byo-0".to_owned(),
+        uid: "5b0c1f0e-3c1d-4a53-9d39-4d6a1f1f7a10".to_owned(),
+        resource_version: "48211".to_owned(),
+        controller: Some((
+            "StatefulSet".to_owned(),
+            "0f4b6f0a-98a4-4d1c-9f52-0a7a0f6f2b11".to_owned(),
+        )),
+        revision: text("val-byo-6c9f7d5b84"),
+        is_bootstrap: false,
+        deleted_at: None,
+        ip: text("10.1.4.9"),
+        ready: true,
+        host: text("ip-10-0-3-7.example.org"),
+        unschedulable: None,
+        host_lost: false,
+        volumes_missing: None,
+        seid: ContainerView {
+            image: "registry.example.org/seid:v6.5.1".to_owned(),
+            image_id: "registry.example.org/seid@sha256:1111".to_owned(),
+            has_run: true,
+            running: true,
+            started: true,
+            restarts: 2,
+        },
+        // It stands among the init containers and runs beside the others.
+        sidecar: ContainerView {
+            image: "registry.example.org/seictl:v0.0.70".to_owned(),
+            image_id: "registry.example.org/seictl@sha256:2222".to_owned(),
+            has_run: true,
+            running: true,
+            started: true,
+            restarts: 1,
+        },
+        troubles: Vec::new(),
+    };
+    assert_eq!(pod("running"), expected);
+}
+
+#[test]
+fn a_pod_without_a_status_is_only_named() {
+    let view = PodView::from(&object::<Pod>("pod", |_| {}));
+    assert_eq!(view.name, "val-byo-0");
+    assert_eq!(view.seid.image, "registry.example.org/seid:v6.5.1");
+    assert_eq!(view.seid, ContainerView { image: view.seid.image.clone(), ..<_>::default() });
+    assert!(!view.ready && view.ip.is_none() && view.troubles.is_empty());
+    assert_eq!((view.unschedulable, view.volumes_missing, view.host_lost), (None, None, false));
+    assert_eq!(PodView::from(&Pod::default()), PodView::default());
+}
+
+#[test]
+fn a_chain_process_behind_the_gate_runs_and_has_not_started() {
+    let view = pod("gated");
+    assert!(!view.ready);
+    assert!(view.seid.running && view.seid.has_run && !view.seid.started);
+    assert!(view.sidecar.running && view.sidecar.started);
+    assert!(view.troubles.is_empty());
+}
+
+#[test]
+fn an_image_that_cannot_be_pulled_is_a_trouble_of_its_container() {
+    let view = pod("pulling");
+    let message = "seid-init: ImagePullBackOff Back-off pulling image \
+                   \"registry.example.org/seid:v6.5.1\"";
+    let trouble = Trouble {
+        container: "seid-init".to_owned(),
+        kind: TroubleKind::ImagePull,
+        message: message.to_owned(),
+    };
+    assert_eq!(view.troubles, [trouble]);
+    assert!(!view.seid.has_run && view.seid.image_id.is_empty());
+    assert_eq!(view.volumes_missing, None, "the sandbox is there");
+}
+
+#[test]
+fn a_crash_loop_is_a_trouble_and_the_container_has_run() {
+    let view = pod("crashing");
+    assert_eq!(view.troubles.len(), 1);
+    assert_eq!((&*view.troubles[0].container, view.troubles[0].kind), ("seid", TroubleKind::Crash));
+    assert!(view.troubles[0].message.starts_with("seid: CrashLoopBackOff back-off 5m0s"));
+    assert!(view.seid.has_run && !view.seid.running && view.seid.restarts == 7);
+}
+
+#[test]
+fn each_reason_of_the_kubelet_has_its_kind() {
+    let kind_of = |reason: &str| {
+        let view = pod_with("gated", |json| {
+            json["status"]["containerStatuses"][0]["state"] =
+                json!({ "waiting": { "reason": reason } });
+        });
+        view.troubles.first().map(|trouble| {
+            assert_eq!(trouble.message, format!("seid: {reason}"));
+            trouble.kind
+        })
+    };
+    for reason in [
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "ImageInspectError",
+        "RegistryUnavailable",
+        "SignatureValidationFailed",
+    ] {
+        assert_eq!(kind_of(reason), Some(TroubleKind::ImagePull), "{reason}");
+    }
+    for reason in [
+        "CrashLoopBackOff",
+        "CreateContainerError",
+        "CreateContainerConfigError",
+        "RunContainerError",
+        "PreCreateHookError",
+        "PreStartHookError",
+        "PostStartHookError",
+    ] {
+        assert_eq!(kind_of(reason), Some(TroubleKind::Crash), "{reason}");
+    }
+    for reason in ["ContainerCreating", "PodInitializing", ""] {
+        assert_eq!(kind_of(reason), None, "{reason}");
+    }
+}
+
+#[test]
+fn a_pod_that_finds_no_place_says_why() {
+    let view = pod_with("unschedulable", |json| json["spec"]["nodeName"] = Value::Null);
+    let words = "0/12 nodes are available: 12 node(s) had volume node affinity conflict.";
+    assert_eq!(view.unschedulable.as_deref(), Some(words));
+    assert_eq!((view.host, view.volumes_missing), (None, None));
+    let gated = pod_with("unschedulable", |json| {
+        json["status"]["conditions"][0]["reason"] = json!("SchedulingGated");
+    });
+    assert_eq!(gated.unschedulable, None);
+}
+
+/// The kubelet gives this condition no reason of its own, and no message.
+#[test]
+fn a_bound_pod_without_a_sandbox_lacks_its_volumes() {
+    let view = pod("attaching");
+    let words = "no sandbox yet: the kubelet waits for volumes or for the network";
+    assert_eq!(view.volumes_missing.as_deref(), Some(words));
+    let told = pod_with("attaching", |json| {
+        json["status"]["conditions"][0]["message"] = json!("volume data is attached elsewhere");
+    });
+    assert_eq!(told.volumes_missing.as_deref(), Some("volume data is attached elsewhere"));
+    let unbound = pod_with("attaching", |json| json["spec"]["nodeName"] = Value::Null);
+    assert_eq!(unbound.volumes_missing, None);
+    // One that has ended has no sandbox any more, and lacks nothing.
+    assert_eq!(pod("evicted").volumes_missing, None);
+    assert!(!pod("evicted").ready);
+}
+
+#[test]
+fn a_pod_on_a_lost_host_is_told_apart() {
+    assert!(pod("lost").host_lost);
+    assert!(pod_with("running", |json| json["status"]["phase"] = json!("Unknown")).host_lost);
+    assert!(!pod("evicted").host_lost);
+}
+
+#[test]
+fn a_terminating_pod_carries_the_time_of_its_end() {
+    let view = pod_with("running", |json| {
+        json["metadata"]["deletionTimestamp"] = json!("2026-08-05T11:02:00Z");
+        json["metadata"]["deletionGracePeriodSeconds"] = json!(120);
+    });
+    assert!(view.is_terminating() && view.ready);
+    assert_eq!(view.deleted_at, Some("2026-08-05T11:02:00Z".parse().unwrap()));
+}
+
+#[test]
+fn labels_owners_and_addresses_may_be_missing_or_empty() {
+    let view = pod_with("running", |json| {
+        json["metadata"]["labels"] = Value::Null;
+        json["metadata"]["ownerReferences"] = Value::Null;
+        json["status"]["podIP"] = json!("");
+    });
+    assert_eq!((&view.revision, &view.controller, &view.ip), (&None, &None, &None));
+    let bootstrap = pod_with("running", |json| {
+        json["metadata"]["labels"]["sei.io/component"] = json!("bootstrap");
+        json["metadata"]["ownerReferences"][1]["kind"] = json!("Job");
+    });
+    assert!(bootstrap.is_bootstrap);
+    let parent = StatefulSetView::from(&object::<StatefulSet>("statefulset", |_| {}));
+    assert!(is_owned(&pod("running"), &parent) && !is_owned(&bootstrap, &parent));
+    assert!(!is_owned(&view, &parent));
+}
+
+#[test]
+fn every_field_of_a_statefulset_is_read() {
+    let labels = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    };
+    let view = statefulset(|_| {});
+    let mut template = fixture("statefulset")["spec"]["template"].clone();
+    // The server writes it as null; it means nothing.
+    template["metadata"].as_object_mut().unwrap().remove("creationTimestamp");
+    let expected = StatefulSetView {
+        name: "val-byo".to_owned(),
+        uid: "0f4b6f0a-98a4-4d1c-9f52-0a7a0f6f2b11".to_owned(),
+        resource_version: "48190".to_owned(),
+        generation: 5,
+        observed_generation: 5,
+        controller: text("7c0e5f7e-0a59-4c53-8a67-9a2a7d1f1c33"),
+        replicas: Some(1),
+        on_delete: true,
+        selector: Some(labels(&[("sei.io/node", "val-byo")])),
+        labels: labels(&[("sei.io/node", "val-byo"), ("sei.io/chain", "demo-1")]),
+        template_hash: text("v1:aaaa"),
+        terminating: false,
+        update_revision: text("val-byo-6c9f7d5b84"),
+        template,
+    };
+    assert_eq!(view, expected);
+    assert_eq!(view.observed_revision(), Some("val-byo-6c9f7d5b84"));
+    let identity = Identity {
+        chain: text("demo-1"),
+        role: text("validator"),
+        signing_secret: text("val-byo-signing"),
+        claim: text("data-val-byo"),
+    };
+    assert_eq!(view.identity(), identity);
+    assert_eq!(freshness(&pod("running"), &view, "val-byo-6c9f7d5b84"), Freshness::Fresh);
+    assert_eq!(freshness(&pod("running"), &view, "val-byo-7d9c5b6f44"), Freshness::Stale);
+}
+
+#[test]
+fn a_statefulset_that_nobody_looked_at_has_no_revision() {
+    let fresh = statefulset(|json| json["status"] = Value::Null);
+    assert_eq!((fresh.observed_generation, fresh.observed_revision()), (0, None));
+    let behind = statefulset(|json| json["status"]["observedGeneration"] = json!(4));
+    assert_eq!(behind.update_revision.as_deref(), Some("val-byo-6c9f7d5b84"));
+    assert_eq!(behind.observed_revision(), None);
+    let empty = statefulset(|json| json["status"]["updateRevision"] = json!(""));
+    assert_eq!(empty.observed_revision(), None);
+}
+
+#[test]
+fn a_statefulset_in_other_hands_is_seen_as_it_is() {
+    let view = statefulset(|json| {
+        json["metadata"]["deletionTimestamp"] = json!("2026-08-05T11:00:00Z");
+        json["metadata"]["annotations"] = Value::Null;
+        json["metadata"]["ownerReferences"][0]["controller"] = json!(false);
+        json["spec"]["updateStrategy"] =
+            json!({ "type": "RollingUpdate", "rollingUpdate": { "partition": 0 } });
+        json["spec"]["selector"] = json!({ "matchLabels": {} });
+        json["spec"]["replicas"] = json!(2);
+    });
+    assert!(view.terminating && !view.on_delete);
+    assert_eq!((view.template_hash, view.controller, view.selector), (None, None, None));
+    assert_eq!(view.replicas, Some(2));
+    let bare = StatefulSetView::from(&StatefulSet::default());
+    assert_eq!(bare.identity(), Identity::default());
+    assert!(!bare.on_delete);
+}
+
+#[test]
+fn a_job_is_active_until_a_final_condition_is_true() {
+    let state = |status: Value| job(status).state;
+    let condition = |kind: &str, status: &str| {
+        json!({ "conditions": [{ "type": kind, "status": status, "reason": "BackoffLimitExceeded",
+            "message": "Job has reached the specified backoff limit" }] })
+    };
+    assert_eq!(state(Value::Null), JobState::Active);
+    assert_eq!(state(json!({ "active": 1, "ready": 1, "terminating": 0 })), JobState::Active);
+    assert_eq!(state(condition("Complete", "True")), JobState::Complete);
+    assert_eq!(state(condition("Complete", "False")), JobState::Active);
+    let words = "Job has reached the specified backoff limit".to_owned();
+    assert_eq!(state(condition("Failed", "True")), JobState::Failed(words));
+    // Set before the pods have ended: the outcome is known, the Job is not over.
+    assert_eq!(state(condition("SuccessCriteriaMet", "True")), JobState::Active);
+    assert_eq!(state(condition("FailureTarget", "True")), JobState::Active);
+    let bare = json!({ "conditions": [{ "type": "Failed", "status": "True" }] });
+    assert_eq!(state(bare), JobState::Failed("the Job failed".to_owned()));
+}
+
+#[test]
+fn every_field_of_a_job_is_read() {
+    let expected = JobView {
+        uid: "2a1c7d50-4b3e-4c55-b6a1-77f2b8f6f9aa".to_owned(),
+        controller: text("9b8c5f7e-0a59-4c53-8a67-9a2a7d1f1c44"),
+        terminating: false,
+        image: "registry.example.org/seid:v6.5.1".to_owned(),
+        sidecar_image: "registry.example.org/seictl:v0.0.70".to_owned(),
+        state: JobState::Active,
+    };
+    assert_eq!(job(json!({ "active": 1 })), expected);
+    let deleted: Job = object("job", |json| {
+        json["metadata"]["deletionTimestamp"] = json!("2026-08-05T11:00:00Z");
+    });
+    assert!(JobView::from(&deleted).terminating);
+    assert_eq!(JobView::from(&Job::default()), JobView::default());
+    let metadata = ObjectView::from(&deleted.metadata);
+    assert!(metadata.terminating && metadata.resource_version == "5120");
+    assert_eq!((metadata.uid, metadata.controller), (expected.uid, expected.controller));
+}

@@ -1,0 +1,224 @@
+//! What may change what a node is made of, what never does, and what is refused.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+use proptest::sample::select;
+use serde_json::json;
+
+use super::*;
+use crate::testing::changes::{LANDS, LANDS_NOWHERE, ONE_PER_MODE, PLATFORM};
+use crate::testing::{EDGES, NODES, PLATFORMS, node, node_from, platform, shuffled};
+
+mod refused;
+
+fn manifests() -> Vec<&'static str> {
+    NODES.iter().chain(EDGES).copied().collect()
+}
+
+fn peers() -> Vec<String> {
+    ["b@10.0.0.2:26656", "a@10.0.0.1:26656"].map(str::to_owned).to_vec()
+}
+
+fn wanted(node: &SeiNode, on: &Platform) -> Wanted {
+    want(node, on, &peers(), &["w:1".to_owned()]).unwrap()
+}
+
+/// Every byte that a render leads to.
+fn bytes(wanted: &Wanted) -> String {
+    let bootstrap = wanted.bootstrap.as_ref();
+    json!([
+        [wanted.hash, wanted.inputs_hash, wanted.image, wanted.sidecar_image, wanted.claim_size],
+        wanted.config,
+        [wanted.config_apply, wanted.config_patch, wanted.configure_state_sync],
+        wanted.statefulset,
+        wanted.service,
+        wanted.proxy_config,
+        wanted.claim,
+        bootstrap.map(|one| json!([one.job, one.service, one.image])),
+    ])
+    .to_string()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn map_order_never_changes_the_bytes(
+        name in select(manifests()), on in select(&PLATFORMS[..]), seed in any::<u64>(),
+    ) {
+        let before = node(name);
+        let text = shuffled(&serde_json::to_value(&before).unwrap(), seed);
+        let after: SeiNode = serde_json::from_str(&text).unwrap();
+        let on = platform(on);
+        prop_assert_eq!(bytes(&wanted(&before, &on)), bytes(&wanted(&after, &on)));
+    }
+
+    #[test]
+    fn the_order_of_found_peers_never_changes_the_bytes(
+        name in select(manifests()), found in Just(peers()).prop_shuffle(), twice in any::<bool>(),
+    ) {
+        let (node, on) = (node(name), platform("example"));
+        let found = if twice { [&found[..], &found[..]].concat() } else { found };
+        let after = want(&node, &on, &found, &["w:1".to_owned()]).unwrap();
+        prop_assert_eq!(bytes(&wanted(&node, &on)), bytes(&after));
+    }
+
+    #[test]
+    fn what_lands_in_the_template_flips_both_hashes(
+        name in select(manifests()), on in select(&PLATFORMS[..]), text in "[a-z]{1,9}",
+    ) {
+        let (before, on) = (node(name), platform(on));
+        let was = wanted(&before, &on);
+        for (what, change) in LANDS {
+            let mut after = before.clone();
+            change(&mut after, &text);
+            // A change may contradict the rest of its node: refused, so nothing can roll.
+            let Ok(is) = want(&after, &on, &peers(), &["w:1".to_owned()]) else { continue };
+            if after != before {
+                prop_assert_ne!(&was.hash, &is.hash, "{}", what);
+                prop_assert_ne!(&was.inputs_hash, &is.inputs_hash, "{}", what);
+            }
+        }
+    }
+
+    #[test]
+    fn what_lands_nowhere_flips_neither_hash(
+        name in select(manifests()), on in select(&PLATFORMS[..]), text in "[a-z]{1,9}",
+    ) {
+        let (before, on) = (node(name), platform(on));
+        let was = wanted(&before, &on);
+        for (what, change) in LANDS_NOWHERE {
+            let mut after = before.clone();
+            change(&mut after, &text);
+            let is = wanted(&after, &on);
+            prop_assert_eq!(&was.hash, &is.hash, "{}", what);
+            prop_assert_eq!(&was.inputs_hash, &is.inputs_hash, "{}", what);
+        }
+    }
+}
+
+/// Every change is valid on some manifest: one that is always refused would show nothing.
+#[test]
+fn every_change_is_rendered_somewhere() {
+    let on = platform("example");
+    for (what, change) in LANDS.iter().chain(LANDS_NOWHERE) {
+        let shows = manifests().into_iter().any(|name| {
+            let mut after = node(name);
+            change(&mut after, "text");
+            after != node(name) && want(&after, &on, &[], &[]).is_ok()
+        });
+        assert!(shows, "{what}");
+    }
+}
+
+#[test]
+fn the_platform_flips_the_hash_and_never_that_of_the_inputs() {
+    for (what, change, moved) in PLATFORM {
+        let before = platform("example");
+        let mut after = before.clone();
+        change(&mut after);
+        for name in ONE_PER_MODE {
+            let (was, is) = (wanted(&node(name), &before), wanted(&node(name), &after));
+            assert_eq!(was.hash != is.hash, moved.contains(name), "{what} on {name}");
+            assert_eq!(was.inputs_hash, is.inputs_hash, "{what} on {name}");
+        }
+    }
+}
+
+/// Every ordered pair of modes, with as much of the spec shared as can be.
+#[test]
+fn every_switch_of_the_mode_flips_both_hashes() {
+    let on = platform("minimal");
+    let key = json!({ "secret": { "secretName": "p2p" } });
+    let modes = [
+        ("fullNode", json!({})),
+        ("archive", json!({})),
+        ("replayer", json!({ "snapshot": { "s3": { "targetHeight": 5 } } })),
+        ("validator", json!({})),
+        ("seed", json!({ "nodeKey": key })),
+    ];
+    let renders = modes.map(|(mode, body)| {
+        let mut json = serde_json::to_value(node("replay-basic")).unwrap();
+        json["spec"]["replayer"] = Value::Null;
+        json["spec"][mode] = body;
+        wanted(&node_from(json), &on)
+    });
+    let hashes: BTreeSet<_> = renders.iter().map(|one| &one.hash).collect();
+    let inputs: BTreeSet<_> = renders.iter().map(|one| &one.inputs_hash).collect();
+    assert_eq!((hashes.len(), inputs.len()), (5, 5));
+}
+
+#[test]
+fn a_paused_node_differs_in_its_replicas_alone() {
+    let on = platform("tuned");
+    for name in manifests() {
+        let at = |paused: bool| {
+            let mut node = node(name);
+            node.spec.paused = Some(paused);
+            wanted(&node, &on)
+        };
+        let (runs, mut rests) = (at(false), at(true));
+        assert_eq!(runs.statefulset.spec.replicas, Some(1), "{name}");
+        assert_eq!(rests.statefulset.spec.replicas, Some(0), "{name}");
+        rests.statefulset.spec.replicas = Some(1);
+        assert_eq!(runs, rests, "{name}");
+    }
+}
+
+/// Names of the digests in which two renders differ.
+fn flipped(was: &Wanted, is: &Wanted) -> Vec<String> {
+    let names: BTreeSet<&String> = was.config.keys().chain(is.config.keys()).collect();
+    let differs = |name: &&String| was.config.get(*name) != is.config.get(*name);
+    names.into_iter().filter(differs).cloned().collect()
+}
+
+#[test]
+fn each_config_digest_flips_with_its_own_settings_alone() {
+    let on = platform("example");
+    for name in manifests() {
+        let before = node(name);
+        let was = wanted(&before, &on);
+        assert_eq!(was.config.len(), 3);
+        for (what, change) in LANDS.iter().chain(LANDS_NOWHERE) {
+            let mut after = before.clone();
+            change(&mut after, "text");
+            let Ok(is) = want(&after, &on, &peers(), &[]) else { continue };
+            let expected: &[&str] = match *what {
+                _ if after == before => &[],
+                "external address" => &["externalAddress"],
+                "overrides" | "keepRecent" => &["overrides"],
+                // The mode brings overrides of its own: see the next test.
+                "mode" => continue,
+                _ => &[],
+            };
+            assert_eq!(flipped(&was, &is), expected, "{what} on {name}");
+        }
+        let moved = want(&before, &on, &["c@10.0.0.3:26656".to_owned()], &[]).unwrap();
+        assert_eq!(flipped(&was, &moved), ["peers"], "{name}");
+        let other = wanted(&before, &platform("tuned"));
+        assert_eq!(flipped(&was, &other), [""; 0], "{name}");
+    }
+}
+
+#[test]
+fn the_mode_and_what_it_generates_flip_the_digest_of_overrides() {
+    let on = platform("example");
+    let of = |name: &str, change: fn(&mut SeiNode)| {
+        let mut after = node(name);
+        change(&mut after);
+        flipped(&wanted(&node(name), &on), &wanted(&after, &on))
+    };
+    assert_eq!(of("rpc-dedicated", |n| n.spec.full_node = Some(<_>::default())), ["overrides"]);
+    let to_archive: fn(&mut SeiNode) = |node| {
+        node.spec.replayer = None;
+        node.spec.archive = Some(<_>::default());
+    };
+    assert_eq!(of("replay-basic", to_archive), ["overrides"]);
+    // An archive and a validator without settings are configured alike, apart from the mode.
+    let to_validator: fn(&mut SeiNode) = |node| {
+        node.spec.archive = None;
+        node.spec.validator = Some(<_>::default());
+    };
+    assert_eq!(of("arch-sync", to_validator), [""; 0]);
+}
