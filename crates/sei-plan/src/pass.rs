@@ -6,16 +6,18 @@
 
 use std::time::Duration;
 
+use sei_api::plan::{PlanKind, TaskPlan};
 use sei_api::status::SeiNodeStatus;
+use sei_api::task::TaskType;
 
 use crate::adoption::Comparison;
 use crate::executor::{self, Progress};
-use crate::observation::Observation;
+use crate::observation::{Observation, Sidecar};
 use crate::planner::repair::{self, Others};
 use crate::planner::{self, Decision, Note, PlanMove};
 use crate::request::{Failure, Outcome, Request, SidecarCall};
 use crate::seen::{Look, Seen};
-use crate::tasks::{Next, Waiting, step};
+use crate::tasks::{Next, Waiting, in_bootstrap, step};
 
 /// More requests than any pass needs; past it something answers in circles.
 const REQUESTS_MAX: usize = 64;
@@ -260,9 +262,15 @@ impl Pass {
                 }
                 return Some(*request);
             }
+            let opens_gate = matches!(next, Next::Done(_)) && opens_gate(plan);
             let generation = self.observation.generation();
             let (now, timing) = (self.observation.now, self.observation.timing);
-            match executor::record(&mut self.status, next, generation, now, timing) {
+            let progress = executor::record(&mut self.status, next, generation, now, timing);
+            if opens_gate {
+                // The sidecar has said so itself; the last probe is older than that.
+                self.observation.sidecar = Sidecar::Ready;
+            }
+            match progress {
                 Progress::Continue => {
                     self.seen.failure = None;
                     self.seen.applied = None;
@@ -276,6 +284,11 @@ impl Pass {
             }
         }
     }
+}
+
+/// Whether the current task opens the gate of the node's own pod.
+fn opens_gate(plan: &TaskPlan) -> bool {
+    !in_bootstrap(plan) && plan.current().is_some_and(|(_, task)| task.is(TaskType::MarkReady))
 }
 
 /// Whether a status differs from the stored one only in how far its plan has come.
@@ -295,8 +308,8 @@ pub fn is_deferrable(stored: &SeiNodeStatus, status: &SeiNodeStatus) -> bool {
 }
 
 /// A stopped node still takes the template for its next start.
-fn is_allowed_while_stopped(plan: &sei_api::TaskPlan) -> bool {
-    plan.kind == Some(sei_api::plan::PlanKind::ApplyTemplate)
+fn is_allowed_while_stopped(plan: &TaskPlan) -> bool {
+    plan.kind == Some(PlanKind::ApplyTemplate)
 }
 
 fn repair_failed(failure: &Failure) -> Option<Waiting> {

@@ -139,6 +139,17 @@ fn an_evicted_node_comes_back_with_its_gate_open() {
 }
 
 #[test]
+fn a_closed_gate_costs_one_plan() {
+    let mut world = running(full_node());
+    world.pod.as_mut().unwrap().gate_open = false;
+    world.pass();
+    assert!(world.status().plan.is_some());
+    world.pass();
+    assert!(world.pod.as_ref().unwrap().gate_open);
+    assert_eq!(world.status().plan, None, "what it opened is believed to be open");
+}
+
+#[test]
 fn a_wiped_status_restarts_nothing() {
     let mut world = running(full_node());
     world.node.status = None;
