@@ -27,7 +27,7 @@ const TASKS: &[(&str, &str)] = &[
          --bin-dir DIR",
     ),
     ("help", "this text"),
-    ("test", "everything CI runs: format, lints, tests, docs, generated files"),
+    ("test", "everything CI runs: format, lints, tests, docs, generated files, real clusters"),
     ("tidy", "the rules of this repository that no compiler checks; part of test"),
 ];
 
