@@ -74,7 +74,10 @@ pub async fn scene(name: &str) -> Result<Scene> {
 }
 
 /// Looks until there is something to see, and returns it.
-pub async fn wait_for<T>(claim: &str, look: impl AsyncFn() -> Result<Option<T>>) -> Result<T> {
+pub async fn wait_for<T>(
+    claim: &str,
+    mut look: impl AsyncFnMut() -> Result<Option<T>>,
+) -> Result<T> {
     let deadline = Instant::now() + WITHIN;
     loop {
         if let Some(seen) = look().await? {

@@ -34,16 +34,15 @@ async fn the_operator_begins_without_rights_and_its_requests_are_written_down() 
     let refused = pods(User::Operator)?.get("a").await.unwrap_err();
     assert!(matches!(&refused, kube::Error::Api(status) if status.code == 403), "{refused}");
 
-    let mut entries: Vec<AuditEntry> = Vec::new();
-    let is_here = |one: &AuditEntry| one.namespace.as_deref() == Some(scene.namespace.as_str());
     // The entry is written after the answer.
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
-    while !entries.iter().any(is_here) && std::time::Instant::now() < deadline {
-        entries.extend(log.read_new()?);
-        tokio::task::yield_now().await;
-    }
-    let here: Vec<&AuditEntry> = entries.iter().filter(|one| is_here(one)).collect();
-    let [entry] = here[..] else { panic!("one request of one user: {here:?}") };
+    let is_here = |one: &AuditEntry| one.namespace.as_deref() == Some(scene.namespace.as_str());
+    let here = wait_for("the request is written down", async || {
+        let mut entries = log.read_new()?;
+        entries.retain(is_here);
+        Ok((!entries.is_empty()).then_some(entries))
+    })
+    .await?;
+    let [entry] = &here[..] else { panic!("one request of one user: {here:?}") };
     assert_eq!(entry.user, User::Operator.name());
     assert_eq!((entry.verb.as_str(), entry.resource.as_str(), entry.code), ("get", "pods", 403));
     assert_eq!((entry.name.as_deref(), entry.subresource.as_deref()), (Some("a"), None));
