@@ -14,6 +14,7 @@
 #![allow(clippy::print_stdout, reason = "its output is for the person who typed the command")]
 
 mod codegen;
+mod control_plane;
 mod suite;
 mod tasks;
 mod tidy;
@@ -43,6 +44,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         }
         Task::Codegen { check: false } => codegen::write(&root),
         Task::Codegen { check: true } => codegen::check(&root),
+        Task::ControlPlane(wanted) => control_plane::run(&root, &wanted),
         Task::Tidy => tidy::run(&root),
         Task::Test => suite::run(&root),
     }

@@ -6,19 +6,30 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::codegen;
+use crate::{codegen, control_plane};
 
 /// One step of the suite.
 enum Step {
-    Cargo { arguments: &'static [&'static str], environment: Option<(&'static str, &'static str)> },
+    Cargo {
+        arguments: &'static [&'static str],
+        environment: Option<(&'static str, &'static str)>,
+    },
     GeneratedFiles,
+    /// The cluster tests on a real control plane of this minor, which is built if missing.
+    Cluster {
+        kubernetes: &'static str,
+    },
 }
+
+/// What the cluster tests are run by, and where they are told their minor.
+const CLUSTER_TESTS: &[&str] = &["test", "--package", "cluster-tests"];
+const KUBERNETES: &str = "SEI_KUBERNETES";
 
 /// Cheapest first, so that a slip is told within seconds. Tidy is a plain test and needs no step.
 const STEPS: &[(&str, Step)] = &[
     ("format", cargo(&["fmt", "--all", "--check"])),
     ("lints", cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])),
-    ("tests", cargo(&["test", "--workspace"])),
+    ("tests", cargo(&["test"])),
     (
         "docs",
         Step::Cargo {
@@ -27,6 +38,8 @@ const STEPS: &[(&str, Step)] = &[
         },
     ),
     ("generated files", Step::GeneratedFiles),
+    ("cluster 1.34", Step::Cluster { kubernetes: "1.34" }),
+    ("cluster 1.37", Step::Cluster { kubernetes: "1.37" }),
 ];
 
 const fn cargo(arguments: &'static [&'static str]) -> Step {
@@ -51,6 +64,9 @@ impl Step {
         match self {
             Self::Cargo { arguments, .. } => format!("cargo {}", arguments.join(" ")),
             Self::GeneratedFiles => "cargo xtask codegen --check".to_owned(),
+            Self::Cluster { kubernetes } => {
+                format!("{KUBERNETES}={kubernetes} cargo {}", CLUSTER_TESTS.join(" "))
+            }
         }
     }
 
@@ -60,6 +76,13 @@ impl Step {
             Self::Cargo { arguments, environment } => {
                 let mut command = Command::new(cargo_program());
                 command.current_dir(root).args(*arguments).envs(environment.iter().copied());
+                run_to_end(&mut command, &self.describe())
+            }
+            Self::Cluster { kubernetes } => {
+                let programs = control_plane::ensure(root, kubernetes)?;
+                let mut command = Command::new(cargo_program());
+                command.current_dir(root).args(CLUSTER_TESTS).env(KUBERNETES, kubernetes);
+                command.env(control_plane::ASSETS, programs);
                 run_to_end(&mut command, &self.describe())
             }
         }
@@ -93,11 +116,22 @@ mod tests {
         expect_test::expect![[r#"
             cargo fmt --all --check
             cargo clippy --workspace --all-targets -- -D warnings
-            cargo test --workspace
+            cargo test
             cargo doc --workspace --no-deps
             cargo xtask codegen --check
+            SEI_KUBERNETES=1.34 cargo test --package cluster-tests
+            SEI_KUBERNETES=1.37 cargo test --package cluster-tests
         "#]]
         .assert_eq(&(told.join("\n") + "\n"));
+    }
+
+    #[test]
+    fn every_minor_has_a_step() {
+        for minor in control_plane::MINORS {
+            let is_its =
+                |step: &Step| matches!(step, Step::Cluster { kubernetes } if kubernetes == minor);
+            assert!(STEPS.iter().any(|(_, step)| is_its(step)), "{minor}");
+        }
     }
 
     #[test]

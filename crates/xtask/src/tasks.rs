@@ -4,11 +4,14 @@ use std::fmt::Write as _;
 
 use anyhow::{Result, bail};
 
+use crate::control_plane::{MINORS, Wanted};
+
 /// One thing to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Task {
     Help,
     Codegen { check: bool },
+    ControlPlane(Wanted),
     Tidy,
     Test,
 }
@@ -18,8 +21,13 @@ const TASKS: &[(&str, &str)] = &[
         "codegen",
         "write what is generated (deploy/crds, golden pod templates); --check only compares",
     ),
+    (
+        "control-plane",
+        "build a real control plane (minutes, once), print its folder; --kubernetes 1.34|1.37, \
+         --bin-dir DIR",
+    ),
     ("help", "this text"),
-    ("test", "everything CI runs: format, lints, tests, docs, generated files"),
+    ("test", "everything CI runs: format, lints, tests, docs, generated files, real clusters"),
     ("tidy", "the rules of this repository that no compiler checks; part of test"),
 ];
 
@@ -29,10 +37,10 @@ const PLANNED: &[(&str, &str)] = &[("sandbox", "comes with the operator shell")]
 pub(crate) fn help() -> String {
     let mut text = String::from("Usage: cargo xtask <task>\n\n");
     for (name, what) in TASKS {
-        let _ = writeln!(text, "  {name:<8} {what}");
+        let _ = writeln!(text, "  {name:<13} {what}");
     }
     for (name, when) in PLANNED {
-        let _ = writeln!(text, "  {name:<8} not there yet: {when}");
+        let _ = writeln!(text, "  {name:<13} not there yet: {when}");
     }
     text
 }
@@ -43,6 +51,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Task> {
         [] | ["help" | "--help" | "-h", ..] => Ok(Task::Help),
         ["codegen"] => Ok(Task::Codegen { check: false }),
         ["codegen", "--check"] => Ok(Task::Codegen { check: true }),
+        ["control-plane", ref options @ ..] => parse_control_plane(options),
         ["tidy"] => Ok(Task::Tidy),
         ["test"] => Ok(Task::Test),
         [task, extra, ..] if is_known(task) => {
@@ -51,6 +60,28 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Task> {
         }
         [unknown, ..] => bail!("{}", explain_unknown(unknown)),
     }
+}
+
+fn parse_control_plane(options: &[&str]) -> Result<Task> {
+    let mut wanted = Wanted::default();
+    for option in options.chunks(2) {
+        match option {
+            ["--kubernetes", given] => {
+                let minor = MINORS.iter().find(|minor| *minor == given);
+                let Some(minor) = minor else {
+                    bail!("--kubernetes takes {}, not `{given}`", MINORS.join(" or "));
+                };
+                wanted.minor = Some(minor);
+            }
+            ["--bin-dir", folder] => wanted.bin_dir = Some(folder.into()),
+            [option @ ("--kubernetes" | "--bin-dir")] => bail!("{option} needs a value"),
+            [other, ..] => {
+                bail!("task `control-plane` takes --kubernetes and --bin-dir, not `{other}`")
+            }
+            [] => {}
+        }
+    }
+    Ok(Task::ControlPlane(wanted))
 }
 
 fn is_known(name: &str) -> bool {
@@ -115,6 +146,10 @@ mod tests {
         assert_eq!(parsed("help"), Ok(Task::Help));
         assert_eq!(parsed("codegen"), Ok(Task::Codegen { check: false }));
         assert_eq!(parsed("codegen --check"), Ok(Task::Codegen { check: true }));
+        assert_eq!(parsed("control-plane"), Ok(Task::ControlPlane(Wanted::default())));
+        let wanted = Wanted { minor: Some("1.37"), bin_dir: Some("bin".into()) };
+        let typed = "control-plane --bin-dir bin --kubernetes 1.37";
+        assert_eq!(parsed(typed), Ok(Task::ControlPlane(wanted)));
         assert_eq!(parsed("tidy"), Ok(Task::Tidy));
         assert_eq!(parsed("test"), Ok(Task::Test));
         for (name, what) in TASKS {
@@ -131,6 +166,13 @@ mod tests {
             ("deploy", "unknown task `deploy`; `cargo xtask help` lists them"),
             ("sandbox", "task `sandbox` is not there yet: it comes with the operator shell"),
             ("codegen --force", "task `codegen` takes only --check, not `--force`"),
+            ("control", "unknown task `control`; did you mean `control-plane`?"),
+            ("control-plane --kubernetes 1.2", "--kubernetes takes 1.34 or 1.37, not `1.2`"),
+            ("control-plane --bin-dir", "--bin-dir needs a value"),
+            (
+                "control-plane now",
+                "task `control-plane` takes --kubernetes and --bin-dir, not `now`",
+            ),
             ("test now", "task `test` takes no arguments, not `now`"),
         ] {
             assert_eq!(parsed(typed), Err(said.to_owned()), "{typed}");

@@ -90,6 +90,21 @@ fn every_example_is_accepted() {
     }
 }
 
+/// The same file is shown to real servers.
+#[test]
+fn every_counterexample_is_refused() {
+    let cases: Vec<Value> =
+        serde_saphyr::from_str(include_str!("../../testdata/refuse.yaml")).unwrap();
+    assert!(cases.len() > 20);
+    for case in cases {
+        let stored = |spec: &Value| admit(&named("a", spec.clone()), None).unwrap();
+        let old = case.get("from").map(stored);
+        let refusal = told(admit(&named("a", case["spec"].clone()), old.as_ref()));
+        let text = |field: &str| case[field].as_str().unwrap().to_owned();
+        assert_eq!(refusal, format!("{}: {}", text("path"), text("rule")), "{}", case["spec"]);
+    }
+}
+
 /// What was written comes back, presence switches and numbers as they stood.
 #[test]
 fn every_example_survives_a_round_trip() {

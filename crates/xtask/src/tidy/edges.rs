@@ -30,6 +30,9 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("xtask", &["sei-api"]),
 ];
 
+/// The rooms that `cargo test` leaves out, because they need more than a toolchain.
+const NOT_BY_DEFAULT: &[&str] = &["cluster-tests"];
+
 /// The rooms that touch nothing outside.
 const PURE: &[&str] = &["sei-api", "sei-plan"];
 
@@ -43,10 +46,14 @@ const IMPURE_PACKAGES: &[&str] = &["tokio", "hyper", "reqwest", "kube-client", "
 #[derive(Deserialize)]
 struct Metadata {
     packages: Vec<Package>,
+    #[serde(default)]
+    workspace_default_members: Vec<String>,
 }
 
 #[derive(Deserialize)]
 struct Package {
+    #[serde(default)]
+    id: String,
     name: String,
     dependencies: Vec<Dependency>,
 }
@@ -68,6 +75,7 @@ pub(crate) fn check_workspace(root: &Path) -> Result<Vec<Finding>> {
         serde_json::from_str(&json).context("failed to read what cargo metadata told")?;
     let mut findings = check_edges(&metadata);
     findings.extend(check_kube_features(&metadata));
+    findings.extend(check_default_members(&metadata));
     for room in PURE {
         let arguments = ["tree", "--offline", "--package", room, "--edges", "normal"];
         let tree = cargo(root, &[&arguments[..], &["--prefix", "none"]].concat())?;
@@ -111,6 +119,19 @@ fn check_edges(metadata: &Metadata) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// A crate that is forgotten there is never tested.
+fn check_default_members(metadata: &Metadata) -> Vec<Finding> {
+    let is_member = |one: &Package| metadata.workspace_default_members.contains(&one.id);
+    let is_wanted = |one: &Package| !NOT_BY_DEFAULT.contains(&one.name.as_str());
+    let wrong = metadata.packages.iter().filter(|one| is_member(one) != is_wanted(one));
+    let told = |one: &Package| {
+        let must = if is_wanted(one) { "must be" } else { "must not be" };
+        let text = format!("{} {must} one of default-members", one.name);
+        Finding::new("Cargo.toml", "default-members", text)
+    };
+    wrong.map(told).collect()
 }
 
 fn check_kube_features(metadata: &Metadata) -> Vec<Finding> {
@@ -205,6 +226,20 @@ mod tests {
                 crates/sei-utils/Cargo.toml: [crate-edges] is not in the table of rooms
             "]],
         );
+    }
+
+    #[test]
+    fn a_crate_that_plain_tests_would_pass_over_is_found() {
+        let package = |name: &str| json!({ "id": name, "name": name, "dependencies": [] });
+        let packages = ["sei-api", "sei-plan", "cluster-tests"].map(package);
+        let metadata = json!({ "packages": packages,
+            "workspace_default_members": ["sei-api", "cluster-tests"] });
+        let metadata: Metadata = serde_json::from_value(metadata).unwrap();
+        expect![[r"
+            Cargo.toml: [default-members] sei-plan must be one of default-members
+            Cargo.toml: [default-members] cluster-tests must not be one of default-members
+        "]]
+        .assert_eq(&lines(&check_default_members(&metadata)));
     }
 
     /// What a room may use is above it, or the table contradicts itself.

@@ -1,0 +1,91 @@
+//! Claims that only real servers can prove.
+//!
+//! What it is for: running against a real control plane what was thought out without one. The tests
+//! are one program, so that they share one plane; each has a namespace of its own and they run side
+//! by side. The plane ends with the process, see `sei_rig`.
+//!
+//! What it never does: run with `cargo test` alone. `cargo xtask test` runs it once for each minor
+//! of Kubernetes; by hand it is `SEI_KUBERNETES=1.34 cargo test -p cluster-tests`.
+//!
+//! Invariants:
+//! - What is tested is the minor that was asked for. Guarded by `the_plane_is_of_its_minor`.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Client;
+use kube::api::{Api, ObjectMeta, PostParams};
+use sei_rig::{ControlPlane, Options, User};
+use tokio::sync::OnceCell;
+use tokio::time::Instant;
+
+/// What people install.
+pub const SEINODE_CRD: &str = include_str!("../../../deploy/crds/seinodes.sei.io.yaml");
+
+/// Bound for what a server does by itself. Long, because the machine may be busy: only a failure
+/// waits for it.
+const WITHIN: Duration = Duration::from_secs(60);
+
+/// The minor under test.
+pub fn minor() -> String {
+    std::env::var("SEI_KUBERNETES").unwrap_or_else(|_| "1.34".to_owned())
+}
+
+/// Boots a plane of the minor under test for one test alone: one that disturbs it.
+pub async fn boot() -> Result<ControlPlane> {
+    let folder = sei_rig::bin_dir(&minor())?;
+    let crd: CustomResourceDefinition = serde_saphyr::from_str(SEINODE_CRD)?;
+    let options = Options { definitions: vec![crd], ..Options::default() };
+    Ok(ControlPlane::boot(&folder, options).await?)
+}
+
+/// The plane that all tests share.
+async fn shared_plane() -> Result<&'static ControlPlane> {
+    // A failure is kept too: the second test would fail as slowly as the first.
+    static PLANE: OnceCell<Result<ControlPlane, String>> = OnceCell::const_new();
+    let plane = PLANE.get_or_init(|| async { boot().await.map_err(|error| format!("{error:#}")) });
+    plane.await.as_ref().map_err(|told| anyhow!("there is no control plane: {told}"))
+}
+
+/// What a test works in.
+pub struct Scene {
+    pub plane: &'static ControlPlane,
+    pub admin: Client,
+    /// Of this test alone.
+    pub namespace: String,
+}
+
+/// A namespace of its own on the shared plane.
+pub async fn scene(name: &str) -> Result<Scene> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let plane = shared_plane().await?;
+    let admin = plane.client(User::Admin)?;
+    let namespace = format!("{name}-{}", COUNT.fetch_add(1, Ordering::Relaxed));
+    let metadata = ObjectMeta { name: Some(namespace.clone()), ..ObjectMeta::default() };
+    let object = Namespace { metadata, ..Namespace::default() };
+    Api::all(admin.clone())
+        .create(&PostParams::default(), &object)
+        .await
+        .with_context(|| format!("failed to make namespace {namespace}"))?;
+    Ok(Scene { plane, admin, namespace })
+}
+
+/// Looks until there is something to see, and returns it.
+pub async fn wait_for<T>(
+    claim: &str,
+    mut look: impl AsyncFnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    let deadline = Instant::now() + WITHIN;
+    loop {
+        if let Some(seen) = look().await? {
+            return Ok(seen);
+        }
+        if Instant::now() > deadline {
+            bail!("within {} s it did not happen that {claim}", WITHIN.as_secs());
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}

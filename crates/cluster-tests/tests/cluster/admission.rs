@@ -1,0 +1,162 @@
+//! What the server accepts and refuses. The same is shown without a server by the tests of
+//! `sei-api`; here it is shown that those are right.
+
+use anyhow::{Context as _, Result};
+use cluster_tests::{SEINODE_CRD, Scene, scene};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Api;
+use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams, ValidationDirective};
+use sei_api::SeiNode;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+const ACCEPTED: &[&str] = &[
+    include_str!("../../../sei-api/testdata/accept/archive.yaml"),
+    include_str!("../../../sei-api/testdata/accept/full-node.yaml"),
+    include_str!("../../../sei-api/testdata/accept/replayer.yaml"),
+    include_str!("../../../sei-api/testdata/accept/seed.yaml"),
+    include_str!("../../../sei-api/testdata/accept/validator.yaml"),
+];
+
+const REFUSED: &str = include_str!("../../../sei-api/testdata/refuse.yaml");
+
+fn nodes(scene: &Scene) -> Api<SeiNode> {
+    Api::namespaced(scene.admin.clone(), &scene.namespace)
+}
+
+fn named(name: &str, spec: &Value) -> Value {
+    json!({ "apiVersion": "sei.io/v1alpha1", "kind": "SeiNode",
+        "metadata": { "name": name }, "spec": spec })
+}
+
+/// Server-side apply, strictly: an unknown field in the file would be an error. It also proves that
+/// the server finds every rule cheap enough.
+#[tokio::test]
+async fn the_crd_is_accepted_as_it_is_written() -> Result<()> {
+    let scene = scene("crd").await?;
+    let file: Value = serde_saphyr::from_str(SEINODE_CRD)?;
+    let crds: Api<CustomResourceDefinition> = Api::all(scene.admin.clone());
+    let mut parameters = PatchParams::apply("people").force();
+    parameters.field_validation = Some(ValidationDirective::Strict);
+    let crd = crds.patch("seinodes.sei.io", &parameters, &Patch::Apply(&file)).await?;
+    let conditions = crd.status.context("it has a status")?.conditions.unwrap_or_default();
+    let told: Vec<String> =
+        conditions.iter().map(|one| format!("{}={}", one.type_, one.status)).collect();
+    assert!(told.contains(&"Established=True".to_owned()), "{told:?}");
+    assert!(told.contains(&"NamesAccepted=True".to_owned()), "{told:?}");
+    assert!(!told.contains(&"NonStructuralSchema=True".to_owned()), "{told:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_server_accepts_every_example() -> Result<()> {
+    let scene = scene("accept").await?;
+    let documents = ACCEPTED.iter().flat_map(|file| file.split("\n---\n"));
+    let parameters = PatchParams {
+        field_validation: Some(ValidationDirective::Strict),
+        ..PatchParams::apply("people")
+    };
+    for document in documents {
+        let mut manifest: Value = serde_saphyr::from_str(document)?;
+        // Examples are of several namespaces, this test has one.
+        let of = manifest["metadata"]["namespace"].take();
+        let name = format!("{}-{}", manifest["metadata"]["name"], of).replace('"', "");
+        manifest["metadata"]["name"] = json!(name);
+        manifest["metadata"]["namespace"] = json!(scene.namespace);
+        let stored = nodes(&scene).patch(&name, &parameters, &Patch::Apply(&manifest)).await;
+        let stored = serde_json::to_value(stored.with_context(|| name)?)?;
+        assert_contains(&stored["spec"], &manifest["spec"]);
+    }
+    Ok(())
+}
+
+/// Defaults may have been added; what was written must be there.
+fn assert_contains(stored: &Value, written: &Value) {
+    match written {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                assert!(stored.get(name).is_some(), "{name} of {written} is not in {stored}");
+                assert_contains(&stored[name], value);
+            }
+        }
+        Value::Array(items) => {
+            for (index, item) in items.iter().enumerate() {
+                assert_contains(&stored[index], item);
+            }
+        }
+        _ => assert_eq!(stored, written),
+    }
+}
+
+#[derive(Deserialize)]
+struct Refusal {
+    /// What is stored before, if it is an update.
+    from: Option<Value>,
+    spec: Value,
+    path: String,
+    rule: String,
+}
+
+/// How a server words what the tests without one name by the keyword of the schema. A rule in CEL
+/// has its own words.
+fn words(rule: &str) -> &str {
+    match rule {
+        "duplicate" => "Duplicate value",
+        "maxLength" => "Too long: may not be more than",
+        "minItems" => "should have at least",
+        "minLength" => "should be at least",
+        "minimum" => "should be greater than or equal to",
+        "pattern" => "should match",
+        "required" => "Required value",
+        message => message,
+    }
+}
+
+/// Created or replaced, as a tool without apply does it: an apply itself stumbles over duplicates
+/// in a set, with an answer of 500 that says the same.
+#[tokio::test]
+async fn the_server_refuses_every_counterexample() -> Result<()> {
+    let scene = scene("refuse").await?;
+    // Untyped, because many of them are no nodes.
+    let resource = ApiResource::erase::<SeiNode>(&());
+    let nodes: Api<DynamicObject> =
+        Api::namespaced_with(scene.admin.clone(), &scene.namespace, &resource);
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    let cases: Vec<Refusal> = serde_saphyr::from_str(REFUSED)?;
+    for (index, Refusal { from, spec, path, rule }) in cases.iter().enumerate() {
+        let name = format!("case-{index}");
+        let outcome = if let Some(from) = from {
+            let stored = serde_json::from_value(named(&name, from))?;
+            let mut node = nodes.create(&PostParams::default(), &stored).await?;
+            node.data["spec"] = spec.clone();
+            nodes.replace(&name, &dry, &node).await
+        } else {
+            nodes.create(&dry, &serde_json::from_value(named(&name, spec))?).await
+        };
+        let Err(kube::Error::Api(refusal)) = outcome else {
+            panic!("{spec} was not refused: {outcome:?}");
+        };
+        assert_eq!(refusal.code, 422, "{spec}: {refusal:?}");
+        let told = refusal.details.map(|details| details.causes).unwrap_or_default();
+        // Of a list with duplicates it names the second of them.
+        let is_told =
+            told.iter().any(|one| one.field.starts_with(path) && one.message.contains(words(rule)));
+        assert!(is_told, "{spec}: wanted {path}: {}, got {told:#?}", words(rule));
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_name_has_at_most_52_characters() -> Result<()> {
+    let scene = scene("name").await?;
+    let spec = json!({ "chainId": "demo-1", "image": "seid:v1", "fullNode": {} });
+    let parameters = PostParams { dry_run: true, ..PostParams::default() };
+    let create = async |length: usize| {
+        let node: SeiNode = serde_json::from_value(named(&"a".repeat(length), &spec))?;
+        anyhow::Ok(nodes(&scene).create(&parameters, &node).await)
+    };
+    create(52).await??;
+    let refusal = create(53).await?.unwrap_err().to_string();
+    assert!(refusal.contains("metadata.name must have at most 52 characters"), "{refusal}");
+    Ok(())
+}

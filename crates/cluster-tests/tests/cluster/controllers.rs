@@ -1,0 +1,102 @@
+//! What we rely on in the controllers of Kubernetes.
+
+use anyhow::{Context as _, Result};
+use cluster_tests::{scene, wait_for};
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, PersistentVolumeClaim, Pod};
+use kube::Resource as _;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use sei_api::SeiNode;
+use serde_json::json;
+
+fn image(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.containers.first()?.image.as_deref()
+}
+
+/// The ground under every roll: with `OnDelete` a changed template waits until we delete the pod.
+#[tokio::test]
+async fn a_pod_is_replaced_only_when_it_is_deleted() -> Result<()> {
+    let scene = scene("ondelete").await?;
+    let sets: Api<StatefulSet> = Api::namespaced(scene.admin.clone(), &scene.namespace);
+    let pods: Api<Pod> = Api::namespaced(scene.admin.clone(), &scene.namespace);
+    let labels = json!({ "app": "a" });
+    let set = serde_json::from_value(json!({
+        "apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": { "name": "a" },
+        "spec": {
+            "replicas": 1, "serviceName": "a", "selector": { "matchLabels": labels },
+            "updateStrategy": { "type": "OnDelete" },
+            "template": {
+                "metadata": { "labels": labels },
+                "spec": { "containers": [{ "name": "seid", "image": "seid:v1" }] },
+            },
+        },
+    }))?;
+    sets.create(&PostParams::default(), &set).await?;
+    let first = wait_for("the pod is made", async || Ok(pods.get_opt("a-0").await?)).await?;
+    assert_eq!(image(&first), Some("seid:v1"));
+
+    let change = json!({ "spec": { "template": { "spec": {
+        "containers": [{ "name": "seid", "image": "seid:v2" }] } } } });
+    let changed = sets.patch("a", &PatchParams::default(), &Patch::Strategic(&change)).await?;
+    wait_for("the controller has seen the change", async || {
+        let status = sets.get("a").await?.status.context("it has a status")?;
+        let is_seen = status.observed_generation >= changed.metadata.generation;
+        Ok((is_seen && status.update_revision != status.current_revision).then_some(()))
+    })
+    .await?;
+    assert_eq!(pods.get("a-0").await?.metadata.uid, first.metadata.uid);
+
+    pods.delete("a-0", &DeleteParams::default()).await?;
+    let second = wait_for("another pod is made", async || {
+        let pod = pods.get_opt("a-0").await?;
+        Ok(pod.filter(|pod| pod.metadata.uid != first.metadata.uid))
+    })
+    .await?;
+    assert_eq!(image(&second), Some("seid:v2"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_a_node_owns_goes_with_it() -> Result<()> {
+    let scene = scene("owner").await?;
+    let nodes: Api<SeiNode> = Api::namespaced(scene.admin.clone(), &scene.namespace);
+    let configs: Api<ConfigMap> = Api::namespaced(scene.admin.clone(), &scene.namespace);
+    let node = serde_json::from_value(json!({
+        "apiVersion": "sei.io/v1alpha1", "kind": "SeiNode", "metadata": { "name": "a" },
+        "spec": { "chainId": "demo-1", "image": "seid:v1", "fullNode": {} },
+    }))?;
+    let node = nodes.create(&PostParams::default(), &node).await?;
+    let mut owned = ConfigMap::default();
+    owned.metadata.name = Some("owned".to_owned());
+    owned.metadata.owner_references = Some(node.controller_owner_ref(&()).into_iter().collect());
+    configs.create(&PostParams::default(), &owned).await?;
+
+    nodes.delete("a", &DeleteParams::background()).await?;
+    wait_for("what it owned is gone", async || {
+        Ok(configs.get_opt("owned").await?.is_none().then_some(()))
+    })
+    .await
+}
+
+/// Claims are held by a finalizer until no pod uses them, and a namespace by what is in it.
+#[tokio::test]
+async fn a_namespace_with_a_claim_can_be_deleted() -> Result<()> {
+    let scene = scene("empty").await?;
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(scene.admin.clone(), &scene.namespace);
+    let claim = serde_json::from_value(json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "data-a" },
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } },
+        },
+    }))?;
+    let claim = claims.create(&PostParams::default(), &claim).await?;
+    let held: Vec<&str> = claim.metadata.finalizers.iter().flatten().map(String::as_str).collect();
+    assert_eq!(held, ["kubernetes.io/pvc-protection"]);
+
+    let namespaces: Api<Namespace> = Api::all(scene.admin.clone());
+    namespaces.delete(&scene.namespace, &DeleteParams::default()).await?;
+    wait_for("the namespace is gone", async || {
+        Ok(namespaces.get_opt(&scene.namespace).await?.is_none().then_some(()))
+    })
+    .await
+}

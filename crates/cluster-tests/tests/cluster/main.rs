@@ -1,0 +1,5 @@
+//! One program, so that all tests share one control plane.
+
+mod admission;
+mod controllers;
+mod plane;

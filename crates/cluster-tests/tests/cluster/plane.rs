@@ -1,0 +1,87 @@
+//! The plane itself: what it is, what it writes down, how it ends.
+
+use std::path::Path;
+
+use anyhow::Result;
+use cluster_tests::{boot, minor, scene, wait_for};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use kube::api::{Api, ListParams, ObjectMeta, PostParams};
+use sei_rig::{AuditEntry, User};
+
+#[tokio::test]
+async fn the_plane_is_of_its_minor() -> Result<()> {
+    let scene = scene("minor").await?;
+    let version = scene.plane.version().await?;
+    assert!(version.starts_with(&format!("v{}.", minor())), "{version}");
+    let kubectl = std::process::Command::new(scene.plane.bin_dir().join("kubectl"))
+        .args(["version", "--kubeconfig"])
+        .arg(scene.plane.kubeconfig(User::Admin))
+        .output()?;
+    let told = String::from_utf8(kubectl.stdout)?;
+    assert!(told.contains(&format!("Client Version: {version}")), "{told}");
+    assert!(told.contains(&format!("Server Version: {version}")), "{told}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_operator_begins_without_rights_and_its_requests_are_written_down() -> Result<()> {
+    let scene = scene("audit").await?;
+    let mut log = scene.plane.audit();
+    let pods = |user| -> Result<Api<Pod>> {
+        Ok(Api::namespaced(scene.plane.client(user)?, &scene.namespace))
+    };
+    pods(User::Admin)?.list(&ListParams::default()).await?;
+    let refused = pods(User::Operator)?.get("a").await.unwrap_err();
+    assert!(matches!(&refused, kube::Error::Api(status) if status.code == 403), "{refused}");
+
+    // The entry is written after the answer.
+    let is_here = |one: &AuditEntry| one.namespace.as_deref() == Some(scene.namespace.as_str());
+    let here = wait_for("the request is written down", async || {
+        let mut entries = log.read_new()?;
+        entries.retain(is_here);
+        Ok((!entries.is_empty()).then_some(entries))
+    })
+    .await?;
+    let [entry] = &here[..] else { panic!("one request of one user: {here:?}") };
+    assert_eq!(entry.user, User::Operator.name());
+    assert_eq!((entry.verb.as_str(), entry.resource.as_str(), entry.code), ("get", "pods", 403));
+    assert_eq!((entry.name.as_deref(), entry.subresource.as_deref()), (Some("a"), None));
+    Ok(())
+}
+
+fn is_running(id: u32) -> bool {
+    Path::new("/proc").join(id.to_string()).exists()
+}
+
+#[tokio::test]
+async fn a_dropped_plane_leaves_nothing() -> Result<()> {
+    let plane = boot().await?;
+    let (ids, folder) = (plane.process_ids(), plane.folder().to_owned());
+    assert_eq!(ids.len(), 3);
+    assert!(ids.iter().all(|id| is_running(*id)) && folder.is_dir());
+    drop(plane);
+    assert!(!ids.iter().any(|id| is_running(*id)) && !folder.exists());
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_was_stored_outlives_the_processes_that_are_restarted() -> Result<()> {
+    let plane = boot().await?;
+    let before = plane.process_ids();
+    let configs: Api<ConfigMap> = Api::namespaced(plane.client(User::Admin)?, "default");
+    let metadata = ObjectMeta { name: Some("kept".to_owned()), ..ObjectMeta::default() };
+    let kept = ConfigMap { metadata, ..ConfigMap::default() };
+    configs.create(&PostParams::default(), &kept).await?;
+
+    plane.restart_apiserver().await?;
+    plane.stop_controller_manager();
+    assert!(!is_running(before[2]));
+    plane.start_controller_manager().await?;
+
+    // A connection from before the restart may be handed out once more.
+    wait_for("the server answers again", async || Ok(configs.get("kept").await.ok())).await?;
+    let after = plane.process_ids();
+    assert_eq!(before[0], after[0]);
+    assert!(before[1] != after[1] && before[2] != after[2]);
+    Ok(())
+}
