@@ -1,0 +1,233 @@
+//! What the watches have told so far: small views of the objects that belong to nodes.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use futures::{Stream, StreamExt};
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Service};
+use kube::runtime::reflector::ObjectRef;
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client, Resource, ResourceExt};
+use sei_api::names::label;
+use sei_exec::perform::claim_view;
+use sei_plan::request::ClaimView;
+use sei_plan::view::{JobView, PodView, StatefulSetView};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::sync::{mpsc, watch};
+
+use crate::Guarded;
+
+/// A node, by namespace and name.
+pub type NodeKey = (String, String);
+
+/// Wakes a node: it is looked at soon.
+#[derive(Clone, Debug)]
+pub struct Wake(pub mpsc::UnboundedSender<ObjectRef<Guarded>>);
+
+impl Wake {
+    pub fn node(&self, key: &NodeKey) {
+        let reference = ObjectRef::new(&key.1).within(&key.0);
+        // The receiver goes only when the process does.
+        let _ = self.0.send(reference);
+    }
+}
+
+/// Views of one kind of object, by the node they belong to and by their name.
+#[derive(Debug)]
+pub struct Cache<V> {
+    objects: RwLock<BTreeMap<NodeKey, BTreeMap<String, V>>>,
+}
+
+impl<V> Default for Cache<V> {
+    fn default() -> Self {
+        Self { objects: RwLock::default() }
+    }
+}
+
+impl<V: Clone> Cache<V> {
+    pub fn of(&self, node: &NodeKey) -> Vec<V> {
+        let objects = self.objects.read().unwrap_or_else(PoisonError::into_inner);
+        objects.get(node).map(|all| all.values().cloned().collect()).unwrap_or_default()
+    }
+
+    pub fn get(&self, node: &NodeKey, name: &str) -> Option<V> {
+        let objects = self.objects.read().unwrap_or_else(PoisonError::into_inner);
+        objects.get(node)?.get(name).cloned()
+    }
+}
+
+/// Every cache of the operator.
+#[derive(Clone, Debug, Default)]
+pub struct Caches {
+    pub statefulsets: Arc<Cache<StatefulSetView>>,
+    pub pods: Arc<Cache<PodView>>,
+    pub services: Arc<Cache<Value>>,
+    pub config_maps: Arc<Cache<Value>>,
+    pub claims: Arc<Cache<ClaimView>>,
+    pub jobs: Arc<Cache<JobView>>,
+}
+
+impl Caches {
+    /// Starts the watches. The returned receivers turn true once the first list is in.
+    pub fn start(&self, client: &Client, wake: &Wake) -> Vec<watch::Receiver<bool>> {
+        let own = watcher::Config::default().labels(label::NODE);
+        vec![
+            spawn(self.statefulsets.clone(), client, &own, wake, StatefulSetView::from, seen_as),
+            spawn(self.pods.clone(), client, &own, wake, PodView::from, pod_without_version),
+            spawn(self.services.clone(), client, &own, wake, service_view, seen_as),
+            spawn(self.config_maps.clone(), client, &own, wake, config_map_view, seen_as),
+            spawn(self.claims.clone(), client, &own, wake, claim_view, seen_as),
+            spawn(self.jobs.clone(), client, &own, wake, JobView::from, seen_as),
+        ]
+    }
+}
+
+/// A view as it counts for waking a node.
+fn seen_as<V: Clone>(view: &V) -> V {
+    view.clone()
+}
+
+/// A pod's status churns; its version alone is no news.
+fn pod_without_version(view: &PodView) -> PodView {
+    PodView { resource_version: String::new(), ..view.clone() }
+}
+
+/// What of a Service can be changed by hand.
+fn service_view(service: &Service) -> Value {
+    object_view(service)
+}
+
+fn config_map_view(map: &ConfigMap) -> Value {
+    object_view(map)
+}
+
+/// Everything but what the server keeps books on.
+fn object_view(object: &impl serde::Serialize) -> Value {
+    let mut value = serde_json::to_value(object).unwrap_or_default();
+    if let Some(map) = value.as_object_mut() {
+        map.remove("status");
+    }
+    if let Some(metadata) = value["metadata"].as_object_mut() {
+        metadata.retain(|key, _| ["name", "labels", "ownerReferences", "uid"].contains(&key.as_str()));
+    }
+    value
+}
+
+fn spawn<K, V>(
+    cache: Arc<Cache<V>>,
+    client: &Client,
+    config: &watcher::Config,
+    wake: &Wake,
+    project: fn(&K) -> V,
+    counts_as: fn(&V) -> V,
+) -> watch::Receiver<bool>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+    V: Clone + PartialEq + Send + Sync + 'static,
+{
+    let api: Api<K> = Api::all(client.clone());
+    let stream = watcher(api, config.clone()).default_backoff();
+    let (ready, receiver) = watch::channel(false);
+    tokio::spawn(follow(cache, Box::pin(stream), wake.clone(), project, counts_as, ready));
+    receiver
+}
+
+async fn follow<K, V>(
+    cache: Arc<Cache<V>>,
+    mut stream: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Unpin,
+    wake: Wake,
+    project: fn(&K) -> V,
+    counts_as: fn(&V) -> V,
+    ready: watch::Sender<bool>,
+) where
+    K: Resource<DynamicType = ()>,
+    V: Clone + PartialEq,
+{
+    let mut listed: BTreeMap<NodeKey, BTreeMap<String, V>> = BTreeMap::new();
+    while let Some(event) = stream.next().await {
+        match event {
+            Ok(watcher::Event::Apply(object)) => {
+                let Some(key) = node_of(&object) else { continue };
+                let view = project(&object);
+                let mut objects = cache.objects.write().unwrap_or_else(PoisonError::into_inner);
+                let before = objects.entry(key.clone()).or_default().insert(object.name_any(), view.clone());
+                drop(objects);
+                if before.as_ref().map(counts_as) != Some(counts_as(&view)) {
+                    wake.node(&key);
+                }
+            }
+            Ok(watcher::Event::Delete(object)) => {
+                let Some(key) = node_of(&object) else { continue };
+                let mut objects = cache.objects.write().unwrap_or_else(PoisonError::into_inner);
+                if let Some(all) = objects.get_mut(&key) {
+                    all.remove(&object.name_any());
+                    if all.is_empty() {
+                        objects.remove(&key);
+                    }
+                }
+                drop(objects);
+                wake.node(&key);
+            }
+            Ok(watcher::Event::Init) => listed.clear(),
+            Ok(watcher::Event::InitApply(object)) => {
+                if let Some(key) = node_of(&object) {
+                    listed.entry(key).or_default().insert(object.name_any(), project(&object));
+                }
+            }
+            Ok(watcher::Event::InitDone) => {
+                let fresh = std::mem::take(&mut listed);
+                let mut objects = cache.objects.write().unwrap_or_else(PoisonError::into_inner);
+                let before = std::mem::replace(&mut *objects, fresh);
+                let changed: Vec<NodeKey> = before
+                    .keys()
+                    .chain(objects.keys())
+                    .filter(|key| before.get(*key) != objects.get(*key))
+                    .cloned()
+                    .collect();
+                drop(objects);
+                changed.iter().for_each(|key| wake.node(key));
+                ready.send_replace(true);
+            }
+            // The stream recovers by itself.
+            Err(error) => tracing::warn!(error = %sei_exec::call::chain(&error), "a watch broke"),
+        }
+    }
+}
+
+fn node_of<K: Resource<DynamicType = ()>>(object: &K) -> Option<NodeKey> {
+    let node = object.labels().get(label::NODE)?.clone();
+    Some((object.namespace()?, node))
+}
+
+/// Whether everything in `wanted` stands in `live`; what only `live` has is the server's.
+pub fn covers(live: &Value, wanted: &Value) -> bool {
+    match (live, wanted) {
+        (Value::Object(live), Value::Object(wanted)) => wanted
+            .iter()
+            .all(|(key, value)| live.get(key).is_some_and(|other| covers(other, value))),
+        (Value::Array(live), Value::Array(wanted)) => {
+            live.len() == wanted.len() && live.iter().zip(wanted).all(|(one, other)| covers(one, other))
+        }
+        _ => live == wanted,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::covers;
+
+    #[test]
+    fn an_object_covers_another_that_it_holds() {
+        let live = json!({ "a": 1, "b": { "c": [ { "d": 1, "default": true } ] } });
+        assert!(covers(&live, &json!({ "b": { "c": [ { "d": 1 } ] } })));
+        assert!(!covers(&live, &json!({ "b": { "c": [ { "d": 2 } ] } })));
+        assert!(!covers(&live, &json!({ "b": { "c": [] } })));
+        assert!(!covers(&live, &json!({ "x": 1 })));
+    }
+}
