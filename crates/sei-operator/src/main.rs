@@ -1,1 +1,3 @@
+//! The operator. See the library for what it does.
+
 fn main() {}

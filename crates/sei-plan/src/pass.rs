@@ -72,6 +72,7 @@ pub struct Pass {
     requests: usize,
     waiting: Option<Waiting>,
     retry: Option<Duration>,
+    opened_gate: bool,
     ending: Ending,
 }
 
@@ -114,6 +115,7 @@ impl Pass {
             requests: 0,
             waiting: None,
             retry: None,
+            opened_gate: false,
             ending: Ending::default(),
         }
     }
@@ -200,6 +202,11 @@ impl Pass {
         self.stage = Stage::Write;
     }
 
+    /// Whether this pass has opened the gate of the node's pod.
+    pub fn opened_gate(&self) -> bool {
+        self.opened_gate
+    }
+
     pub fn delete_conflicts(&self) -> u32 {
         self.seen.delete_conflicts
     }
@@ -269,6 +276,7 @@ impl Pass {
             if opens_gate {
                 // The sidecar has said so itself; the last probe is older than that.
                 self.observation.sidecar = Sidecar::Ready;
+                self.opened_gate = true;
             }
             match progress {
                 Progress::Continue => {
