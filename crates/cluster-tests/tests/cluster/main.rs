@@ -2,4 +2,5 @@
 
 mod admission;
 mod controllers;
+mod creation;
 mod plane;
