@@ -127,9 +127,12 @@ async fn go_on(mut run: Box<Run>, request: Box<Request>) {
         }
     };
     let again = if context.desks.leave(&key) { Some(Duration::ZERO) } else { pause };
+    let pass = context.desks.passes(&key);
     if let Some(pause) = again {
         tokio::time::sleep(pause).await;
-        context.wake.node(&key);
+        if context.desks.passes(&key) == pass {
+            context.wake.node(&key);
+        }
     }
 }
 

@@ -8,14 +8,12 @@ use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Service};
 use kube::api::{Api, PostParams};
 use sei_api::SeiNode;
 use sei_api::status::SeiNodePhase;
-use sei_rig::User;
 use serde_json::json;
 
 #[tokio::test]
 async fn a_new_node_gets_its_objects_by_a_stored_plan() -> Result<()> {
     let scene = scene("creation").await?;
-    let _operator =
-        operator::start(&scene, Setup { user: User::Admin, ..Setup::default() }).await?;
+    let _operator = operator::start(&scene, Setup::default()).await?;
     let nodes: Api<SeiNode> = Api::namespaced(scene.admin.clone(), &scene.namespace);
     let node: SeiNode = serde_json::from_value(json!({
         "apiVersion": "sei.io/v1alpha1", "kind": "SeiNode", "metadata": { "name": "rpc" },
