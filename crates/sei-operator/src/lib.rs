@@ -1,6 +1,6 @@
 //! The operator's process, in parts: what surrounds the decisions and the calls.
 //!
-//! What it is for: the leader's lease, the metrics.
+//! What it is for: the leader's lease, the metrics, the two small HTTP servers.
 //!
 //! What it never does: decide about a node. That is the part of [`sei_plan`]; carrying it out is
 //! the part of [`sei_exec`].
@@ -16,3 +16,4 @@
 
 pub mod lease;
 pub mod metrics;
+pub mod serve;
