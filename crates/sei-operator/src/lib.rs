@@ -1,6 +1,6 @@
 //! The operator's process, in parts: what surrounds the decisions and the calls.
 //!
-//! What it is for: the leader's lease, the metrics, the two small HTTP servers.
+//! What it is for: the flags, the leader's lease, the metrics, the two small HTTP servers.
 //!
 //! What it never does: decide about a node. That is the part of [`sei_plan`]; carrying it out is
 //! the part of [`sei_exec`].
@@ -14,6 +14,7 @@
 //! - The gauges of a node come from its last observed status alone, so that nothing can drift away
 //!   from it by counting. Guarded by `observing_twice_changes_nothing`.
 
+pub mod flags;
 pub mod lease;
 pub mod metrics;
 pub mod serve;
