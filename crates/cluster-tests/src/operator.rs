@@ -5,6 +5,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+use sei_operator::metrics::Metrics;
 use sei_operator::{Operator, Options};
 use sei_plan::platform::Platform;
 use sei_plan::timing::Timing;
@@ -62,6 +63,7 @@ pub async fn start(scene: &Scene, setup: Setup) -> Result<Operator> {
         sidecar_token: None,
         timing: Timing::faster(setup.speed),
         version: setup.version,
+        metrics: Metrics::new(),
     };
     let path = scene.plane.kubeconfig(setup.user);
     let kubeconfig = Kubeconfig::read_from(&path).context("failed to read a kubeconfig")?;

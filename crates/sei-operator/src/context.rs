@@ -16,6 +16,7 @@ use sei_plan::timing::Timing;
 use crate::Guarded;
 use crate::caches::{Caches, Wake};
 use crate::desk::Desks;
+use crate::metrics::Metrics;
 use crate::slots::Slots;
 
 /// Shared by all passes.
@@ -32,6 +33,7 @@ pub struct Context {
     pub recorder: Recorder,
     pub timing: Timing,
     pub version: String,
+    pub metrics: Metrics,
     /// Since when this process leads.
     pub leading_since: Instant,
     /// p2p ids of nodes by the uid of the pod that told it.

@@ -26,6 +26,7 @@ pub(crate) async fn finalize(
 ) -> Result<Option<Duration>, Error> {
     if !node.finalizers().iter().any(|one| one == NODE_FINALIZER) {
         context.desks.forget(key);
+        context.metrics.forget(&key.0, &key.1);
         return Ok(None);
     }
     let nodes: Api<SeiNode> = Api::namespaced(context.client.clone(), &key.0);
@@ -47,6 +48,7 @@ pub(crate) async fn finalize(
     match call("patch finalizers", nodes.patch(&key.1, &params, &patch)).await {
         Ok(_) | Err(Failure::Gone) => {
             context.desks.forget(key);
+            context.metrics.forget(&key.0, &key.1);
             Ok(None)
         }
         Err(Failure::Conflict(_)) => Ok(Some(Duration::from_millis(100))),

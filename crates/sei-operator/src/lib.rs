@@ -11,6 +11,13 @@
 //!   `a_second_pass_waits_for_the_first_and_then_follows`.
 //! - What is kept in memory can be lost: a pass goes by the stored status, or by progress that is
 //!   found again. Guarded by `our_own_write_counts_until_the_cache_has_it`.
+//! - Whether another holder's lease has run out is measured on the own monotonic clock since its
+//!   record last changed; its timestamps are never compared with ours. Guarded by
+//!   `next_move_follows_the_table` and `a_holder_that_keeps_renewing_is_never_replaced`.
+//! - A leader that could not renew stops leading before anybody else may start. Guarded by
+//!   `a_leader_gives_up_before_its_lease_runs_out`.
+//! - The gauges of a node come from its last observed status alone, so that nothing can drift away
+//!   from it by counting. Guarded by `observing_twice_changes_nothing`.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -37,13 +44,18 @@ pub mod context;
 pub mod desk;
 mod events;
 mod finalize;
+pub mod flags;
+pub mod lease;
+pub mod metrics;
 mod observe;
 pub mod peers;
 pub mod reconcile;
+pub mod serve;
 pub mod slots;
 
 use caches::{Caches, Wake};
 use context::{Context, Witnesses};
+use metrics::Metrics;
 
 /// A node that may not decode: one bad object harms only itself.
 pub type Guarded = DeserializeGuard<SeiNode>;
@@ -62,6 +74,7 @@ pub struct Options {
     pub sidecar_token: Option<PathBuf>,
     pub timing: Timing,
     pub version: String,
+    pub metrics: Metrics,
 }
 
 /// Runs the controller until `stop` turns true. The caller holds the lease.
@@ -115,6 +128,7 @@ pub async fn run(
         ),
         timing: options.timing,
         version: options.version,
+        metrics: options.metrics,
         leading_since: Instant::now(),
         node_ids: Mutex::default(),
         client,

@@ -182,6 +182,7 @@ async fn probe(subject: Subject, key: NodeKey, context: Arc<Context>) {
     let mut silence = Duration::from_millis(100);
     loop {
         let health = context.sidecar.probe(&subject.ip).await;
+        context.metrics.probe(&key.0, &health);
         let news = context.desks.with(&key, |desk| match desk.probe.as_mut() {
             Some(probe) if probe.subject == subject => {
                 let news = probe.health.as_ref() != Some(&health);

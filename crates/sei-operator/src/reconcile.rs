@@ -123,6 +123,7 @@ async fn go_on(mut run: Box<Run>, request: Box<Request>) {
         }
         Err(error) => {
             tracing::warn!(node = %name(&key), %error, "a look failed");
+            context.metrics.error(error.category());
             Some(context.desks.back_off(&key))
         }
     };
@@ -146,6 +147,7 @@ async fn look(cached: &SeiNode, key: &NodeKey, context: &Arc<Context>) -> Result
     if node.metadata.deletion_timestamp.is_some() {
         return finalize::finalize(&node, key, context).await.map(Went::Ended);
     }
+    context.metrics.observe(&node);
     let node = ensure_finalizer(node, key, context).await?;
     Box::pin(Run::begin(node, key, context)).await.drive().await
 }
@@ -266,7 +268,7 @@ impl Run {
         match write_status(&nodes, &self.node, &status).await {
             Ok(written) => {
                 if let Some(written) = written {
-                    events::status_changed(&self.context, &self.node, &self.stored, &status).await;
+                    self.note_change(&status).await;
                     self.context.desks.with(&self.key, |desk| desk.latest = Some(written));
                 }
                 Ok(true)
@@ -275,6 +277,13 @@ impl Run {
             Err(WriteError::Pruned(field)) => Err(Error::SchemaTooOld(field)),
             Err(WriteError::Call(failure)) => Err(Error::Call(failure)),
         }
+    }
+
+    /// Tells people and metrics what was just stored.
+    async fn note_change(&self, status: &SeiNodeStatus) {
+        let now = jiff::Timestamp::now();
+        self.context.metrics.transition(&self.node, &self.stored, status, now);
+        events::status_changed(&self.context, &self.node, &self.stored, status).await;
     }
 
     fn end(&self, ending: &Ending) -> Option<Duration> {
@@ -305,5 +314,6 @@ pub fn on_error(node: Arc<Guarded>, error: &Error, context: Arc<Context>) -> Act
         ),
     };
     tracing::warn!(node = %format!("{namespace}/{name}"), %error, "a look failed");
+    context.metrics.error(error.category());
     Action::requeue(context.desks.back_off(&(namespace, name)))
 }
