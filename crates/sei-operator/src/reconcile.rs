@@ -245,11 +245,11 @@ impl Run {
         let pods = self.context.caches.pods.of(&self.key);
         let pod = pods.iter().find(|pod| pod.uid == pod_uid);
         let (Some(pod), Some(rendered)) = (pod, &self.rendered) else {
-            return self.pass.judgement_failed(&Failure::Gone);
+            return self.pass.judgement_failed(pod_uid, &Failure::Gone);
         };
         match judge::judge(&self.context.client, &self.key.0, rendered, pod).await {
             Ok(comparison) => self.pass.tell_judgement(pod_uid, comparison),
-            Err(failure) => self.pass.judgement_failed(&failure),
+            Err(failure) => self.pass.judgement_failed(pod_uid, &failure),
         }
     }
 

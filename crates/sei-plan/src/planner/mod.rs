@@ -140,13 +140,16 @@ fn settle(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
     if is_updating(observation) {
         set_update(decision, Truth::False, Reason::UpdateFailed, detail.clone());
     }
+    if kind == PlanKind::ApplyTemplate {
+        back_off(observation, decision);
+    }
     if kind == PlanKind::NodeUpdate {
         back_off(observation, decision);
         decision.last_update =
             Some(ended(observation, plan, UpdateOutcome::Failed, Some(detail.clone())));
     }
     decision.report.push(Note::PlanFailed { kind, detail });
-    decision.wake = Some(Duration::ZERO);
+    decision.wake = Some(observation.timing.poll());
 }
 
 fn is_updating(observation: &Observation) -> bool {
