@@ -83,6 +83,7 @@ fn target(observation: &Observation, wanted: &Wanted, cause: Cause) -> PlanTarge
         cause,
         retry: observation.annotation(annotation::RETRY).map(str::to_owned),
         from: observation.status().pod_template_hash.clone(),
+        config: wanted.config.clone(),
         inputs_hash: Some(wanted.inputs_hash.clone()),
     }
 }

@@ -25,6 +25,7 @@ pub(super) fn decide(observation: &Observation, decision: &mut Decision) {
         Err(why) => decision.report.push(Note::Refused { why: why.clone() }),
         Ok(wanted) => match stall::changed_identity(observation, wanted) {
             Some(why) => decision.report.push(Note::Refused { why }),
+            None if stall::volume_going(observation) => decision.report.push(Note::VolumeGoing),
             None if takes_anothers_key(observation) => {
                 let with = observation.signing_conflict.clone().unwrap_or_default();
                 decision.report.push(Note::SigningKeyConflict { with });
@@ -124,7 +125,7 @@ fn in_sync(observation: &Observation, wanted: &Wanted, decision: &mut Decision) 
             wanted,
             Cause::Spec,
             UpdateState::Held,
-            "arrives with the next roll",
+            "addresses arrive with the next roll; overrides reach a node when it is initialised",
             changes,
         )
     });
