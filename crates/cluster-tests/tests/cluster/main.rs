@@ -2,4 +2,5 @@
 
 mod admission;
 mod controllers;
+mod kubelet;
 mod plane;
