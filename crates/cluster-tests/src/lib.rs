@@ -12,6 +12,7 @@
 
 pub mod operator;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, RoleRef, Subje
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Client;
 use kube::api::{Api, ObjectMeta, PostParams};
-use sei_rig::{ControlPlane, Options, User};
+use sei_rig::{ControlPlane, Kubelet, Lane, Options, User};
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
@@ -71,27 +72,39 @@ fn binding() -> ClusterRoleBinding {
     }
 }
 
-/// The plane that all tests share.
-async fn shared_plane() -> Result<&'static ControlPlane> {
+/// The lane that all tests share.
+pub async fn shared_lane() -> Result<Arc<Lane>> {
     // A failure is kept too: the second test would fail as slowly as the first.
-    static PLANE: OnceCell<Result<ControlPlane, String>> = OnceCell::const_new();
-    let plane = PLANE.get_or_init(|| async { boot().await.map_err(|error| format!("{error:#}")) });
-    plane.await.as_ref().map_err(|told| anyhow!("there is no control plane: {told}"))
+    static LANE: OnceCell<Result<Arc<Lane>, String>> = OnceCell::const_new();
+    let start = || async { anyhow::Ok(Arc::new(Lane::start(boot().await?)?)) };
+    let lane = LANE.get_or_init(|| async { start().await.map_err(|error| format!("{error:#}")) });
+    let lane = lane.await.as_ref();
+    lane.cloned().map_err(|told| anyhow!("there is no control plane: {told}"))
 }
 
 /// What a test works in.
 pub struct Scene {
-    pub plane: &'static ControlPlane,
+    pub lane: Arc<Lane>,
     pub admin: Client,
     /// Of this test alone.
     pub namespace: String,
 }
 
+impl Scene {
+    pub fn plane(&self) -> &ControlPlane {
+        self.lane.plane()
+    }
+
+    pub fn kubelet(&self) -> &Kubelet {
+        self.lane.kubelet()
+    }
+}
+
 /// A namespace of its own on the shared plane.
 pub async fn scene(name: &str) -> Result<Scene> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
-    let plane = shared_plane().await?;
-    let admin = plane.client(User::Admin)?;
+    let lane = shared_lane().await?;
+    let admin = lane.plane().client(User::Admin)?;
     let namespace = format!("{name}-{}", COUNT.fetch_add(1, Ordering::Relaxed));
     let metadata = ObjectMeta { name: Some(namespace.clone()), ..ObjectMeta::default() };
     let object = Namespace { metadata, ..Namespace::default() };
@@ -99,7 +112,7 @@ pub async fn scene(name: &str) -> Result<Scene> {
         .create(&PostParams::default(), &object)
         .await
         .with_context(|| format!("failed to make namespace {namespace}"))?;
-    Ok(Scene { plane, admin, namespace })
+    Ok(Scene { lane, admin, namespace })
 }
 
 /// Looks until there is something to see, and returns it.

@@ -65,7 +65,7 @@ pub async fn start(scene: &Scene, setup: Setup) -> Result<Operator> {
         version: setup.version,
         metrics: Metrics::new(),
     };
-    let path = scene.plane.kubeconfig(setup.user);
+    let path = scene.plane().kubeconfig(setup.user);
     let kubeconfig = Kubeconfig::read_from(&path).context("failed to read a kubeconfig")?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     let mut operator = Operator::start(move || Ok(Client::try_from(config)?), options)?;

@@ -18,9 +18,16 @@
 //!   `a_component_that_fails_is_told_with_its_log`.
 
 mod audit;
+mod digest;
+mod kubelet;
+mod lane;
 mod plane;
 mod programs;
+mod sidecar;
 
 pub use audit::{AuditEntry, AuditLog};
+pub use kubelet::{Addresses, Behaviour, ClaimRule, Kubelet, Rule, RuleId, Timing};
+pub use lane::{Lane, LaneError};
 pub use plane::{ControlPlane, Error, Options, User};
 pub use programs::{ProgramsError, bin_dir};
+pub use sidecar::{Doing, GateOpening, Sidecars, Submission};

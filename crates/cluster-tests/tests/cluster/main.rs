@@ -3,4 +3,5 @@
 mod admission;
 mod controllers;
 mod creation;
+mod kubelet;
 mod plane;

@@ -11,11 +11,11 @@ use sei_rig::{AuditEntry, User};
 #[tokio::test]
 async fn the_plane_is_of_its_minor() -> Result<()> {
     let scene = scene("minor").await?;
-    let version = scene.plane.version().await?;
+    let version = scene.plane().version().await?;
     assert!(version.starts_with(&format!("v{}.", minor())), "{version}");
-    let kubectl = std::process::Command::new(scene.plane.bin_dir().join("kubectl"))
+    let kubectl = std::process::Command::new(scene.plane().bin_dir().join("kubectl"))
         .args(["version", "--kubeconfig"])
-        .arg(scene.plane.kubeconfig(User::Admin))
+        .arg(scene.plane().kubeconfig(User::Admin))
         .output()?;
     let told = String::from_utf8(kubectl.stdout)?;
     assert!(told.contains(&format!("Client Version: {version}")), "{told}");
@@ -26,9 +26,9 @@ async fn the_plane_is_of_its_minor() -> Result<()> {
 #[tokio::test]
 async fn the_operator_begins_without_rights_and_its_requests_are_written_down() -> Result<()> {
     let scene = scene("audit").await?;
-    let mut log = scene.plane.audit();
+    let mut log = scene.plane().audit();
     let pods = |user| -> Result<Api<Pod>> {
-        Ok(Api::namespaced(scene.plane.client(user)?, &scene.namespace))
+        Ok(Api::namespaced(scene.plane().client(user)?, &scene.namespace))
     };
     pods(User::Admin)?.list(&ListParams::default()).await?;
     let refused = pods(User::Operator)?.get("a").await.unwrap_err();

@@ -1,0 +1,92 @@
+//! Loopback addresses for pods, from a pool that the whole machine shares.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::net::{Ipv4Addr, TcpListener};
+use std::sync::{Mutex, PoisonError};
+
+/// The networks `127.x.0.0/16` that are shared out. Low ones are left to people, and 127.0 and
+/// 127.1 to everybody else.
+const NETWORKS: std::ops::Range<u8> = 64..250;
+
+/// Where a sidecar will listen.
+const PORT: u16 = 8443;
+
+/// A network of this process alone, and what of it is free.
+#[derive(Debug)]
+pub struct Addresses {
+    network: u8,
+    /// The one given back last is given out last: who remembers an address must not reach the
+    /// next pod by it.
+    free: Mutex<VecDeque<Ipv4Addr>>,
+    /// The kernel unlocks it when the process ends, however it ends.
+    _lock: File,
+}
+
+impl Addresses {
+    /// Takes a network that no other process of the machine has.
+    pub fn lock() -> io::Result<Self> {
+        let folder = std::env::temp_dir().join("sei-rig-addresses");
+        std::fs::create_dir_all(&folder)?;
+        let count = u32::from(NETWORKS.end - NETWORKS.start);
+        // Each process begins elsewhere, so that few have to try twice.
+        let begin = std::process::id() % count;
+        for step in 0..count {
+            let offset = u8::try_from((begin + step) % count).unwrap_or_default();
+            let network = NETWORKS.start + offset;
+            let Ok(file) = File::create(folder.join(network.to_string())) else { continue };
+            if file.try_lock().is_ok() {
+                return Ok(Self { network, free: Mutex::new(all_of(network)), _lock: file });
+            }
+        }
+        Err(io::Error::new(
+            io::ErrorKind::AddrNotAvailable,
+            "every network of 127.0.0.0/8 is taken",
+        ))
+    }
+
+    /// What stands for the machine that pods run on.
+    pub(super) fn host(&self) -> Ipv4Addr {
+        Ipv4Addr::new(127, self.network, 0, 1)
+    }
+
+    /// An address on which a sidecar can listen; none if all are taken.
+    pub(super) fn take(&self) -> Option<Ipv4Addr> {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        for _ in 0..free.len() {
+            let address = free.pop_front()?;
+            if TcpListener::bind((address, PORT)).is_ok() {
+                return Some(address);
+            }
+            free.push_back(address);
+        }
+        None
+    }
+
+    pub(super) fn give_back(&self, address: Ipv4Addr) {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).push_back(address);
+    }
+}
+
+/// Without the first of all, which is the host's.
+fn all_of(network: u8) -> VecDeque<Ipv4Addr> {
+    let pairs = (0..=255).flat_map(|third| (1..=254).map(move |fourth| (third, fourth)));
+    pairs.skip(1).map(|(third, fourth)| Ipv4Addr::new(127, network, third, fourth)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_pools_share_no_address_and_give_each_out_once() {
+        let (one, other) = (Addresses::lock().unwrap(), Addresses::lock().unwrap());
+        assert_ne!(one.network, other.network);
+        let first = one.take().unwrap();
+        assert_eq!(first.octets()[..2], [127, one.network]);
+        assert_ne!(first, one.host());
+        one.give_back(first);
+        assert_ne!(one.take(), Some(first));
+    }
+}

@@ -1,0 +1,243 @@
+//! What a kubelet tells of a pod, from what it knows of it.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use sei_api::names::label;
+use serde_json::{Value, json};
+
+use crate::digest::sha256_hex;
+
+pub(super) const SEID: &str = "seid";
+pub(super) const SIDECAR: &str = "sei-sidecar";
+
+/// Of a pod what never changes.
+#[derive(Clone, Debug)]
+pub(super) struct Subject {
+    pub(super) namespace: String,
+    pub(super) name: String,
+    pub(super) uid: String,
+    pub(super) node: String,
+    /// Of the chain process.
+    pub(super) image: String,
+    pub(super) is_bound: bool,
+    /// It runs to a height and ends, and nothing probes it.
+    pub(super) is_bootstrap: bool,
+    pub(super) claim: Option<String>,
+    /// Paths that its proxy lets through without a token.
+    pub(super) open_paths: Vec<String>,
+    pub(super) containers: Vec<ContainerNow>,
+}
+
+/// One container and how it fares.
+#[derive(Clone, Debug)]
+pub(super) struct ContainerNow {
+    pub(super) name: String,
+    pub(super) image: String,
+    pub(super) kind: Kind,
+    pub(super) state: State,
+    /// How it ended the last time.
+    pub(super) last: Option<Ended>,
+    pub(super) restarts: i32,
+    pub(super) started: bool,
+    pub(super) ready: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Runs to its end before the next one starts.
+    Init,
+    /// Starts like an init container and stays.
+    Sidecar,
+    Main,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum State {
+    Waiting { reason: &'static str, message: Option<String> },
+    Running { since: Timestamp },
+    Ended(Ended),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Ended {
+    pub(super) code: i32,
+    pub(super) since: Timestamp,
+    pub(super) at: Timestamp,
+}
+
+impl Subject {
+    /// None if it is no pod of a node.
+    pub(super) fn of(pod: &Pod) -> Option<Self> {
+        let labels = pod.metadata.labels.as_ref()?;
+        let spec = pod.spec.as_ref()?;
+        let init = spec.init_containers.iter().flatten().map(|one| {
+            let is_sidecar = one.restart_policy.as_deref() == Some("Always");
+            ContainerNow::of(one, if is_sidecar { Kind::Sidecar } else { Kind::Init })
+        });
+        let main = spec.containers.iter().map(|one| ContainerNow::of(one, Kind::Main));
+        let mut claims = spec.volumes.iter().flatten();
+        let claim = claims.find_map(|one| one.persistent_volume_claim.as_ref());
+        let containers: Vec<ContainerNow> = init.chain(main).collect();
+        let seid = containers.iter().find(|one| one.name == SEID).or(containers.last())?;
+        let component = labels.get(label::COMPONENT).map(String::as_str);
+        Some(Self {
+            namespace: pod.metadata.namespace.clone()?,
+            name: pod.metadata.name.clone()?,
+            uid: pod.metadata.uid.clone()?,
+            node: labels.get(label::NODE)?.clone(),
+            image: seid.image.clone(),
+            is_bound: spec.node_name.as_deref().is_some_and(|name| !name.is_empty()),
+            is_bootstrap: component == Some(label::COMPONENT_BOOTSTRAP),
+            claim: claim.map(|claim| claim.claim_name.clone()),
+            open_paths: spec.init_containers.iter().flatten().flat_map(open_paths).collect(),
+            containers,
+        })
+    }
+}
+
+/// Read from the proxy's own arguments.
+fn open_paths(container: &Container) -> Vec<String> {
+    let paths = |one: &String| {
+        one.strip_prefix("--ignore-paths=").map(|all| all.split(',').map(str::to_owned).collect())
+    };
+    let found: Option<Vec<String>> = container.args.iter().flatten().find_map(paths);
+    found.unwrap_or_default()
+}
+
+impl ContainerNow {
+    fn of(container: &Container, kind: Kind) -> Self {
+        Self {
+            name: container.name.clone(),
+            image: container.image.clone().unwrap_or_default(),
+            kind,
+            state: State::Waiting { reason: "PodInitializing", message: None },
+            last: None,
+            restarts: 0,
+            started: false,
+            ready: false,
+        }
+    }
+
+    /// Whether it was ever started.
+    pub(super) fn has_begun(&self) -> bool {
+        self.last.is_some() || !matches!(self.state, State::Waiting { .. })
+    }
+
+    fn to_json(&self, uid: &str) -> Value {
+        let id = |time: Timestamp| container_id(uid, &self.name, time);
+        let ended = |ended: &Ended| {
+            let reason = if ended.code == 0 { "Completed" } else { "Error" };
+            json!({ "terminated": { "exitCode": ended.code, "reason": reason,
+                "startedAt": Time(ended.since), "finishedAt": Time(ended.at),
+                "containerID": id(ended.since) } })
+        };
+        let state = match &self.state {
+            State::Waiting { reason, message: None } => json!({ "waiting": { "reason": reason } }),
+            State::Waiting { reason, message } => {
+                json!({ "waiting": { "reason": reason, "message": message } })
+            }
+            State::Running { since } => json!({ "running": { "startedAt": Time(*since) } }),
+            State::Ended(end) => ended(end),
+        };
+        let began = match &self.state {
+            State::Running { since } => Some(*since),
+            State::Ended(end) => Some(end.since),
+            State::Waiting { .. } => self.last.as_ref().map(|last| last.since),
+        };
+        json!({
+            "name": self.name,
+            "image": self.image,
+            // Empty until it was pulled.
+            "imageID": if self.has_begun() { image_id(&self.image) } else { String::new() },
+            "containerID": began.map(id).unwrap_or_default(),
+            "state": state,
+            "lastState": self.last.as_ref().map_or_else(|| json!({}), ended),
+            "restartCount": self.restarts,
+            "started": self.started,
+            "ready": self.ready,
+        })
+    }
+}
+
+/// What a runtime makes of an image: the same text is the same content here.
+fn image_id(image: &str) -> String {
+    let name = image.split('@').next().unwrap_or(image);
+    let slash = name.rfind('/').unwrap_or_default();
+    let end = name[slash..].find(':').map_or(name.len(), |colon| slash + colon);
+    format!("{}@sha256:{}", &name[..end], sha256_hex(image))
+}
+
+fn container_id(uid: &str, name: &str, since: Timestamp) -> String {
+    format!("containerd://{}", sha256_hex(&format!("{uid}/{name}/{since}")))
+}
+
+/// A condition of a pod.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Verdict {
+    pub(super) is_true: bool,
+    pub(super) reason: Option<&'static str>,
+    pub(super) message: Option<String>,
+}
+
+/// The conditions with the times at which they last flipped.
+#[derive(Debug, Default)]
+pub(super) struct Conditions(BTreeMap<&'static str, (Verdict, Timestamp)>);
+
+impl Conditions {
+    pub(super) fn set(&mut self, kind: &'static str, verdict: Verdict) {
+        let now = Timestamp::now();
+        let since = match self.0.get(kind) {
+            Some((before, since)) if before.is_true == verdict.is_true => *since,
+            _ => now,
+        };
+        self.0.insert(kind, (verdict, since));
+    }
+
+    /// Absent words are null: the server merges conditions, and would keep the old ones.
+    fn to_json(&self) -> Value {
+        let all = self.0.iter().map(|(kind, (verdict, since))| {
+            json!({ "type": kind, "status": if verdict.is_true { "True" } else { "False" },
+                "reason": verdict.reason, "message": verdict.message,
+                "lastTransitionTime": Time(*since) })
+        });
+        all.collect()
+    }
+}
+
+/// Everything that is told about a pod at once.
+#[derive(Debug)]
+pub(super) struct Report<'a> {
+    pub(super) subject: &'a Subject,
+    pub(super) phase: &'static str,
+    pub(super) conditions: &'a Conditions,
+    pub(super) host: Ipv4Addr,
+    pub(super) ip: Option<Ipv4Addr>,
+    pub(super) start_time: Option<Timestamp>,
+}
+
+impl Report<'_> {
+    /// As a patch of the pod's status, which must be of this very pod.
+    pub(super) fn to_patch(&self) -> Value {
+        let mut status = json!({ "phase": self.phase, "conditions": self.conditions.to_json() });
+        if let Some(start) = self.start_time {
+            let told = |is_wanted: fn(Kind) -> bool| -> Vec<Value> {
+                let all = self.subject.containers.iter().filter(|one| is_wanted(one.kind));
+                all.map(|one| one.to_json(&self.subject.uid)).collect()
+            };
+            status["startTime"] = json!(Time(start));
+            status["hostIP"] = json!(self.host);
+            status["hostIPs"] = json!([{ "ip": self.host }]);
+            status["initContainerStatuses"] = json!(told(|kind| kind != Kind::Main));
+            status["containerStatuses"] = json!(told(|kind| kind == Kind::Main));
+        }
+        if let Some(ip) = self.ip {
+            status["podIP"] = json!(ip);
+            status["podIPs"] = json!([{ "ip": ip }]);
+        }
+        json!({ "metadata": { "uid": self.subject.uid }, "status": status })
+    }
+}

@@ -1,0 +1,66 @@
+//! A plane with everything that scenarios need beside it.
+
+use std::io;
+
+use tokio::runtime::{Builder, Runtime};
+
+use crate::kubelet::{Addresses, Kubelet, Timing};
+use crate::plane::{self, ControlPlane, User};
+
+#[derive(Debug, thiserror::Error)]
+pub enum LaneError {
+    #[error("failed to find loopback addresses for pods")]
+    Addresses { source: io::Error },
+    #[error("failed to start the kubelet's runtime")]
+    Runtime { source: io::Error },
+    #[error("the kubelet has no client")]
+    Client { source: plane::Error },
+}
+
+/// A control plane and its kubelet. The kubelet has a runtime of its own, because every test has
+/// one that ends with it.
+pub struct Lane {
+    // Dropped in this order: who asks before who answers.
+    kubelet: Kubelet,
+    runtime: Option<Runtime>,
+    plane: ControlPlane,
+}
+
+impl Lane {
+    pub fn start(plane: ControlPlane) -> Result<Self, LaneError> {
+        Self::start_with(plane, Timing::default())
+    }
+
+    /// The same with times of its own.
+    pub fn start_with(plane: ControlPlane, timing: Timing) -> Result<Self, LaneError> {
+        let addresses = Addresses::lock().map_err(|source| LaneError::Addresses { source })?;
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("kubelet")
+            .enable_all()
+            .build()
+            .map_err(|source| LaneError::Runtime { source })?;
+        let entered = runtime.enter();
+        let client = plane.client(User::Kubelet).map_err(|source| LaneError::Client { source })?;
+        let kubelet = Kubelet::start_with(client, addresses, timing);
+        drop(entered);
+        Ok(Self { kubelet, runtime: Some(runtime), plane })
+    }
+
+    pub fn plane(&self) -> &ControlPlane {
+        &self.plane
+    }
+
+    pub fn kubelet(&self) -> &Kubelet {
+        &self.kubelet
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            // A runtime must not be waited for inside of another one.
+            runtime.shutdown_background();
+        }
+    }
+}
