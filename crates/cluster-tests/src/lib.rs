@@ -11,6 +11,7 @@
 //! - What is tested is the minor that was asked for. Guarded by `the_plane_is_of_its_minor`.
 
 pub mod operator;
+pub mod play;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

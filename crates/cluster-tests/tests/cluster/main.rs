@@ -5,3 +5,4 @@ mod controllers;
 mod creation;
 mod kubelet;
 mod plane;
+mod updates;
