@@ -15,6 +15,7 @@
 
 mod codegen;
 mod control_plane;
+mod sandbox;
 mod suite;
 mod tasks;
 mod tidy;
@@ -45,6 +46,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Codegen { check: false } => codegen::write(&root),
         Task::Codegen { check: true } => codegen::check(&root),
         Task::ControlPlane(wanted) => control_plane::run(&root, &wanted),
+        Task::Sandbox { arguments } => sandbox::run(&root, &arguments),
         Task::Tidy => tidy::run(&root),
         Task::Test => suite::run(&root),
     }

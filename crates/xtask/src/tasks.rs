@@ -12,6 +12,7 @@ pub(crate) enum Task {
     Help,
     Codegen { check: bool },
     ControlPlane(Wanted),
+    Sandbox { arguments: Vec<String> },
     Tidy,
     Test,
 }
@@ -27,20 +28,18 @@ const TASKS: &[(&str, &str)] = &[
          --bin-dir DIR",
     ),
     ("help", "this text"),
+    (
+        "sandbox",
+        "the operator at work on a control plane of its own; --scenario NAME, --keep, --help",
+    ),
     ("test", "everything CI runs: format, lints, tests, docs, generated files, real clusters"),
     ("tidy", "the rules of this repository that no compiler checks; part of test"),
 ];
-
-/// Named in the README before they are there, so a reader who tries one is told.
-const PLANNED: &[(&str, &str)] = &[("sandbox", "comes with the operator shell")];
 
 pub(crate) fn help() -> String {
     let mut text = String::from("Usage: cargo xtask <task>\n\n");
     for (name, what) in TASKS {
         let _ = writeln!(text, "  {name:<13} {what}");
-    }
-    for (name, when) in PLANNED {
-        let _ = writeln!(text, "  {name:<13} not there yet: {when}");
     }
     text
 }
@@ -52,6 +51,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Task> {
         ["codegen"] => Ok(Task::Codegen { check: false }),
         ["codegen", "--check"] => Ok(Task::Codegen { check: true }),
         ["control-plane", ref options @ ..] => parse_control_plane(options),
+        ["sandbox", ..] => Ok(Task::Sandbox { arguments: arguments[1..].to_vec() }),
         ["tidy"] => Ok(Task::Tidy),
         ["test"] => Ok(Task::Test),
         [task, extra, ..] if is_known(task) => {
@@ -89,9 +89,6 @@ fn is_known(name: &str) -> bool {
 }
 
 fn explain_unknown(name: &str) -> String {
-    if let Some((_, when)) = PLANNED.iter().find(|(planned, _)| *planned == name) {
-        return format!("task `{name}` is not there yet: it {when}");
-    }
     let near = nearest(name);
     let near: Vec<String> = near.iter().map(|one| format!("`{one}`")).collect();
     if near.is_empty() {
@@ -150,6 +147,8 @@ mod tests {
         let wanted = Wanted { minor: Some("1.37"), bin_dir: Some("bin".into()) };
         let typed = "control-plane --bin-dir bin --kubernetes 1.37";
         assert_eq!(parsed(typed), Ok(Task::ControlPlane(wanted)));
+        let arguments = vec!["--keep".to_owned()];
+        assert_eq!(parsed("sandbox --keep"), Ok(Task::Sandbox { arguments }));
         assert_eq!(parsed("tidy"), Ok(Task::Tidy));
         assert_eq!(parsed("test"), Ok(Task::Test));
         for (name, what) in TASKS {
@@ -164,7 +163,6 @@ mod tests {
             ("code", "unknown task `code`; did you mean `codegen`?"),
             ("t", "unknown task `t`; did you mean `test` or `tidy`?"),
             ("deploy", "unknown task `deploy`; `cargo xtask help` lists them"),
-            ("sandbox", "task `sandbox` is not there yet: it comes with the operator shell"),
             ("codegen --force", "task `codegen` takes only --check, not `--force`"),
             ("control", "unknown task `control`; did you mean `control-plane`?"),
             ("control-plane --kubernetes 1.2", "--kubernetes takes 1.34 or 1.37, not `1.2`"),

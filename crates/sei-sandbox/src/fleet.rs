@@ -1,0 +1,186 @@
+//! The fleet: a control plane, a kubelet, an operator, and eight nodes.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::core::v1::{Namespace, Pod, Secret};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config, ResourceExt as _};
+use sei_api::SeiNode;
+use sei_operator::metrics::Metrics;
+use sei_operator::{Operator, Options};
+use sei_plan::platform::Platform;
+use sei_plan::timing::Timing;
+use sei_plan::view::PodView;
+use sei_rig::{AuditEntry, AuditLog, ControlPlane, Kubelet, Lane, User};
+use serde_json::{Value, json};
+
+pub(crate) const NAMESPACE: &str = "sandbox";
+pub(crate) const CHAIN: &str = "sandbox-1";
+pub(crate) const OLD: &str = "registry.example.org/seid:v6.5.1";
+pub(crate) const NEW: &str = "registry.example.org/seid:v6.6.0";
+
+const CRD: &str = include_str!("../../../deploy/crds/seinodes.sei.io.yaml");
+const ROLE: &str = include_str!("../../../deploy/rbac/cluster-role.yaml");
+const PLATFORM: &str = include_str!("platform.yaml");
+
+/// A control plane with a fleet on it.
+pub(crate) struct Fleet {
+    lane: Lane,
+    admin: Client,
+    _operator: Operator,
+    audit: std::sync::Mutex<AuditLog>,
+    pub(crate) version: String,
+}
+
+/// A node with its pod.
+#[derive(Clone, Debug)]
+pub(crate) struct Member {
+    pub(crate) node: SeiNode,
+    pub(crate) pod: Option<PodView>,
+}
+
+impl Fleet {
+    /// Boots everything but the nodes.
+    pub(crate) async fn boot(bin_dir: &Path) -> Result<Self> {
+        let crd: CustomResourceDefinition = serde_saphyr::from_str(CRD)?;
+        let options = sei_rig::Options { definitions: vec![crd], ..sei_rig::Options::default() };
+        let plane = ControlPlane::boot(bin_dir, options).await?;
+        let version = plane.version().await?;
+        let admin = plane.client(User::Admin)?;
+        let audit = std::sync::Mutex::new(plane.audit());
+        grant(&admin).await?;
+        let config = Kubeconfig::read_from(plane.kubeconfig(User::Operator))?;
+        let config = Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await?;
+        let lane = Lane::start(plane)?;
+        let options = Options {
+            platform: Arc::new(Platform::parse(PLATFORM, "platform.yaml")?),
+            platform_path: None,
+            namespace: None,
+            sidecar_token: None,
+            timing: Timing::default(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            metrics: Metrics::new(),
+        };
+        let mut operator = Operator::start(move || Ok(Client::try_from(config)?), options)?;
+        operator.ready().await?;
+        Ok(Self { lane, admin, _operator: operator, audit, version })
+    }
+
+    pub(crate) fn kubelet(&self) -> &Kubelet {
+        self.lane.kubelet()
+    }
+
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        self.lane.plane().kubeconfig(User::Admin)
+    }
+
+    fn nodes(&self) -> Api<SeiNode> {
+        Api::namespaced(self.admin.clone(), NAMESPACE)
+    }
+
+    /// Makes four validators and four RPC nodes.
+    pub(crate) async fn create(&self) -> Result<()> {
+        for index in 0..4 {
+            let validator = format!("validator-{index}");
+            self.create_keys(&validator).await?;
+            let keys = json!({
+                "signingKey": { "secret": { "secretName": format!("{validator}-signing") } },
+                "nodeKey": { "secret": { "secretName": format!("{validator}-p2p") } },
+            });
+            self.create_node(&validator, "validator", keys).await?;
+            self.create_node(&format!("rpc-{index}"), "fullNode", json!({})).await?;
+        }
+        Ok(())
+    }
+
+    async fn create_node(&self, name: &str, mode: &str, fields: Value) -> Result<()> {
+        let node: SeiNode = serde_json::from_value(json!({
+            "apiVersion": "sei.io/v1alpha1",
+            "kind": "SeiNode",
+            "metadata": { "name": name },
+            "spec": { "chainId": CHAIN, "image": OLD, mode: fields },
+        }))?;
+        let told = || format!("failed to create {name}");
+        self.nodes().create(&PostParams::default(), &node).await.with_context(told)?;
+        Ok(())
+    }
+
+    async fn create_keys(&self, node: &str) -> Result<()> {
+        let key = json!({ "type": "tendermint/PrivKeyEd25519", "value": "c2FuZGJveA==" });
+        let signing = json!({ "address": node, "pub_key": key, "priv_key": key });
+        for (name, file, content) in [
+            (format!("{node}-signing"), "priv_validator_key.json", signing),
+            (format!("{node}-p2p"), "node_key.json", json!({ "priv_key": key })),
+        ] {
+            let secret: Secret = serde_json::from_value(json!({
+                "apiVersion": "v1", "kind": "Secret", "metadata": { "name": name },
+                "stringData": { file: content.to_string() },
+            }))?;
+            let secrets: Api<Secret> = Api::namespaced(self.admin.clone(), NAMESPACE);
+            secrets.create(&PostParams::default(), &secret).await?;
+        }
+        Ok(())
+    }
+
+    /// Merges a patch into the spec of these nodes.
+    pub(crate) async fn edit(&self, names: &[String], spec: Value) -> Result<()> {
+        let patch = json!({ "spec": spec });
+        for name in names {
+            let patch = Patch::Merge(&patch);
+            self.nodes().patch(name, &PatchParams::default(), &patch).await?;
+        }
+        Ok(())
+    }
+
+    /// Every node with its pod, in a fixed order.
+    pub(crate) async fn members(&self) -> Result<Vec<Member>> {
+        let nodes = self.nodes().list(&ListParams::default()).await?;
+        let pods: Api<Pod> = Api::namespaced(self.admin.clone(), NAMESPACE);
+        let pods = pods.list(&ListParams::default()).await?;
+        let views: Vec<PodView> = pods.items.iter().map(PodView::from).collect();
+        let mut members: Vec<Member> = nodes
+            .items
+            .into_iter()
+            .map(|node| {
+                let name = format!("{}-0", node.name_any());
+                Member { pod: views.iter().find(|pod| pod.name == name).cloned(), node }
+            })
+            .collect();
+        members.sort_by_key(|member| member.node.name_any());
+        Ok(members)
+    }
+
+    /// What the operator has asked of the API server since the last call, watches aside.
+    pub(crate) fn requests(&self) -> Result<Vec<AuditEntry>> {
+        let mut audit = self.audit.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let entries = audit.read_new()?;
+        Ok(entries.into_iter().filter(|entry| entry.verb != "watch").collect())
+    }
+}
+
+/// Gives the operator what people install, and nothing else.
+async fn grant(admin: &Client) -> Result<()> {
+    let role: ClusterRole = serde_saphyr::from_str(ROLE)?;
+    let binding: ClusterRoleBinding = serde_json::from_value(json!({
+        "metadata": { "name": "sei-operator" },
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "sei-operator",
+        },
+        "subjects": [{
+            "apiGroup": "rbac.authorization.k8s.io", "kind": "User",
+            "name": User::Operator.name(),
+        }],
+    }))?;
+    let namespace: Namespace =
+        serde_json::from_value(json!({ "metadata": { "name": NAMESPACE } }))?;
+    let params = PostParams::default();
+    Api::all(admin.clone()).create(&params, &role).await?;
+    Api::all(admin.clone()).create(&params, &binding).await?;
+    Api::all(admin.clone()).create(&params, &namespace).await?;
+    Ok(())
+}
