@@ -1,6 +1,8 @@
 //! One program, so that all tests share one control plane.
 
 mod admission;
+mod by_hand;
 mod controllers;
 mod kubelet;
 mod plane;
+mod world;
