@@ -5,9 +5,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use cluster_tests::wait_for;
 use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
-use kube::api::{Api, DeleteParams};
+use kube::api::{Api, DeleteParams, PostParams};
 use sei_rig::{Behaviour, ClaimRule, Rule};
+use serde_json::json;
 
 use crate::by_hand::*;
 
@@ -256,6 +258,40 @@ async fn a_sidecar_can_hang_and_refuse() -> Result<()> {
     node.world.lift(refuses);
     // The process lived on, and with it the flag.
     node.pod("it is ready", is_ready).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_bootstrap_job_completes_once_its_gate_is_open() -> Result<()> {
+    let node = unmade("bootstrap").await?;
+    node.make_claim().await?;
+    let always = |name: &str| json!({ "name": name, "image": name, "restartPolicy": "Always" });
+    let job = serde_json::from_value(json!({
+        "apiVersion": "batch/v1", "kind": "Job", "metadata": { "name": "a-bootstrap" },
+        "spec": { "backoffLimit": 0, "template": {
+            "metadata": { "labels": { "sei.io/node": "a", "sei.io/component": "bootstrap" } },
+            "spec": {
+                "restartPolicy": "Never",
+                "initContainers": [always("sei-sidecar"), always("kube-rbac-proxy")],
+                "containers": [{ "name": "seid", "image": "seid:v0" }],
+                "volumes": [{ "name": "data",
+                    "persistentVolumeClaim": { "claimName": "data-a" } }],
+            },
+        } },
+    }))?;
+    node.world.api::<Job>().create(&PostParams::default(), &job).await?;
+    let pod = wait_for("its pod runs", async || {
+        Ok(node.world.pods("a").await?.into_iter().find(|pod| runs(pod, "seid")))
+    })
+    .await?;
+    // Nothing probes it.
+    assert!(is_ready(&pod));
+    assert_eq!(submit(&pod, FIRST, "mark-ready").await?, 201);
+    let is_complete = |job: &Job| {
+        let conditions = job.status.as_ref().and_then(|status| status.conditions.as_ref());
+        conditions.into_iter().flatten().any(|one| one.type_ == "Complete" && one.status == "True")
+    };
+    node.world.wait("a", "a-bootstrap", "it is complete", is_complete).await?;
     Ok(())
 }
 
