@@ -10,12 +10,16 @@
 //! Invariants:
 //! - What is tested is the minor that was asked for. Guarded by `the_plane_is_of_its_minor`.
 
+pub mod operator;
+pub mod play;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, RoleRef, Subject};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Client;
 use kube::api::{Api, ObjectMeta, PostParams};
@@ -25,6 +29,9 @@ use tokio::time::Instant;
 
 /// What people install.
 pub const SEINODE_CRD: &str = include_str!("../../../deploy/crds/seinodes.sei.io.yaml");
+
+/// What the operator may do.
+pub const CLUSTER_ROLE: &str = include_str!("../../../deploy/rbac/cluster-role.yaml");
 
 /// Bound for what a server does by itself. Long, because the machine may be busy: only a failure
 /// waits for it.
@@ -40,7 +47,30 @@ pub async fn boot() -> Result<ControlPlane> {
     let folder = sei_rig::bin_dir(&minor())?;
     let crd: CustomResourceDefinition = serde_saphyr::from_str(SEINODE_CRD)?;
     let options = Options { definitions: vec![crd], ..Options::default() };
-    Ok(ControlPlane::boot(&folder, options).await?)
+    let plane = ControlPlane::boot(&folder, options).await?;
+    let admin = plane.client(User::Admin)?;
+    let role: ClusterRole = serde_saphyr::from_str(CLUSTER_ROLE)?;
+    Api::all(admin.clone()).create(&PostParams::default(), &role).await?;
+    Api::all(admin).create(&PostParams::default(), &binding()).await?;
+    Ok(plane)
+}
+
+/// Gives the operator's user what people install, and nothing else.
+fn binding() -> ClusterRoleBinding {
+    ClusterRoleBinding {
+        metadata: ObjectMeta { name: Some("sei-operator".to_owned()), ..ObjectMeta::default() },
+        role_ref: RoleRef {
+            api_group: Some("rbac.authorization.k8s.io".to_owned()),
+            kind: "ClusterRole".to_owned(),
+            name: "sei-operator".to_owned(),
+        },
+        subjects: Some(vec![Subject {
+            api_group: Some("rbac.authorization.k8s.io".to_owned()),
+            kind: "User".to_owned(),
+            name: User::Operator.name().to_owned(),
+            namespace: None,
+        }]),
+    }
 }
 
 /// The lane that all tests share.

@@ -341,7 +341,7 @@ pub const REASONS: &[ReasonRow] = &[
         R::DataVolumeLost,
         0,
         "The node's data volume is gone. Nothing is recreated, and a node that signs is held at zero replicas.",
-        "Restore the claim, or consent to an empty one: annotation sei.io/recreate-volume with the uid of the lost claim.",
+        "Restore the claim under its name, or leave it to be made anew and empty; then consent: annotation sei.io/recreate-volume with the uid of the lost claim.",
     ),
     stall(
         R::SigningKeyConflict,

@@ -21,6 +21,7 @@ pub mod mode;
 pub mod names;
 pub mod node;
 pub mod plan;
+pub mod rbac;
 pub mod status;
 pub mod task;
 

@@ -3,6 +3,8 @@
 //! The shape is the peer's: an operator of either kind resumes what the other one left. What is
 //! ours is additive and optional, and the peer ignores it.
 
+use std::collections::BTreeMap;
+
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::KubeSchema;
@@ -131,6 +133,9 @@ pub struct PlanTarget {
     /// Fingerprint that the pod was seen at when the plan was built.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
+    /// Digests of the configuration outside of the template, as the plan's tasks write it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub config: BTreeMap<String, String>,
     /// Digest of the inputs that the template was rendered from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inputs_hash: Option<String>,

@@ -5,9 +5,10 @@ use std::fmt::Debug;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use futures::{Stream, StreamExt};
+use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
@@ -73,15 +74,20 @@ pub struct Caches {
 
 impl Caches {
     /// Starts the watches. The returned receivers turn true once the first list is in.
-    pub fn start(&self, client: &Client, wake: &Wake) -> Vec<watch::Receiver<bool>> {
-        let own = watcher::Config::default().labels(label::NODE);
+    pub fn start(
+        &self,
+        client: &Client,
+        namespace: Option<&str>,
+        wake: &Wake,
+    ) -> Vec<watch::Receiver<bool>> {
+        let scope = Scope { client, namespace, wake };
         vec![
-            spawn(self.statefulsets.clone(), client, &own, wake, StatefulSetView::from, seen_as),
-            spawn(self.pods.clone(), client, &own, wake, PodView::from, pod_without_version),
-            spawn(self.services.clone(), client, &own, wake, service_view, seen_as),
-            spawn(self.config_maps.clone(), client, &own, wake, config_map_view, seen_as),
-            spawn(self.claims.clone(), client, &own, wake, claim_view, seen_as),
-            spawn(self.jobs.clone(), client, &own, wake, JobView::from, seen_as),
+            scope.follow(&self.statefulsets, |one: &StatefulSet| one.into(), seen_as),
+            scope.follow(&self.pods, |one: &Pod| one.into(), pod_without_version),
+            scope.follow(&self.services, service_view, seen_as),
+            scope.follow(&self.config_maps, config_map_view, seen_as),
+            scope.follow(&self.claims, claim_view, seen_as),
+            scope.follow(&self.jobs, |one: &Job| one.into(), seen_as),
         ]
     }
 }
@@ -112,28 +118,42 @@ fn object_view(object: &impl serde::Serialize) -> Value {
         map.remove("status");
     }
     if let Some(metadata) = value["metadata"].as_object_mut() {
-        metadata.retain(|key, _| ["name", "labels", "ownerReferences", "uid"].contains(&key.as_str()));
+        metadata
+            .retain(|key, _| ["name", "labels", "ownerReferences", "uid"].contains(&key.as_str()));
     }
     value
 }
 
-fn spawn<K, V>(
-    cache: Arc<Cache<V>>,
-    client: &Client,
-    config: &watcher::Config,
-    wake: &Wake,
-    project: fn(&K) -> V,
-    counts_as: fn(&V) -> V,
-) -> watch::Receiver<bool>
-where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
-    V: Clone + PartialEq + Send + Sync + 'static,
-{
-    let api: Api<K> = Api::all(client.clone());
-    let stream = watcher(api, config.clone()).default_backoff();
-    let (ready, receiver) = watch::channel(false);
-    tokio::spawn(follow(cache, Box::pin(stream), wake.clone(), project, counts_as, ready));
-    receiver
+/// Where to watch, and whom to tell.
+struct Scope<'a> {
+    client: &'a Client,
+    namespace: Option<&'a str>,
+    wake: &'a Wake,
+}
+
+impl Scope<'_> {
+    /// Fills a cache from a watch of everything that carries a node's label.
+    fn follow<K, V>(
+        &self,
+        cache: &Arc<Cache<V>>,
+        project: fn(&K) -> V,
+        counts_as: fn(&V) -> V,
+    ) -> watch::Receiver<bool>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
+        K: Clone + Debug + DeserializeOwned + Send + 'static,
+        V: Clone + PartialEq + Send + Sync + 'static,
+    {
+        let api: Api<K> = match self.namespace {
+            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
+            None => Api::all(self.client.clone()),
+        };
+        let config = watcher::Config::default().labels(label::NODE);
+        let stream = Box::pin(watcher(api, config).default_backoff());
+        let (ready, receiver) = watch::channel(false);
+        tokio::spawn(follow(cache.clone(), stream, self.wake.clone(), project, counts_as, ready));
+        receiver
+    }
 }
 
 async fn follow<K, V>(
@@ -154,7 +174,8 @@ async fn follow<K, V>(
                 let Some(key) = node_of(&object) else { continue };
                 let view = project(&object);
                 let mut objects = cache.objects.write().unwrap_or_else(PoisonError::into_inner);
-                let before = objects.entry(key.clone()).or_default().insert(object.name_any(), view.clone());
+                let before =
+                    objects.entry(key.clone()).or_default().insert(object.name_any(), view.clone());
                 drop(objects);
                 if before.as_ref().map(counts_as) != Some(counts_as(&view)) {
                     wake.node(&key);
@@ -189,7 +210,9 @@ async fn follow<K, V>(
                     .cloned()
                     .collect();
                 drop(objects);
-                changed.iter().for_each(|key| wake.node(key));
+                for key in &changed {
+                    wake.node(key);
+                }
                 ready.send_replace(true);
             }
             // The stream recovers by itself.
@@ -210,7 +233,8 @@ pub fn covers(live: &Value, wanted: &Value) -> bool {
             .iter()
             .all(|(key, value)| live.get(key).is_some_and(|other| covers(other, value))),
         (Value::Array(live), Value::Array(wanted)) => {
-            live.len() == wanted.len() && live.iter().zip(wanted).all(|(one, other)| covers(one, other))
+            live.len() == wanted.len()
+                && live.iter().zip(wanted).all(|(one, other)| covers(one, other))
         }
         _ => live == wanted,
     }

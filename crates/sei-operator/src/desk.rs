@@ -24,6 +24,8 @@ pub struct Desk {
     busy: bool,
     /// Somebody asked for a look while one was under way.
     dirty: bool,
+    /// Counts the passes: a timer set by an earlier one has nothing to say any more.
+    passes: u64,
     /// The node as our own last write returned it: a cache may lag behind.
     pub latest: Option<SeiNode>,
     pub carried: Option<Carried>,
@@ -81,6 +83,7 @@ impl Desks {
         }
         desk.busy = true;
         desk.dirty = false;
+        desk.passes += 1;
         true
     }
 
@@ -90,6 +93,11 @@ impl Desks {
         let Some(desk) = desks.get_mut(key) else { return false };
         desk.busy = false;
         std::mem::take(&mut desk.dirty)
+    }
+
+    /// The number of the node's last pass.
+    pub fn passes(&self, key: &NodeKey) -> u64 {
+        self.desks().get(key).map_or(0, |desk| desk.passes)
     }
 
     pub fn with<T>(&self, key: &NodeKey, change: impl FnOnce(&mut Desk) -> T) -> T {

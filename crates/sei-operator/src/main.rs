@@ -1,1 +1,156 @@
-fn main() {}
+//! `sei-operator run`: reads its flags, waits for the lease, and runs until it is told to stop.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Parser as _;
+use kube::Client;
+use sei_operator::context::read_platform;
+use sei_operator::flags::{Flags, LogFormat, from_go_style};
+use sei_operator::lease::Elector;
+use sei_operator::metrics::Metrics;
+use sei_operator::serve::{Bind, Ready, health_router, listen, metrics_router, serve_on};
+use sei_operator::{Options, run};
+use sei_plan::timing::Timing;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tracing_subscriber::EnvFilter;
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let flags = Flags::parse_from(from_go_style(arguments()));
+    open_log(flags.log_format);
+    for warning in flags.warnings() {
+        tracing::warn!("{warning}");
+    }
+    let Some(path) = flags.config.clone() else {
+        bail!("--config or SEI_CONTROLLER_CONFIG must name the platform configuration");
+    };
+    let platform = read_platform(&path).map_err(anyhow::Error::msg)?;
+    let config = kube::Config::infer().await.context("found no way to reach a cluster")?;
+    let client = client(config)?;
+    let metrics = Metrics::new();
+    let ready = Ready::waiting("waiting for the lease");
+    let stop = stop_on_signals()?;
+    serve(&flags, &metrics, &ready, &stop).await?;
+
+    let mut elector = None;
+    if flags.leader_elect {
+        let namespace = flags.leader_election_namespace();
+        let mut one = Elector::new(client.clone(), &namespace, &flags.identity());
+        tracing::info!(%namespace, "waiting for the lease");
+        // A process that waits for its turn is healthy and ready to take over.
+        ready.set();
+        tokio::select! {
+            () = one.acquire() => {}
+            () = stopped(stop.clone()) => return Ok(()),
+        }
+        elector = Some(one);
+    }
+    metrics.leading(true);
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), "leading");
+    let options = Options {
+        platform: Arc::new(platform),
+        platform_path: Some(path),
+        namespace: None,
+        sidecar_token: flags.sidecar_token_file(),
+        timing: Timing::faster(flags.speed),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        metrics,
+    };
+    lead(client, options, elector, ready, stop).await
+}
+
+/// Runs for as long as the lease is held. A lost lease ends the process at once: somebody else may
+/// be leading already.
+async fn lead(
+    client: Client,
+    options: Options,
+    elector: Option<Elector>,
+    ready: Ready,
+    stop: watch::Receiver<bool>,
+) -> Result<()> {
+    let (filled, mut is_filled) = watch::channel(false);
+    tokio::spawn(async move {
+        if is_filled.wait_for(|filled| *filled).await.is_ok() {
+            ready.set();
+        }
+    });
+    let running = run(client, options, stop, filled);
+    let Some(mut elector) = elector else { return running.await };
+    tokio::select! {
+        ended = running => {
+            ended?;
+            elector.release().await.context("failed to release the lease")
+        }
+        lost = elector.hold() => bail!("the lease was lost ({lost:?}); somebody else may lead now"),
+    }
+}
+
+/// The arguments, with or without the word `run`: the peer has no subcommands.
+fn arguments() -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = std::env::args_os().collect();
+    if arguments.get(1).is_some_and(|first| first == "run") {
+        arguments.remove(1);
+    }
+    arguments
+}
+
+/// A client that repeats nothing by itself: an unanswered write is looked at, not made again.
+fn client(mut config: kube::Config) -> Result<Client> {
+    config.default_retry = false;
+    Client::try_from(config).context("failed to make a client")
+}
+
+fn open_log(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().init(),
+    }
+}
+
+async fn serve(
+    flags: &Flags,
+    metrics: &Metrics,
+    ready: &Ready,
+    stop: &watch::Receiver<bool>,
+) -> Result<()> {
+    let servers = [
+        (&flags.metrics_bind_address, metrics_router(metrics.clone())),
+        (&flags.health_probe_bind_address, health_router(ready.clone())),
+    ];
+    for (bind, router) in servers {
+        if let Bind::On(address) = bind {
+            let listener = listen(address).await?;
+            tokio::spawn(serve_on(listener, router, stopped(stop.clone())));
+        }
+    }
+    Ok(())
+}
+
+/// Turns true on the first SIGTERM or SIGINT.
+fn stop_on_signals() -> Result<watch::Receiver<bool>> {
+    let (sender, receiver) = watch::channel(false);
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!("stopping");
+        sender.send_replace(true);
+        // Kept alive, so that nobody takes a closed channel for a signal.
+        std::future::pending::<()>().await;
+    });
+    Ok(receiver)
+}
+
+async fn stopped(mut stop: watch::Receiver<bool>) {
+    if stop.wait_for(|stop| *stop).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}

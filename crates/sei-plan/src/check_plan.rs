@@ -223,6 +223,7 @@ mod tests {
                 cause: Cause::Spec,
                 retry: None,
                 from: None,
+                config: std::collections::BTreeMap::new(),
                 inputs_hash: None,
             }),
             applied: None,

@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use sei_api::condition::{ConditionType, Reason};
 use sei_api::plan::{PlanKind, TaskPlan};
 use sei_api::status::SeiNodeStatus;
 use sei_api::task::TaskType;
@@ -71,7 +73,12 @@ pub struct Pass {
     pending: Option<Request>,
     requests: usize,
     waiting: Option<Waiting>,
+    /// What a failed repair waits for; it stops no plan.
+    repair_waits: Option<Waiting>,
+    /// The pod that the server could not judge this time.
+    unjudged: Option<String>,
     retry: Option<Duration>,
+    opened_gate: bool,
     ending: Ending,
 }
 
@@ -99,6 +106,8 @@ impl Pass {
         seen.operator_version.clone_from(&observation.operator_version);
         seen.statefulset = Look::Cached(observation.statefulset.clone());
         seen.pods = Look::Cached(Some(observation.pods.clone()));
+        let present = observation.statefulset.as_ref().and_then(|one| one.replicas);
+        seen.replicas = repair::wanted_replicas(&observation, present);
         seen.service_is_current = others.service_is_current;
         seen.proxy_config_is_current = others.proxy_config_is_current;
         seen.delete_conflicts = delete_conflicts;
@@ -113,7 +122,10 @@ impl Pass {
             pending: None,
             requests: 0,
             waiting: None,
+            repair_waits: None,
+            unjudged: None,
             retry: None,
+            opened_gate: false,
             ending: Ending::default(),
         }
     }
@@ -123,9 +135,11 @@ impl Pass {
         loop {
             match self.stage.clone() {
                 Stage::Decide => {
+                    let before = self.status.clone();
                     if let Some(pod_uid) = self.decide() {
                         return Ask::Judge { pod_uid };
                     }
+                    self.keep_what_blocks(&before);
                     self.stage = Stage::Repair(repair::repairs(&self.observation, self.others));
                 }
                 Stage::Repair(mut writes) => {
@@ -155,7 +169,7 @@ impl Pass {
                     }
                 }
                 Stage::End => {
-                    self.ending.waiting.clone_from(&self.waiting);
+                    self.ending.waiting = self.waiting.clone().or(self.repair_waits.clone());
                     return Ask::End(Box::new(self.ending.clone()));
                 }
             }
@@ -168,8 +182,8 @@ impl Pass {
         if let Outcome::Failed(failure) = &outcome
             && matches!(self.stage, Stage::Repair(_))
         {
-            self.waiting = repair_failed(failure);
-            self.stage = Stage::DecideAgain;
+            let waits = refused(failure);
+            self.repair_waits = self.repair_waits.take().or(waits);
         }
         let submitted = matches!(&request, Request::Sidecar(call)
             if matches!(call.call, SidecarCall::Submit { .. }));
@@ -195,9 +209,15 @@ impl Pass {
     }
 
     /// The server could not be asked; the pod stays unjudged for now.
-    pub fn judgement_failed(&mut self, failure: &Failure) {
-        self.waiting = repair_failed(failure);
-        self.stage = Stage::Write;
+    pub fn judgement_failed(&mut self, pod_uid: String, failure: &Failure) {
+        self.unjudged = Some(pod_uid);
+        self.repair_waits = self.repair_waits.take().or(refused(failure));
+        self.retry = Some(self.observation.timing.poll() * 6);
+    }
+
+    /// Whether this pass has opened the gate of the node's pod.
+    pub fn opened_gate(&self) -> bool {
+        self.opened_gate
     }
 
     pub fn delete_conflicts(&self) -> u32 {
@@ -213,16 +233,36 @@ impl Pass {
     /// Decides, and applies the decision to the status. Returns the pod that must be judged first.
     fn decide(&mut self) -> Option<String> {
         self.observation.node.status = Some(self.status.clone());
-        self.observation.waiting.clone_from(&self.waiting);
+        self.observation.waiting = self.waiting.clone().or_else(|| self.repair_waits.clone());
         let decision = planner::plan(&self.observation);
         if let Some(uid) = &decision.judge {
             let known = self.observation.adoption.as_ref().is_some_and(|(known, _)| known == uid);
-            if !known {
+            if !known && self.unjudged.as_ref() != Some(uid) {
                 return Some(uid.clone());
             }
         }
         self.take(&decision);
         None
+    }
+
+    /// Before the current task was stepped nobody knows whether it still waits. What it was known to
+    /// wait for, and since when, stays until then.
+    fn keep_what_blocks(&mut self, before: &SeiNodeStatus) {
+        let same = |status: &SeiNodeStatus| {
+            status.plan.as_ref().filter(|plan| plan.is_active()).and_then(|plan| plan.id.clone())
+        };
+        if same(before).is_none() || same(before) != same(&self.status) {
+            return;
+        }
+        self.status.blocked.clone_from(&before.blocked);
+        let stalled = |one: &Condition| one.type_ == ConditionType::Stalled.as_str();
+        let known = before.conditions.iter().find(|one| stalled(one)).cloned();
+        if let (Some(known), Some(now)) =
+            (known, self.status.conditions.iter_mut().find(|one| stalled(one)))
+        {
+            *now = known;
+        }
+        self.observation.node.status = Some(self.status.clone());
     }
 
     fn take(&mut self, decision: &Decision) {
@@ -269,6 +309,7 @@ impl Pass {
             if opens_gate {
                 // The sidecar has said so itself; the last probe is older than that.
                 self.observation.sidecar = Sidecar::Ready;
+                self.opened_gate = true;
             }
             match progress {
                 Progress::Continue => {
@@ -312,8 +353,8 @@ fn is_allowed_while_stopped(plan: &TaskPlan) -> bool {
     plan.kind == Some(PlanKind::ApplyTemplate)
 }
 
-fn repair_failed(failure: &Failure) -> Option<Waiting> {
-    use sei_api::condition::Reason;
+/// What a refused call outside of a plan is reported as.
+fn refused(failure: &Failure) -> Option<Waiting> {
     let (reason, text) = match failure {
         Failure::Gone | Failure::Conflict(_) | Failure::Exists => return None,
         Failure::Owned(text) => (Some(Reason::FieldConflict), text),

@@ -42,6 +42,8 @@ pub struct Seen {
     pub timing: Timing,
     pub operator_version: String,
     pub wanted: Wanted,
+    /// How many pods the node should have now.
+    pub replicas: i32,
     pub statefulset: Look<StatefulSetView>,
     pub pods: Look<Vec<PodView>>,
     /// The one pod that a stamp depends on.
@@ -81,6 +83,7 @@ impl Seen {
             timing: Timing::default(),
             operator_version: String::new(),
             wanted,
+            replicas: 1,
             statefulset: Look::Unread,
             pods: Look::Unread,
             pod: Look::Unread,

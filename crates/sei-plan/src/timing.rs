@@ -45,6 +45,11 @@ impl Timing {
         self.scaled(15)
     }
 
+    /// How long a leader keeps its hands off what nobody asked for, as the platform has it.
+    pub fn settle(self, seconds: u32) -> Duration {
+        self.scaled(u64::from(seconds))
+    }
+
     /// Pause before a task is run again: 10 s, 20 s, then 30 s.
     pub fn task_retry(self, retries: i32) -> Duration {
         let exponent = u32::try_from(retries.clamp(0, 5)).unwrap_or(0);

@@ -182,14 +182,28 @@ pub enum Freshness {
     Unlabelled,
 }
 
+/// The revisions at which a pod is what a plan leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Revisions<'a> {
+    /// What new pods are made from.
+    pub newest: &'a str,
+    /// At which the running pod was observed to be made from the very same template. A control plane
+    /// that was upgraded meanwhile gives it another name, which is no reason to restart anything.
+    pub known: Option<&'a str>,
+}
+
 /// Compares a pod with the newest observed revision of its StatefulSet.
-pub fn freshness(pod: &PodView, statefulset: &StatefulSetView, revision: &str) -> Freshness {
+pub fn freshness(
+    pod: &PodView,
+    statefulset: &StatefulSetView,
+    revisions: Revisions<'_>,
+) -> Freshness {
     if !is_owned(pod, statefulset) {
         return Freshness::NotOwned;
     }
     match pod.revision.as_deref() {
         None | Some("") => Freshness::Unlabelled,
-        Some(own) if own == revision => Freshness::Fresh,
+        Some(own) if own == revisions.newest || Some(own) == revisions.known => Freshness::Fresh,
         Some(_) => Freshness::Stale,
     }
 }

@@ -7,7 +7,9 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 use kube::CustomResourceExt as _;
 use sei_api::SeiNode;
+use sei_api::rbac::{LEADER_RULES, RULES, Rule};
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::suite::{cargo_program, run_to_end};
 
@@ -19,7 +21,34 @@ struct Output {
 
 /// Everything that is generated. A new output is one more entry.
 fn outputs() -> Result<Vec<Output>> {
-    Ok(vec![Output { path: "deploy/crds/seinodes.sei.io.yaml", text: yaml(&SeiNode::crd())? }])
+    Ok(vec![
+        Output { path: "deploy/crds/seinodes.sei.io.yaml", text: yaml(&SeiNode::crd())? },
+        Output {
+            path: "deploy/rbac/cluster-role.yaml",
+            text: yaml(&role("ClusterRole", "sei-operator", RULES))?,
+        },
+        Output {
+            path: "deploy/rbac/leader-election-role.yaml",
+            text: yaml(&role("Role", "sei-operator-leader-election", LEADER_RULES))?,
+        },
+    ])
+}
+
+/// A role with one rule for each permission, in the order of the table.
+fn role(kind: &str, name: &str, rules: &[Rule]) -> Value {
+    let rules = rules.iter().map(|rule| {
+        json!({
+            "apiGroups": [rule.group],
+            "resources": [rule.resource],
+            "verbs": rule.verbs,
+        })
+    });
+    json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": kind,
+        "metadata": { "name": name },
+        "rules": rules.collect::<Vec<_>>(),
+    })
 }
 
 fn yaml(object: &impl Serialize) -> Result<String> {

@@ -3,6 +3,8 @@
 mod admission;
 mod by_hand;
 mod controllers;
+mod creation;
 mod kubelet;
 mod plane;
+mod updates;
 mod world;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::adoption::{Comparison, compare, template_of_revision};
 use crate::fixtures::{any_json, pointers, without};
 use crate::testing::{NODES, node, platform};
-use crate::view::{Freshness, PodView, StatefulSetView, freshness};
+use crate::view::{Freshness, PodView, Revisions, StatefulSetView, freshness};
 use crate::wanted::want;
 
 fn rendered(name: &str) -> Value {
@@ -61,9 +61,9 @@ proptest! {
             Some(own) if own == newest => Freshness::Fresh,
             Some(_) => Freshness::Stale,
         };
-        prop_assert_eq!(freshness(&pod, &statefulset, &newest), expected);
+        prop_assert_eq!(freshness(&pod, &statefulset, Revisions { newest: &newest, known: None }), expected);
         let same = PodView { revision: Some(newest.clone()), ..pod };
-        let is_fresh = freshness(&same, &statefulset, &newest) == Freshness::Fresh;
+        let is_fresh = freshness(&same, &statefulset, Revisions { newest: &newest, known: None }) == Freshness::Fresh;
         prop_assert_eq!(is_fresh, is_owned && !newest.is_empty());
     }
 }

@@ -86,7 +86,9 @@ fn decide_update(observation: &Observation, plan: &TaskPlan, decision: &mut Deci
         return;
     }
     let replaceable = before_replacement(plan) && observation.pod().is_some();
-    if spec.updates_are_paused() && replaceable {
+    // A plan back to what runs is how a pause is carried out, not what it holds.
+    let leads_back = observation.status().pod_template_hash.as_ref() == Some(&target.hash);
+    if spec.updates_are_paused() && replaceable && !leads_back {
         supersede(observation, plan, "spec.update.paused", decision);
         return;
     }
@@ -137,12 +139,18 @@ fn decide_stopped(observation: &Observation, plan: &TaskPlan, decision: &mut Dec
 /// The plan waits for something while the pod it would replace is shut out: the pod comes first.
 fn must_open_gate_first(observation: &Observation) -> bool {
     let waits = observation.waiting.as_ref().and_then(|waiting| waiting.reason);
+    // Where the sidecar refuses this plan's tasks, it would refuse the one that opens the gate too.
+    let hopeless = [Reason::PodTerminating, Reason::SidecarAuth, Reason::SidecarUnreachable];
     observation.sidecar == Sidecar::NotReady
-        && waits.is_some_and(|reason| reason != Reason::PodTerminating)
+        && waits.is_some_and(|reason| !hopeless.contains(&reason))
 }
 
 /// A plan of one step gives way as soon as it waits and something else could start.
 fn decide_small(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
+    if is_pointless(observation, plan) {
+        supersede(observation, plan, "a newer wish", decision);
+        return;
+    }
     if observation.waiting.is_none() || observation.node.spec.is_paused() {
         resume(observation, plan, decision);
         return;
@@ -159,6 +167,16 @@ fn decide_small(observation: &Observation, plan: &TaskPlan, decision: &mut Decis
         }
         _ => resume(observation, plan, decision),
     }
+}
+
+/// A gate of a node that is stopped, or a template that is neither wanted nor running any more.
+fn is_pointless(observation: &Observation, plan: &TaskPlan) -> bool {
+    if kind_of(plan) == PlanKind::MarkReady {
+        return observation.node.spec.is_paused();
+    }
+    let target = plan.target.as_ref().map(|target| &target.hash);
+    let wanted = observation.wanted.as_ref().ok().map(|wanted| &wanted.hash);
+    target != wanted && target != observation.status().pod_template_hash.as_ref()
 }
 
 fn resume(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
@@ -223,14 +241,15 @@ fn open_gate_first(observation: &Observation, plan: &TaskPlan, decision: &mut De
 fn hand_over(plan: &TaskPlan, decision: &mut Decision) {
     let PlanMove::Start(next) = &mut decision.plan else { return };
     next.abandoned.extend(plan.abandoned.iter().cloned());
-    let left = plan.current().filter(|(_, task)| is_submitted(task));
+    // Also one that is not known to have been submitted: a crash may have come in between.
+    let left = plan.current().filter(|(_, task)| is_of_sidecar(task));
     if let Some((index, task)) = left {
         next.abandoned.push(crate::tasks::sidecar::attempt_id(plan, index, task));
     }
 }
 
-fn is_submitted(task: &PlannedTask) -> bool {
-    task.task_type().is_some_and(|one| one.side() == Side::Sidecar) && task.submitted_at.is_some()
+fn is_of_sidecar(task: &PlannedTask) -> bool {
+    task.task_type().is_some_and(|one| one.side() == Side::Sidecar)
 }
 
 /// Whether a failed plan is an early update whose configuration task failed: the update goes on

@@ -33,7 +33,7 @@ pub fn init(observation: &Observation, wanted: &Wanted, bootstrapped: bool) -> T
     } else if spec.needs_bootstrap() && !bootstrapped {
         bootstrap_tasks(spec)
     } else {
-        init_tasks(spec, bootstrapped)
+        init_tasks(spec, bootstrapped, observation.job.is_some())
     };
     let mut plan = assemble(observation, wanted, PlanKind::Init, &tasks);
     plan.failed_phase = Some(SeiNodePhase::Failed);
@@ -83,17 +83,23 @@ fn target(observation: &Observation, wanted: &Wanted, cause: Cause) -> PlanTarge
         cause,
         retry: observation.annotation(annotation::RETRY).map(str::to_owned),
         from: observation.status().pod_template_hash.clone(),
+        config: wanted.config.clone(),
         inputs_hash: Some(wanted.inputs_hash.clone()),
     }
 }
 
 /// The pod is replaced right after the apply, before anything is asked of its sidecar: a pod that
 /// cannot start because of its first image must not keep the corrected one away.
-fn init_tasks(spec: &SeiNodeSpec, bootstrapped: bool) -> Vec<TaskType> {
+fn init_tasks(spec: &SeiNodeSpec, bootstrapped: bool, job_is_left: bool) -> Vec<TaskType> {
     let snapshot = spec.snapshot().filter(|_| !bootstrapped);
     let mut tasks = vec![T::EnsureDataPvc];
     tasks.extend(key_tasks(spec));
-    tasks.extend([T::ApplyRbacProxyConfig, T::ApplyStatefulSet, T::ApplyService, T::ReplacePod]);
+    tasks.push(T::ApplyRbacProxyConfig);
+    if job_is_left {
+        // Of an earlier try: its pod has the volume.
+        tasks.push(T::TeardownBootstrap);
+    }
+    tasks.extend([T::ApplyStatefulSet, T::ApplyService, T::ReplacePod]);
     if snapshot.is_some_and(|source| source.s3.is_some()) {
         tasks.push(T::SnapshotRestore);
     }

@@ -53,7 +53,7 @@ pub fn judge(observation: &Observation, wanted: &Wanted) -> Drift {
         }
         Some(_) => Drift::Differs(Difference {
             cause: cause(observation, wanted),
-            image_changed: images_differ(pod, wanted),
+            image_changed: images_differ(observation, pod, wanted),
             changes: changes(statefulset, wanted, pod),
         }),
     }
@@ -108,7 +108,7 @@ fn judge_same(
 
 /// No usable O: adoption. The images speak for themselves; the rest the server has to judge.
 fn judge_unknown(observation: &Observation, wanted: &Wanted, pod: &PodView) -> Drift {
-    if images_differ(pod, wanted) {
+    if images_differ(observation, pod, wanted) {
         let changes = image_changes(pod, wanted);
         return Drift::Differs(Difference { cause: Cause::Spec, image_changed: true, changes });
     }
@@ -155,8 +155,11 @@ fn stamp(observation: &Observation, wanted: &Wanted, pod: &PodView) -> Option<St
     )
 }
 
-fn images_differ(pod: &PodView, wanted: &Wanted) -> bool {
-    pod.seid.image != wanted.image || pod.sidecar.image != wanted.sidecar_image
+/// Whether the spec itself names another image than the pod has. The platform's sidecar image is
+/// nobody's wish for this node: it waits for its turn like every change of the platform.
+fn images_differ(observation: &Observation, pod: &PodView, wanted: &Wanted) -> bool {
+    let names_sidecar = observation.node.spec.sidecar_image().is_some();
+    pod.seid.image != wanted.image || (names_sidecar && pod.sidecar.image != wanted.sidecar_image)
 }
 
 fn image_changes(pod: &PodView, wanted: &Wanted) -> Vec<FieldChange> {

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use sei_api::names::annotation;
-use sei_api::plan::TaskPlan;
-use sei_api::status::SeiNodePhase;
+use sei_api::plan::{PlanKind, TaskPlan};
+use sei_api::status::{ClaimRef, SeiNodePhase};
 use sei_api::task::TaskType;
 
 use super::{Decision, Note, build, failure_text, gate, running, stall};
-use crate::observation::{Observation, Sidecar};
+use crate::observation::{Claim, Observation, Sidecar};
+use crate::tasks::kind_of;
 
 /// The phase of a node whose status is empty: never a new node beside objects of ours.
 ///
@@ -36,7 +37,11 @@ pub(super) fn decide(
         return;
     }
     let Ok(wanted) = &observation.wanted else { return };
-    let bootstrapped = previous.is_some_and(|plan| plan.has_completed(TaskType::TeardownBootstrap));
+    // A plan that did without the Job followed one that was done with it.
+    let bootstrapped = previous.is_some_and(|plan| {
+        plan.has_completed(TaskType::TeardownBootstrap)
+            || (kind_of(plan) == PlanKind::Init && !plan.has(TaskType::DeployBootstrapJob))
+    });
     let plan = build::init(observation, wanted, bootstrapped);
     decision.phase = Some(SeiNodePhase::Initializing);
     running::start(decision, plan, "the node is new");
@@ -95,7 +100,16 @@ pub(super) fn decide_lost_volume(observation: &Observation, decision: &mut Decis
     let consent = stall::lost_claim_uid(observation).is_some_and(|uid| {
         observation.annotation(annotation::RECREATE_VOLUME) == Some(uid.as_str())
     });
-    if consent && observation.node.spec.imported_claim().is_none() {
+    let restored = match &observation.claim {
+        Claim::Present(claim) if claim.phase == "Bound" && !claim.terminating => Some(claim),
+        _ => None,
+    };
+    if let Some(claim) = restored.filter(|_| consent) {
+        let name = observation.status().data_claim.as_ref().map(|lost| lost.name.clone());
+        let uid = claim.uid.clone();
+        decision.claim = Some(ClaimRef { name: name.unwrap_or_default(), uid });
+        decision.wake = Some(Duration::ZERO);
+    } else if consent && observation.node.spec.imported_claim().is_none() {
         decide(observation, None, decision);
     } else {
         decision.wake = Some(Duration::from_secs(30).min(observation.timing.resync()));

@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use sei_api::condition::{self, ConditionType, Reason, Truth, Verdict};
 use sei_api::plan::{PlanKind, PlanPhase, TaskPlan};
 use sei_api::status::{
-    Blocked, Cause, LastUpdate, PendingUpdate, SeiNodePhase, SeiNodeStatus, UpdateOutcome,
+    Blocked, Cause, ClaimRef, LastUpdate, PendingUpdate, SeiNodePhase, SeiNodeStatus, UpdateOutcome,
 };
 
 use crate::observation::{Observation, Sidecar};
@@ -45,6 +45,8 @@ pub struct Decision {
     pub stamp: Option<Stamp>,
     pub last_update: Option<LastUpdate>,
     pub blocked: Option<Blocked>,
+    /// The claim that counts as the node's from now on.
+    pub claim: Option<ClaimRef>,
     pub syncers: Option<Vec<String>>,
     /// The uid of a pod whose template the server must judge before anything can be decided.
     pub judge: Option<String>,
@@ -140,13 +142,16 @@ fn settle(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
     if is_updating(observation) {
         set_update(decision, Truth::False, Reason::UpdateFailed, detail.clone());
     }
+    if kind == PlanKind::ApplyTemplate {
+        back_off(observation, decision);
+    }
     if kind == PlanKind::NodeUpdate {
         back_off(observation, decision);
         decision.last_update =
             Some(ended(observation, plan, UpdateOutcome::Failed, Some(detail.clone())));
     }
     decision.report.push(Note::PlanFailed { kind, detail });
-    decision.wake = Some(Duration::ZERO);
+    decision.wake = Some(observation.timing.poll());
 }
 
 fn is_updating(observation: &Observation) -> bool {
@@ -285,6 +290,9 @@ impl Decision {
             status.last_update.clone_from(&self.last_update);
         }
         status.blocked.clone_from(&self.blocked);
+        if self.claim.is_some() {
+            status.data_claim.clone_from(&self.claim);
+        }
         status.resolved_state_syncers.clone_from(&self.syncers);
         status.observed_generation = Some(status.observed_generation.unwrap_or(0).max(generation));
     }

@@ -81,6 +81,7 @@ pub enum Note {
     VolumeLost {
         claim: String,
     },
+    VolumeGoing,
     SigningKeyConflict {
         with: String,
     },
@@ -135,6 +136,7 @@ impl fmt::Display for Note {
             Self::ConfigRidesNextRoll { settings } => {
                 write!(f, "{} changed; it arrives with the next roll", settings.join(", "))
             }
+            Self::VolumeGoing => f.write_str("leaves the pod alone: its volume would go with it"),
             Self::VolumeLost { claim } => write!(f, "its volume {claim} is gone"),
             Self::SigningKeyConflict { with } => {
                 write!(f, "is not started: {with} has the same signing key or volume")

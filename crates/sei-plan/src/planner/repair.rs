@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use sei_api::names::annotation;
+use sei_api::plan::PlanPhase;
 use sei_api::status::SeiNodePhase;
 use sei_api::task::TaskType;
 use serde_json::{Value, json};
@@ -54,8 +55,10 @@ pub fn repairs(observation: &Observation, others: Others) -> Vec<Request> {
 /// How many pods the node should have.
 pub fn wanted_replicas(observation: &Observation, present: Option<i32>) -> i32 {
     let spec = &observation.node.spec;
-    let plan = observation.status().plan.as_ref().filter(|plan| plan.is_active());
-    let bootstrapping = plan.is_some_and(in_bootstrap);
+    // A bootstrap that failed may still have its Job on the volume.
+    let plan = observation.status().plan.as_ref();
+    let bootstrapping =
+        plan.is_some_and(|plan| plan.phase != PlanPhase::Complete && in_bootstrap(plan));
     let without_volume = spec.signs() && stall::volume_lost(observation).is_some();
     if spec.is_paused() || bootstrapping || without_volume {
         return 0;

@@ -25,6 +25,11 @@ pub(super) fn decide(observation: &Observation, decision: &mut Decision) {
         Err(why) => decision.report.push(Note::Refused { why: why.clone() }),
         Ok(wanted) => match stall::changed_identity(observation, wanted) {
             Some(why) => decision.report.push(Note::Refused { why }),
+            None if stall::volume_going(observation) => decision.report.push(Note::VolumeGoing),
+            None if takes_anothers_key(observation) => {
+                let with = observation.signing_conflict.clone().unwrap_or_default();
+                decision.report.push(Note::SigningKeyConflict { with });
+            }
             None if observation.node.spec.is_paused() => {
                 decide_stopped(observation, wanted, decision);
             }
@@ -33,7 +38,8 @@ pub(super) fn decide(observation: &Observation, decision: &mut Decision) {
     }
     let idle = !matches!(decision.plan, PlanMove::Start(_));
     // Never delayed by anything above: an evicted node must come back.
-    if idle && observation.sidecar == Sidecar::NotReady && observation.pod().is_some() {
+    let stopped = observation.node.spec.is_paused();
+    if idle && !stopped && observation.sidecar == Sidecar::NotReady && observation.pod().is_some() {
         let plan = build::mark_ready(observation);
         start(decision, plan, "the gate is closed");
     }
@@ -41,6 +47,13 @@ pub(super) fn decide(observation: &Observation, decision: &mut Decision) {
     if idle && let Ok(wanted) = &observation.wanted {
         put_back(observation, wanted, decision);
     }
+}
+
+/// Whether the wanted pod would sign with a key that another node has and this one has not yet.
+fn takes_anothers_key(observation: &Observation) -> bool {
+    let mounted = observation.own_statefulset().and_then(|one| one.identity().signing_secret);
+    let wanted = observation.node.spec.signing_secret();
+    observation.signing_conflict.is_some() && wanted.is_some() && mounted.as_deref() != wanted
 }
 
 /// At rest, in sync, or on the way.
@@ -112,7 +125,7 @@ fn in_sync(observation: &Observation, wanted: &Wanted, decision: &mut Decision) 
             wanted,
             Cause::Spec,
             UpdateState::Held,
-            "arrives with the next roll",
+            "addresses arrive with the next roll; overrides reach a node when it is initialised",
             changes,
         )
     });
@@ -315,7 +328,12 @@ fn put_back(observation: &Observation, wanted: &Wanted, decision: &mut Decision)
     let applied = statefulset.template_hash.as_deref();
     let differs =
         applied.is_some_and(|hash| hash != observed && drift::same_algorithm(hash, observed));
-    if waits && observed != wanted.hash && differs && !statefulset.terminating {
+    let backs_off = decision
+        .pending_update
+        .as_ref()
+        .and_then(|one| one.next_attempt_at.as_ref())
+        .is_some_and(|until| until.0 > observation.now);
+    if waits && !backs_off && observed != wanted.hash && differs && !statefulset.terminating {
         let observed = observed.to_owned();
         let plan = build::apply_template(observation, wanted, &observed);
         start(decision, plan, "the update waits; an eviction must bring back what ran before");

@@ -49,6 +49,10 @@ fn diagnose(observation: &Observation, decision: &Decision) -> Option<(Reason, S
         Note::SigningKeyConflict { with } => {
             Some((Reason::SigningKeyConflict, format!("{with} has the same signing key or volume")))
         }
+        Note::VolumeGoing => Some((
+            Reason::DataVolumeLost,
+            "the claim is being deleted and goes with its pod, which is left alone".to_owned(),
+        )),
         Note::VolumeLost { claim } => {
             let uid = lost_claim_uid(observation).unwrap_or_default();
             Some((Reason::DataVolumeLost, format!("claim {claim} ({uid}) is gone")))
@@ -123,6 +127,12 @@ pub(super) fn changed_identity(observation: &Observation, wanted: &Wanted) -> Op
 /// The uid of the claim that the node once had.
 pub(super) fn lost_claim_uid(observation: &Observation) -> Option<String> {
     observation.status().data_claim.as_ref().map(|claim| claim.uid.clone())
+}
+
+/// Whether the node's claim is on its way out. It lives for as long as its pod does, so nothing may
+/// stop that pod.
+pub(super) fn volume_going(observation: &Observation) -> bool {
+    matches!(&observation.claim, Claim::Present(claim) if claim.terminating)
 }
 
 /// Whether the volume of a running node is gone: missing, lost, or another one under its name.

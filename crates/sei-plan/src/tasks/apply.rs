@@ -97,6 +97,7 @@ fn set_template(
     seen: &Seen,
     template: Option<Value>,
 ) -> Result<(), Next> {
+    object.spec.replicas = Some(seen.replicas);
     if let Some(template) = template {
         object.spec.template = serde_json::from_value(template)
             .map_err(|error| fail(format!("the observed template cannot be read: {error}")))?;

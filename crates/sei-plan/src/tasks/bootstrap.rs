@@ -26,7 +26,12 @@ pub(super) fn step_service(seen: &Seen) -> Next {
 pub(super) fn step_job(seen: &Seen) -> Next {
     let Some(bootstrap) = &seen.wanted.bootstrap else { return not_wanted() };
     let Look::Live(found) = &seen.job else { return read(Read::Job) };
+    let own_pod = seen.pods.any().into_iter().flatten().any(|pod| !pod.is_bootstrap);
     let Some(job) = found else {
+        if own_pod {
+            let message = "the node's own pod still has the volume";
+            return wait(Reason::PodTerminating, message);
+        }
         return request(Request::CreateJob(Box::new(bootstrap.job.clone())));
     };
     if job.controller != seen.node.metadata.uid {

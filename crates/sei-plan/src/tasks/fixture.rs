@@ -194,6 +194,7 @@ pub(crate) fn plan(tasks: &[TaskType]) -> TaskPlan {
             cause: Cause::Spec,
             retry: None,
             from: None,
+            config: std::collections::BTreeMap::new(),
             inputs_hash: Some("inputs:plan".to_owned()),
         }),
         applied: None,

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use sei_api::plan::TaskPlan;
+use sei_api::plan::{PlanKind, TaskPlan};
 use sei_api::status::ObservedTemplate;
 
-use super::{Effects, Next, Stamp, read, replace_pod, wait};
+use super::{Effects, Next, Stamp, kind_of, read, replace_pod, wait};
 use crate::request::Read;
 use crate::seen::{Look, Seen};
 use crate::view::{Freshness, PodView, freshness};
@@ -29,9 +29,11 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
         Ok(statefulset) => statefulset,
         Err(next) => return next,
     };
-    let Some(revision) = statefulset.observed_revision() else { return read(Read::StatefulSet) };
+    let Some(revisions) = replace_pod::revisions(plan, statefulset, seen) else {
+        return read(Read::StatefulSet);
+    };
     let pods = seen.pods.any().map(Vec::as_slice).unwrap_or_default();
-    let Some(known) = replace_pod::fresh(pods, statefulset, revision) else {
+    let Some(known) = replace_pod::fresh(pods, statefulset, revisions) else {
         return read(Read::Pods);
     };
     let (image, sidecar_image) = images(plan, seen);
@@ -43,7 +45,7 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
     let Some(pod) = live.as_ref().filter(|pod| pod.uid == known.uid) else {
         return wait(None, "the pod was replaced while it was looked at");
     };
-    if freshness(pod, statefulset, revision) != Freshness::Fresh || pod.is_terminating() {
+    if freshness(pod, statefulset, revisions) != Freshness::Fresh || pod.is_terminating() {
         return wait(None, "the pod was replaced while it was looked at");
     }
     if let Some(missing) = not_running(pod, &image, &sidecar_image) {
@@ -58,12 +60,31 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
         &MadeFrom {
             hash,
             inputs_hash: inputs_hash.unwrap_or(&seen.wanted.inputs_hash),
-            config: &seen.wanted.config,
+            config: &written(plan, seen),
             operator_version: &seen.operator_version,
             now: seen.now,
         },
     );
     Next::Done(Box::new(Effects { stamp, ..Effects::default() }))
+}
+
+/// The settings that this plan wrote, as they were when it was built; others stay as recorded. An
+/// update patches addresses, it does not write whole files.
+fn written(plan: &TaskPlan, seen: &Seen) -> BTreeMap<String, String> {
+    let mut config = plan
+        .target
+        .as_ref()
+        .map(|target| target.config.clone())
+        .filter(|config| !config.is_empty())
+        .unwrap_or_else(|| seen.wanted.config.clone());
+    if kind_of(plan) == PlanKind::NodeUpdate
+        && let Some(template) =
+            seen.node.status.as_ref().and_then(|status| status.pod_template.as_ref())
+        && let Some(recorded) = template.config.get("overrides")
+    {
+        config.insert("overrides".to_owned(), recorded.clone());
+    }
+    config
 }
 
 /// What a pod is known to have been made from, and when that was seen.

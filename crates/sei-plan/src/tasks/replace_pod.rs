@@ -6,7 +6,7 @@ use sei_api::plan::TaskPlan;
 use super::{Next, done, fail, not_ours, read, request, wait};
 use crate::request::{PodDelete, Read, Request};
 use crate::seen::{Look, Seen};
-use crate::view::{Freshness, PodView, StatefulSetView, freshness, is_owned};
+use crate::view::{Freshness, PodView, Revisions, StatefulSetView, freshness, is_owned};
 
 #[cfg(test)]
 mod tests;
@@ -45,18 +45,18 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
             statefulset.replicas.unwrap_or_default()
         ));
     }
-    let Some(revision) = statefulset.observed_revision() else {
+    let Some(revisions) = revisions(plan, statefulset, seen) else {
         return not_observed(statefulset);
     };
     if let Look::Cached(Some(pods)) = &seen.pods
-        && stale(pods, statefulset, revision).is_none()
-        && fresh(pods, statefulset, revision).is_some()
+        && stale(pods, statefulset, revisions).is_none()
+        && fresh(pods, statefulset, revisions).is_some()
     {
         return done();
     }
     let Look::Live(pods) = &seen.pods else { return read(Read::Pods) };
     let pods = pods.as_deref().unwrap_or_default();
-    if let Some(pod) = stale(pods, statefulset, revision) {
+    if let Some(pod) = stale(pods, statefulset, revisions) {
         let insists = seen.delete_conflicts < CONFLICTS_TOLERATED;
         return request(Request::DeletePod(PodDelete {
             name: pod.name.clone(),
@@ -64,20 +64,38 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
             resource_version: insists.then(|| pod.resource_version.clone()),
         }));
     }
-    match fresh(pods, statefulset, revision) {
+    match fresh(pods, statefulset, revisions) {
         Some(_) => done(),
         None => no_fresh_pod(pods, statefulset),
     }
+}
+
+/// The revisions at which a pod is what this plan leads to, once the newest template was looked at.
+pub(super) fn revisions<'a>(
+    plan: &TaskPlan,
+    statefulset: &'a StatefulSetView,
+    seen: &'a Seen,
+) -> Option<Revisions<'a>> {
+    let status = seen.node.status.as_ref();
+    let target = plan.target.as_ref().map(|target| &target.hash);
+    let observed = status.filter(|status| {
+        status.pod_template_hash.is_some() && status.pod_template_hash.as_ref() == target
+    });
+    let known = observed.and_then(|status| status.pod_template.as_ref());
+    Some(Revisions {
+        newest: statefulset.observed_revision()?,
+        known: known.map(|template| template.revision.as_str()),
+    })
 }
 
 /// The pod to delete: owned, labelled with another revision, not terminating.
 pub fn stale<'a>(
     pods: &'a [PodView],
     statefulset: &StatefulSetView,
-    revision: &str,
+    revisions: Revisions<'_>,
 ) -> Option<&'a PodView> {
     pods.iter().find(|pod| {
-        freshness(pod, statefulset, revision) == Freshness::Stale && !pod.is_terminating()
+        freshness(pod, statefulset, revisions) == Freshness::Stale && !pod.is_terminating()
     })
 }
 
@@ -85,10 +103,10 @@ pub fn stale<'a>(
 pub fn fresh<'a>(
     pods: &'a [PodView],
     statefulset: &StatefulSetView,
-    revision: &str,
+    revisions: Revisions<'_>,
 ) -> Option<&'a PodView> {
     pods.iter().find(|pod| {
-        freshness(pod, statefulset, revision) == Freshness::Fresh && !pod.is_terminating()
+        freshness(pod, statefulset, revisions) == Freshness::Fresh && !pod.is_terminating()
     })
 }
 

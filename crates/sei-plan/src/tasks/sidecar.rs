@@ -6,11 +6,12 @@ use sei_api::task::TaskType;
 use serde_json::{Map, Value};
 
 use super::{
-    Effects, Next, fail, in_bootstrap, kind_of, not_ours, read, request, wait, wait_and_poll,
+    Effects, Next, fail, in_bootstrap, kind_of, not_ours, read, replace_pod, request, wait,
+    wait_and_poll,
 };
 use crate::request::{Read, Request, SidecarCall, SidecarRequest, TaskState};
 use crate::seen::{Look, Seen};
-use crate::view::{JobState, PodView, StatefulSetView, is_owned};
+use crate::view::{Freshness, JobState, PodView, StatefulSetView, freshness, is_owned};
 
 /// Poll, submit if the sidecar knows nothing of it, then poll to the end.
 ///
@@ -129,9 +130,9 @@ fn addressed_pod<'a>(
         }
         pods.iter().filter(alive).filter(|pod| is_owned(pod, statefulset)).find(|pod| {
             !needs_fresh
-                || statefulset
-                    .observed_revision()
-                    .is_some_and(|revision| pod.revision.as_deref() == Some(revision))
+                || replace_pod::revisions(plan, statefulset, seen).is_some_and(|revisions| {
+                    freshness(pod, statefulset, revisions) == Freshness::Fresh
+                })
         })
     };
     let Some(pod) = found else {

@@ -5,6 +5,10 @@ use serde_json::json;
 
 use super::*;
 
+fn at(newest: &str) -> Revisions<'_> {
+    Revisions { newest, known: None }
+}
+
 fn fixture(name: &str) -> Value {
     let text = match name {
         "pod" => include_str!("../../testdata/view/pod.yaml"),
@@ -271,8 +275,8 @@ fn every_field_of_a_statefulset_is_read() {
         claim: text("data-val-byo"),
     };
     assert_eq!(view.identity(), identity);
-    assert_eq!(freshness(&pod("running"), &view, "val-byo-6c9f7d5b84"), Freshness::Fresh);
-    assert_eq!(freshness(&pod("running"), &view, "val-byo-7d9c5b6f44"), Freshness::Stale);
+    assert_eq!(freshness(&pod("running"), &view, at("val-byo-6c9f7d5b84")), Freshness::Fresh);
+    assert_eq!(freshness(&pod("running"), &view, at("val-byo-7d9c5b6f44")), Freshness::Stale);
 }
 
 #[test]

@@ -433,8 +433,12 @@ fn heal(world: &mut World) {
     }
     // A difference that nobody can explain any more waits for somebody who agrees.
     let wanted = fixture::wanted(&world.node.spec, &world.platform);
-    let approval = BTreeMap::from([(annotation::APPROVE_UPDATE.to_owned(), wanted.hash)]);
-    world.node.metadata.annotations = Some(approval);
+    // A node that failed while it was new is told to try again.
+    let words = BTreeMap::from([
+        (annotation::APPROVE_UPDATE.to_owned(), wanted.hash),
+        (annotation::RETRY.to_owned(), "healed".to_owned()),
+    ]);
+    world.node.metadata.annotations = Some(words);
 }
 
 fn check_convergence(spec: SeiNodeSpec, from_scratch: bool, events: &[Event]) {
@@ -499,4 +503,46 @@ fn nothing_is_done_in_the_pass_that_builds_a_plan() {
     image(&mut world, "seid:2");
     let trace = world.pass();
     assert_eq!((trace.requests.len(), trace.writes), (0, 1), "{trace:?}");
+}
+
+#[test]
+fn a_sidecar_that_never_answers_is_passed_over_and_reported() {
+    let mut world = running(full_node());
+    let first = world.pod.clone().unwrap().uid;
+    image(&mut world, "seid:2");
+    world.pass();
+    world.pod.as_mut().unwrap().sidecar_lost = true;
+    for _ in 0..8 {
+        world.pass();
+        for step in [Move::Observe, Move::Kubelet, Move::Scale, Move::Kubelet] {
+            world.step(step);
+        }
+        world.wait(5);
+    }
+    assert_ne!(world.pod.as_ref().unwrap().uid, first, "the update goes on without it");
+    world.converge();
+}
+
+#[test]
+fn a_wait_is_counted_from_its_first_sight_and_written_once() {
+    let mut world = running(validator());
+    world.signing_secret_missing = true;
+    image(&mut world, "seid:2");
+    world.pass();
+    world.pass();
+    let since = world.status().blocked.unwrap().since;
+    for _ in 0..10 {
+        world.wait(5);
+        let trace = world.pass();
+        assert_eq!(trace.writes, 0, "{}", trace.report);
+    }
+    assert_eq!(world.status().blocked.unwrap().since, since);
+    world.wait(30);
+    world.pass();
+    let status = world.status();
+    assert!(condition::is(&status.conditions, ConditionType::Stalled, Truth::True), "{status:?}");
+    for _ in 0..5 {
+        world.wait(30);
+        assert_eq!(world.pass().writes, 0, "what is said is not said again");
+    }
 }

@@ -394,3 +394,20 @@ fn changed_settings_outside_of_the_template_are_shown_and_ride_on_the_next_roll(
     assert_eq!(pending.changes[0].path, "config.overrides");
     assert_eq!(pending.state, UpdateState::Held);
 }
+
+#[test]
+fn the_platforms_sidecar_image_is_nobodys_wish_for_a_node() {
+    let observation = adopted(validator()).with(|seen| {
+        let wanted = seen.wanted.as_mut().unwrap();
+        wanted.sidecar_image = "seictl:2".into();
+        wanted.hash = crate::fingerprint::digest_of(&"another platform");
+    });
+    assert_eq!(started_tasks(&observation), "none", "a takeover restarts nothing");
+    assert_eq!(plan(&observation).judge.as_deref(), Some("pod-uid"));
+    let queued = labelled(validator()).with(|seen| {
+        let wanted = seen.wanted.as_mut().unwrap();
+        wanted.sidecar_image = "seictl:2".into();
+        seen.slot = Slot::Taken { by: "ns/other".into() };
+    });
+    assert_eq!(started_tasks(&queued), "none", "signers do not roll together for it");
+}

@@ -392,3 +392,27 @@ fn the_rendered_configuration_reaches_the_stored_plan() {
 fn the_sidecar_is_addressed_by_the_pods_name() {
     assert_eq!(sei_api::names::sidecar_url("n", "ns"), "http://n-0.n.ns.svc.cluster.local:8443");
 }
+
+#[test]
+fn an_edit_after_an_edit_does_not_bootstrap_again() {
+    let plain = |observation: &Observation| {
+        let wanted = observation.wanted.clone().unwrap();
+        build::init(observation, &wanted, true)
+    };
+    let observation = new_node(bootstrap()).with(|seen| {
+        let mut second = plain(seen);
+        second.phase = PlanPhase::Failed;
+        seen.status_mut().phase = Some(SeiNodePhase::Failed);
+        seen.status_mut().plan = Some(second);
+    });
+    let edited = observation.edit(|spec| spec.image = "seid:2".into());
+    assert_eq!(started_tasks(&edited), format!("{HEAD} {PLAIN}"));
+}
+
+#[test]
+fn a_job_that_is_left_is_torn_down_before_the_node_is_applied() {
+    let observation =
+        new_node(full_node()).with(|seen| seen.job = Some(crate::view::JobView::default()));
+    let tasks = started_tasks(&observation);
+    assert!(tasks.contains("teardown-bootstrap apply-statefulset"), "{tasks}");
+}

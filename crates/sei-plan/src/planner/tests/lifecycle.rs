@@ -492,7 +492,107 @@ fn a_target_names_what_it_leads_to() {
             cause: Cause::Spec,
             retry: None,
             from: running(full_node()).status().pod_template_hash.clone(),
+            config: wanted.config,
             inputs_hash: Some(wanted.inputs_hash),
         }
     );
+}
+
+#[test]
+fn a_gate_that_the_sidecar_guards_is_not_tried_instead_of_the_update() {
+    for reason in [Reason::SidecarAuth, Reason::SidecarUnreachable] {
+        let observation = updating(full_node(), 0).with(|seen| {
+            seen.sidecar = Sidecar::NotReady;
+            seen.waiting = Some(waits(reason));
+        });
+        assert_eq!(started_tasks(&observation), "none", "{reason}");
+    }
+}
+
+#[test]
+fn a_pause_does_not_undo_the_way_back_to_what_runs() {
+    let observation = updating(full_node(), 3)
+        .with(|seen| {
+            let plan = seen.status_mut().plan.as_mut().unwrap();
+            plan.target.as_mut().unwrap().hash =
+                running(full_node()).status().pod_template_hash.clone().unwrap();
+        })
+        .edit(|spec| {
+            spec.image = "seid:1".into();
+            spec.update.get_or_insert_default().paused = Some(true);
+        });
+    assert_eq!(after(&observation).plan, observation.status().plan);
+}
+
+#[test]
+fn no_update_takes_the_key_of_another_node() {
+    let observer = running(crate::planner::fixture::observer()).edit(|spec| {
+        let keys = validator().validator.unwrap();
+        spec.validator = Some(keys);
+    });
+    assert!(started(&observer).is_some(), "keys can be added");
+    let conflict = observer.with(|seen| seen.signing_conflict = Some("ns/a".into()));
+    assert_eq!(started_tasks(&conflict), "none");
+    let stalled = says(&after(&conflict), ConditionType::Stalled);
+    assert!(stalled.starts_with("True/SigningKeyConflict"), "{stalled}");
+    let already = running(validator())
+        .edit(|spec| spec.image = "seid:2".into())
+        .with(|seen| seen.signing_conflict = Some("ns/a".into()));
+    assert!(started(&already).is_some(), "the one that has it goes on");
+}
+
+#[test]
+fn a_gate_is_not_opened_on_a_node_that_is_stopped() {
+    let stopped = running(full_node())
+        .edit(|spec| spec.paused = Some(true))
+        .with(|seen| seen.sidecar = Sidecar::NotReady);
+    assert_eq!(started_tasks(&stopped), "none");
+    let opening = stopped.with(|seen| {
+        let plan = build::mark_ready(seen);
+        seen.status_mut().plan = Some(plan);
+    });
+    assert_eq!(after(&opening).plan, None);
+}
+
+#[test]
+fn a_volume_that_is_going_keeps_its_pod_alone() {
+    let observation = running(validator()).edit(|spec| spec.image = "seid:2".into());
+    let observation = observation.with(|seen| {
+        seen.claim = Claim::Present(ClaimView {
+            uid: "old".into(),
+            phase: "Bound".into(),
+            terminating: true,
+            ..ClaimView::default()
+        });
+        seen.status_mut().data_claim =
+            Some(sei_api::status::ClaimRef { name: "data-n".into(), uid: "old".into() });
+    });
+    assert_eq!(started_tasks(&observation), "none");
+    assert!(says(&after(&observation), ConditionType::Stalled).starts_with("True/DataVolumeLost"));
+    assert_eq!(
+        repair::wanted_replicas(&observation, Some(1)),
+        1,
+        "stopping it would end the volume"
+    );
+}
+
+#[test]
+fn a_restored_volume_is_taken_with_consent_and_without_a_new_start() {
+    let restored = running(validator()).with(|seen| {
+        seen.claim = Claim::Present(ClaimView {
+            uid: "new".into(),
+            phase: "Bound".into(),
+            ..ClaimView::default()
+        });
+        seen.status_mut().data_claim =
+            Some(sei_api::status::ClaimRef { name: "data-n".into(), uid: "old".into() });
+    });
+    assert_eq!(after(&restored).data_claim.unwrap().uid, "old");
+    let agreed = restored.with(|seen| {
+        let annotations = seen.node.metadata.annotations.get_or_insert_default();
+        let name = sei_api::names::annotation::RECREATE_VOLUME;
+        annotations.insert(name.to_owned(), "old".to_owned());
+    });
+    assert_eq!(started_tasks(&agreed), "none");
+    assert_eq!(after(&agreed).data_claim.unwrap().uid, "new");
 }

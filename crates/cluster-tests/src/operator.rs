@@ -1,0 +1,74 @@
+//! An operator for one test, on the nodes of its namespace.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use sei_operator::metrics::Metrics;
+use sei_operator::{Operator, Options};
+use sei_plan::platform::Platform;
+use sei_plan::timing::Timing;
+use sei_rig::User;
+
+use crate::Scene;
+
+/// The platform that tests run on.
+pub const PLATFORM: &str = "
+scheduling:
+  nodepoolName: chain-default
+  nodepoolArchive: chain-archive
+  nodepoolValidator: chain-validator
+  nodepoolSeed: chain-seed
+  tolerationKey: example.org/chain
+  serviceAccount: chain-node
+storage: { classPerf: fast, classDefault: standard, classArchive: bulk, sizeDefault: 1Gi, sizeArchive: 2Gi }
+stateSync: { syncers: { demo-1: [\"witness-a.sync.svc:26657\", \"witness-b.sync.svc:26657\"] } }
+snapshot: { bucket: snapshots, region: eu-west-1 }
+resultExport: { bucket: results, region: eu-west-1, prefix: shadow/ }
+genesis: { bucket: genesis, region: eu-west-1 }
+images:
+  sidecar: registry.example.org/seictl:v1
+  kubeRBACProxy: registry.example.org/kube-rbac-proxy:v1
+  cosmosExporter: registry.example.org/exporter:v1
+rollout: { settleSeconds: 0 }
+";
+
+/// How an operator of a test is set up.
+pub struct Setup {
+    pub user: User,
+    pub platform: String,
+    pub speed: u32,
+    pub version: String,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            user: User::Operator,
+            platform: PLATFORM.to_owned(),
+            speed: 10,
+            version: "1.0.0".to_owned(),
+        }
+    }
+}
+
+/// Starts an operator for the nodes of the scene's namespace.
+pub async fn start(scene: &Scene, setup: Setup) -> Result<Operator> {
+    let platform = Platform::parse(&setup.platform, "platform.yaml")?;
+    let options = Options {
+        platform: Arc::new(platform),
+        platform_path: None,
+        namespace: Some(scene.namespace.clone()),
+        sidecar_token: None,
+        timing: Timing::faster(setup.speed),
+        version: setup.version,
+        metrics: Metrics::new(),
+    };
+    let path = scene.plane().kubeconfig(setup.user);
+    let kubeconfig = Kubeconfig::read_from(&path).context("failed to read a kubeconfig")?;
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    let mut operator = Operator::start(move || Ok(Client::try_from(config)?), options)?;
+    operator.ready().await?;
+    Ok(operator)
+}

@@ -1,0 +1,264 @@
+//! A scenario: a namespace, an operator of its own, and what people and machines do to nodes.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context as _, Result, ensure};
+use futures::{StreamExt as _, TryStreamExt as _};
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use kube::ResourceExt as _;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
+use sei_api::SeiNode;
+use sei_api::condition::{self, ConditionType};
+use sei_api::status::{SeiNodePhase, SeiNodeStatus};
+use sei_operator::Operator;
+use sei_plan::view::PodView;
+use serde_json::{Value, json};
+
+use crate::operator::{self, Setup};
+use crate::{Scene, scene, wait_for};
+
+/// A scenario under way.
+pub struct Play {
+    pub scene: Scene,
+    pub operator: Option<Operator>,
+    witness: Arc<Mutex<Witness>>,
+}
+
+/// What was seen by somebody who is not the operator.
+#[derive(Default)]
+struct Witness {
+    /// Uids of pods, in the order of their appearance, by node.
+    pods: Vec<(String, String)>,
+    /// Images that a pod of a node was seen running.
+    ran: BTreeSet<(String, String)>,
+    /// What was claimed to run and had not been seen running.
+    lies: Vec<String>,
+}
+
+impl Play {
+    /// Opens a scenario with an operator.
+    pub async fn open(name: &str) -> Result<Self> {
+        let mut play = Self::open_without_operator(name).await?;
+        play.operator = Some(operator::start(&play.scene, Setup::default()).await?);
+        Ok(play)
+    }
+
+    pub async fn open_without_operator(name: &str) -> Result<Self> {
+        let scene = scene(name).await?;
+        let witness = Arc::default();
+        let play = Self { scene, operator: None, witness };
+        play.watch_pods().await?;
+        play.watch_nodes().await?;
+        Ok(play)
+    }
+
+    pub fn nodes(&self) -> Api<SeiNode> {
+        Api::namespaced(self.scene.admin.clone(), &self.scene.namespace)
+    }
+
+    pub fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.scene.admin.clone(), &self.scene.namespace)
+    }
+
+    pub fn statefulsets(&self) -> Api<StatefulSet> {
+        Api::namespaced(self.scene.admin.clone(), &self.scene.namespace)
+    }
+
+    async fn watch_pods(&self) -> Result<()> {
+        let stream = self.pods().watch(&WatchParams::default(), "0").await?.boxed();
+        let witness = self.witness.clone();
+        tokio::spawn(async move {
+            let mut stream = stream;
+            while let Ok(Some(event)) = stream.try_next().await {
+                if let WatchEvent::Added(pod) | WatchEvent::Modified(pod) = event {
+                    note_pod(&witness, &pod);
+                }
+            }
+        });
+        Ok(())
+    }
+
+    async fn watch_nodes(&self) -> Result<()> {
+        let stream = self.nodes().watch(&WatchParams::default(), "0").await?.boxed();
+        let witness = self.witness.clone();
+        let pods = self.pods();
+        tokio::spawn(async move {
+            let mut stream = stream;
+            let mut claimed = BTreeSet::new();
+            while let Ok(Some(event)) = stream.try_next().await {
+                let (WatchEvent::Added(node) | WatchEvent::Modified(node)) = event else {
+                    continue;
+                };
+                let image = node.status.as_ref().and_then(|one| one.current_image.clone());
+                let Some(image) = image else { continue };
+                if !claimed.insert((node.name_any(), image.clone())) {
+                    continue;
+                }
+                // The two watches race; what the server has now settles it.
+                if let Ok(Some(pod)) = pods.get_opt(&format!("{}-0", node.name_any())).await {
+                    note_pod(&witness, &pod);
+                }
+                let mut witness = witness.lock().unwrap_or_else(PoisonError::into_inner);
+                if !witness.ran.contains(&(node.name_any(), image.clone())) {
+                    let name = node.name_any();
+                    witness.lies.push(format!("{name} claims {image}, which was not seen running"));
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// Makes a node of this name and spec.
+    pub async fn create(&self, name: &str, spec: Value) -> Result<()> {
+        let node: SeiNode = serde_json::from_value(json!({
+            "apiVersion": "sei.io/v1alpha1", "kind": "SeiNode",
+            "metadata": { "name": name }, "spec": spec,
+        }))?;
+        self.nodes().create(&PostParams::default(), &node).await?;
+        Ok(())
+    }
+
+    /// Makes a node and waits until it runs.
+    pub async fn run(&self, name: &str, spec: Value) -> Result<()> {
+        self.create(name, spec).await?;
+        self.settled(name).await
+    }
+
+    /// Merges this into the node.
+    pub async fn edit(&self, name: &str, patch: Value) -> Result<()> {
+        let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+        self.nodes().patch(name, &params, &patch).await.with_context(|| format!("edit {name}"))?;
+        Ok(())
+    }
+
+    pub async fn set_image(&self, name: &str, image: &str) -> Result<()> {
+        self.edit(name, json!({ "spec": { "image": image } })).await
+    }
+
+    pub async fn node(&self, name: &str) -> Result<SeiNode> {
+        Ok(self.nodes().get(name).await?)
+    }
+
+    pub async fn status(&self, name: &str) -> Result<SeiNodeStatus> {
+        Ok(self.node(name).await?.status.unwrap_or_default())
+    }
+
+    /// The node's pod, as the operator would see it.
+    pub async fn pod(&self, name: &str) -> Result<Option<PodView>> {
+        let pod = self.pods().get_opt(&format!("{name}-0")).await?;
+        Ok(pod.as_ref().map(PodView::from))
+    }
+
+    /// Waits until a node's status is as it should be.
+    pub async fn until(
+        &self,
+        name: &str,
+        claim: &str,
+        is: impl Fn(&SeiNodeStatus) -> bool,
+    ) -> Result<SeiNodeStatus> {
+        let claim = format!("{name}: {claim}");
+        let seen = wait_for(&claim, async || {
+            let status = self.status(name).await?;
+            Ok(is(&status).then_some(status))
+        });
+        match seen.await {
+            Ok(status) => Ok(status),
+            Err(error) => {
+                let status = self.status(name).await?;
+                let pod = self.pod(name).await?;
+                Err(error.context(format!("{status:#?}\n{pod:#?}")))
+            }
+        }
+    }
+
+    /// Waits until a node runs what its spec asks for, with its gate open and no plan left.
+    pub async fn settled(&self, name: &str) -> Result<()> {
+        let wanted = self.node(name).await?.spec.image;
+        self.until(name, &format!("runs {wanted} and is at rest"), |status| {
+            status.phase == Some(SeiNodePhase::Running)
+                && status.plan.is_none()
+                && status.current_image.as_deref() == Some(wanted.as_str())
+                && says(status, ConditionType::PodTemplateDrift).starts_with("False")
+        })
+        .await?;
+        wait_for(&format!("{name}: the gate is open"), async || {
+            let pod = self.pod(name).await?;
+            Ok(pod.filter(|pod| pod.seid.started && !pod.is_terminating()).map(drop))
+        })
+        .await
+    }
+
+    /// Somebody else deletes the pod.
+    pub async fn evict(&self, name: &str) -> Result<()> {
+        self.pods().delete(&format!("{name}-0"), &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    /// A Secret with this file.
+    pub async fn secret(&self, name: &str, file: &str, content: &Value) -> Result<()> {
+        let secret: Secret = serde_json::from_value(json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": { "name": name },
+            "stringData": { file: content.to_string() },
+        }))?;
+        let secrets: Api<Secret> = Api::namespaced(self.scene.admin.clone(), &self.scene.namespace);
+        secrets.create(&PostParams::default(), &secret).await?;
+        Ok(())
+    }
+
+    /// The Secrets of a validator with these names.
+    pub async fn validator_keys(&self, signing: &str, node: &str) -> Result<()> {
+        let key = json!({ "type": "t", "value": "v" });
+        let signs = json!({ "address": "a", "pub_key": key, "priv_key": key });
+        self.secret(signing, "priv_validator_key.json", &signs).await?;
+        self.secret(node, "node_key.json", &json!({ "priv_key": key })).await
+    }
+
+    /// How many pods a node has had so far.
+    pub fn pods_seen(&self, name: &str) -> usize {
+        let witness = self.witness.lock().unwrap_or_else(PoisonError::into_inner);
+        witness.pods.iter().filter(|(node, _)| node == name).count()
+    }
+
+    /// Ends the scenario: nothing was claimed that was not seen.
+    pub fn close(self) -> Result<()> {
+        let witness = self.witness.lock().unwrap_or_else(PoisonError::into_inner);
+        ensure!(witness.lies.is_empty(), "{:?}", witness.lies);
+        Ok(())
+    }
+}
+
+fn note_pod(witness: &Mutex<Witness>, pod: &Pod) {
+    let view = PodView::from(pod);
+    let Some(node) = pod.labels().get("sei.io/node").cloned() else { return };
+    let mut witness = witness.lock().unwrap_or_else(PoisonError::into_inner);
+    let seen = (node.clone(), view.uid.clone());
+    if !witness.pods.contains(&seen) {
+        witness.pods.push(seen);
+    }
+    if view.seid.has_run && !view.seid.image_id.is_empty() {
+        witness.ran.insert((node, view.seid.image));
+    }
+}
+
+/// A condition as `Status/Reason: message`.
+pub fn says(status: &SeiNodeStatus, kind: ConditionType) -> String {
+    condition::find(&status.conditions, kind).map_or_else(
+        || "absent".to_owned(),
+        |one| format!("{}/{}: {}", one.status, one.reason, one.message),
+    )
+}
+
+/// The spec of an RPC node with this image.
+pub fn rpc(image: &str) -> Value {
+    json!({ "chainId": "demo-1", "image": image, "fullNode": {} })
+}
+
+/// The spec of a validator with keys in these Secrets.
+pub fn validator(image: &str, signing: &str, node: &str) -> Value {
+    json!({ "chainId": "demo-1", "image": image, "validator": {
+        "signingKey": { "secret": { "secretName": signing } },
+        "nodeKey": { "secret": { "secretName": node } },
+    }})
+}

@@ -1,0 +1,121 @@
+//! What every pass works with.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use kube::Client;
+use kube::runtime::events::Recorder;
+use kube::runtime::reflector::Store;
+use sei_api::SeiNode;
+use sei_exec::sidecar::Sidecar;
+use sei_plan::observation::Syncers;
+use sei_plan::platform::Platform;
+use sei_plan::timing::Timing;
+
+use crate::Guarded;
+use crate::caches::{Caches, Wake};
+use crate::desk::Desks;
+use crate::metrics::Metrics;
+use crate::slots::Slots;
+
+/// Shared by all passes.
+pub struct Context {
+    pub client: Client,
+    pub sidecar: Sidecar,
+    pub caches: Caches,
+    pub nodes: Store<Guarded>,
+    pub wake: Wake,
+    pub desks: Desks,
+    pub slots: Slots,
+    pub platform: Arc<Platform>,
+    pub witnesses: Witnesses,
+    pub recorder: Recorder,
+    pub timing: Timing,
+    pub version: String,
+    pub metrics: Metrics,
+    /// Since when this process leads.
+    pub leading_since: Instant,
+    /// p2p ids of nodes by the uid of the pod that told it.
+    pub node_ids: Mutex<BTreeMap<String, NodeId>>,
+}
+
+/// What is known of a pod's p2p id.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodeId {
+    Asked,
+    Known(String),
+}
+
+impl Context {
+    /// Whether the lease was held for long enough to trust one's own view of the fleet.
+    pub fn settled(&self) -> bool {
+        self.leading_since.elapsed() >= self.timing.settle(self.platform.rollout.settle_seconds)
+    }
+
+    /// Every node that could be decoded, in a fixed order.
+    pub fn all_nodes(&self) -> Vec<Arc<Guarded>> {
+        let mut nodes = self.nodes.state();
+        nodes.sort_by(|one, other| key_of(one).cmp(&key_of(other)));
+        nodes
+    }
+}
+
+fn key_of(node: &Guarded) -> (Option<&String>, Option<&String>) {
+    match &node.0 {
+        Ok(node) => (node.metadata.namespace.as_ref(), node.metadata.name.as_ref()),
+        Err(invalid) => (invalid.metadata.namespace.as_ref(), invalid.metadata.name.as_ref()),
+    }
+}
+
+/// The decoded nodes among these.
+pub fn decoded(nodes: &[Arc<Guarded>]) -> impl Iterator<Item = &SeiNode> {
+    nodes.iter().filter_map(|node| node.0.as_ref().ok())
+}
+
+/// The platform's state-sync witnesses. They alone are read anew while the operator runs: the rest
+/// of the file would roll whole fleets.
+pub struct Witnesses {
+    path: Option<std::path::PathBuf>,
+    first: Arc<Platform>,
+    read: Mutex<Option<Reading>>,
+}
+
+/// The file as it was read at some time, or why it could not be.
+type Reading = (Instant, Result<Arc<Platform>, String>);
+
+/// How long a reading of the file counts.
+const WITNESSES_AGE: Duration = Duration::from_secs(5);
+
+impl Witnesses {
+    pub fn new(path: Option<std::path::PathBuf>, platform: Arc<Platform>) -> Self {
+        Self { path, first: platform, read: Mutex::default() }
+    }
+
+    pub fn of(&self, chain: &str) -> Syncers {
+        match self.current() {
+            Ok(platform) => Syncers::Known(platform.syncers(chain)),
+            Err(text) => Syncers::Unreadable(text),
+        }
+    }
+
+    fn current(&self) -> Result<Arc<Platform>, String> {
+        let Some(path) = &self.path else { return Ok(self.first.clone()) };
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, platform)) = read.as_ref()
+            && at.elapsed() < WITNESSES_AGE
+        {
+            return platform.clone();
+        }
+        let fresh = read_platform(path).map(Arc::new);
+        *read = Some((Instant::now(), fresh.clone()));
+        fresh
+    }
+}
+
+/// Reads the platform configuration; the error is one line that names file, key and reason.
+pub fn read_platform(path: &std::path::Path) -> Result<Platform, String> {
+    let shown = path.display().to_string();
+    let text = std::fs::read_to_string(path).map_err(|error| format!("{shown}: {error}"))?;
+    Platform::parse(&text, &shown).map_err(|error| error.to_string())
+}

@@ -1,0 +1,374 @@
+//! What `sei-operator run` can be told.
+//!
+//! Every flag of the peer is understood, so that its Deployment starts this operator by changing the
+//! image alone. Those that have no meaning here are accepted, and [`Flags::warnings`] says so.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::{Parser, ValueEnum};
+use uuid::Uuid;
+
+use crate::serve::{Bind, parse_bind_address};
+
+const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// Runs the operator.
+#[derive(Parser, Clone, Debug)]
+pub struct Flags {
+    /// Wait for the lease before acting; without it, make sure that nobody else acts.
+    #[arg(
+        long, value_name = "BOOL", default_value = "true", default_missing_value = "true",
+        num_args = 0..=1, require_equals = true, value_parser = parse_go_bool,
+        action = clap::ArgAction::Set
+    )]
+    pub leader_elect: bool,
+
+    /// Where /metrics is served: host:port, :port, or 0 for nowhere.
+    #[arg(long, value_name = "ADDRESS", default_value = ":8080", value_parser = parse_bind_address)]
+    pub metrics_bind_address: Bind,
+
+    /// Where /healthz and /readyz are served: host:port, :port, or 0 for nowhere.
+    #[arg(long, value_name = "ADDRESS", default_value = ":8081", value_parser = parse_bind_address)]
+    pub health_probe_bind_address: Bind,
+
+    /// The platform configuration.
+    #[arg(long, value_name = "FILE", env = "SEI_CONTROLLER_CONFIG")]
+    pub config: Option<PathBuf>,
+
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+
+    /// Namespace of the lease [default: the one of the service account, or `default`].
+    #[arg(long, value_name = "NAME", env = "POD_NAMESPACE")]
+    leader_election_namespace: Option<String>,
+
+    /// Name in the lease, unlike that of any other process [default: drawn at random].
+    #[arg(long, value_name = "NAME", env = "POD_NAME")]
+    identity: Option<String>,
+
+    /// Bearer token for sidecars [default: the one of the service account, if there is one].
+    #[arg(long, value_name = "FILE")]
+    sidecar_token_file: Option<PathBuf>,
+
+    /// Divides every wait and deadline. For tests.
+    #[arg(
+        long, value_name = "N", hide = true, default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=1000)
+    )]
+    pub speed: u32,
+
+    #[command(flatten)]
+    ignored: Ignored,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+/// Flags of the peer without a meaning here.
+#[derive(clap::Args, Clone, Debug)]
+struct Ignored {
+    #[arg(
+        long, hide = true, default_missing_value = "true", num_args = 0..=1,
+        require_equals = true, value_parser = parse_go_bool
+    )]
+    metrics_secure: Option<bool>,
+    #[arg(long, hide = true)]
+    metrics_cert_path: Option<String>,
+    #[arg(long, hide = true)]
+    metrics_cert_name: Option<String>,
+    #[arg(long, hide = true)]
+    metrics_cert_key: Option<String>,
+    #[arg(
+        long, hide = true, default_missing_value = "true", num_args = 0..=1,
+        require_equals = true, value_parser = parse_go_bool
+    )]
+    enable_http2: Option<bool>,
+    #[arg(
+        long, hide = true, default_missing_value = "true", num_args = 0..=1,
+        require_equals = true, value_parser = parse_go_bool
+    )]
+    zap_devel: Option<bool>,
+    #[arg(long, hide = true)]
+    zap_encoder: Option<String>,
+    #[arg(long, hide = true)]
+    zap_log_level: Option<String>,
+    #[arg(long, hide = true)]
+    zap_stacktrace_level: Option<String>,
+    #[arg(long, hide = true)]
+    zap_time_encoding: Option<String>,
+}
+
+impl Flags {
+    /// What was asked for and will not happen, a sentence each. For the log, once it is open.
+    pub fn warnings(&self) -> Vec<String> {
+        let Ignored {
+            metrics_secure,
+            metrics_cert_path,
+            metrics_cert_name,
+            metrics_cert_key,
+            enable_http2,
+            zap_devel,
+            zap_encoder,
+            zap_log_level,
+            zap_stacktrace_level,
+            zap_time_encoding,
+        } = &self.ignored;
+        let plain = "metrics are served as plain HTTP";
+        let log = "see --log-format and RUST_LOG";
+        let http1 = "the servers speak HTTP/1.1";
+        // A switch that is off asks for what happens anyway.
+        [
+            ("--metrics-secure", *metrics_secure == Some(true), plain),
+            ("--metrics-cert-path", metrics_cert_path.is_some(), plain),
+            ("--metrics-cert-name", metrics_cert_name.is_some(), plain),
+            ("--metrics-cert-key", metrics_cert_key.is_some(), plain),
+            ("--enable-http2", *enable_http2 == Some(true), http1),
+            ("--zap-devel", *zap_devel == Some(true), log),
+            ("--zap-encoder", zap_encoder.is_some(), log),
+            ("--zap-log-level", zap_log_level.is_some(), log),
+            ("--zap-stacktrace-level", zap_stacktrace_level.is_some(), log),
+            ("--zap-time-encoding", zap_time_encoding.is_some(), log),
+        ]
+        .into_iter()
+        .filter(|(_, is_asked, _)| *is_asked)
+        .map(|(flag, _, instead)| format!("{flag} has no effect: {instead}"))
+        .collect()
+    }
+
+    /// Namespace of the lease.
+    pub fn leader_election_namespace(&self) -> String {
+        self.namespace_or(Path::new(SERVICE_ACCOUNT))
+    }
+
+    fn namespace_or(&self, service_account: &Path) -> String {
+        let given = self.leader_election_namespace.clone();
+        let mounted = || fs::read_to_string(service_account.join("namespace")).ok();
+        let sensible = |name: String| Some(name.trim().to_owned()).filter(|name| !name.is_empty());
+        given
+            .and_then(sensible)
+            .or_else(|| mounted().and_then(sensible))
+            .unwrap_or_else(|| "default".to_owned())
+    }
+
+    /// Name of this process in the lease; to be asked for once, since it may be drawn.
+    ///
+    /// The pod's name is used as it is: a container that is restarted in its pod then resumes its
+    /// own lease instead of waiting for it to run out, and no two containers of a pod run at once.
+    pub fn identity(&self) -> String {
+        match self.identity.as_deref().map(str::trim) {
+            Some(name) if !name.is_empty() => name.to_owned(),
+            _ => format!("sei-operator_{}", Uuid::new_v4()),
+        }
+    }
+
+    /// File with the bearer token for sidecars.
+    pub fn sidecar_token_file(&self) -> Option<PathBuf> {
+        self.token_file_or(Path::new(SERVICE_ACCOUNT))
+    }
+
+    fn token_file_or(&self, service_account: &Path) -> Option<PathBuf> {
+        let mounted = service_account.join("token");
+        self.sidecar_token_file.clone().or_else(|| mounted.is_file().then_some(mounted))
+    }
+}
+
+/// Arguments in the form of Go, made ready for clap: `-leader-elect` becomes `--leader-elect`.
+/// A letter after a single dash stays what it is: `-h`.
+pub fn from_go_style(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut is_over = false;
+    let mut rewrite = |argument: OsString| {
+        is_over |= argument == "--";
+        let long = argument.to_str().and_then(|text| text.strip_prefix('-')).filter(|name| {
+            let mut letters = name.chars();
+            letters.next().is_some_and(char::is_alphabetic) && letters.next().is_some()
+        });
+        match long {
+            Some(name) if !is_over => OsString::from(format!("--{name}")),
+            _ => argument,
+        }
+    };
+    arguments.into_iter().map(&mut rewrite).collect()
+}
+
+/// The words that Go takes for a bool.
+fn parse_go_bool(text: &str) -> Result<bool, &'static str> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err("expected true or false"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+    use expect_test::{Expect, expect};
+
+    use super::*;
+
+    fn parse(line: &str) -> Result<Flags, clap::Error> {
+        let arguments = std::iter::once("run").chain(line.split_whitespace()).map(OsString::from);
+        // The environment of whoever runs the tests is not part of them.
+        let command = Flags::command().mut_args(|argument| argument.env(None::<&str>));
+        let matches = command.try_get_matches_from(from_go_style(arguments))?;
+        clap::FromArgMatches::from_arg_matches(&matches)
+    }
+
+    fn bind(text: &str) -> Bind {
+        parse_bind_address(text).unwrap()
+    }
+
+    #[test]
+    fn the_defaults_are_the_peers() {
+        let flags = parse("").unwrap();
+        assert!(flags.leader_elect);
+        assert_eq!(flags.metrics_bind_address, bind(":8080"));
+        assert_eq!(flags.health_probe_bind_address, bind(":8081"));
+        assert_eq!((flags.config.as_ref(), flags.log_format), (None, LogFormat::Text));
+        assert_eq!(flags.speed, 1);
+        assert!(flags.warnings().is_empty());
+    }
+
+    #[test]
+    fn the_command_is_well_formed() {
+        Flags::command().debug_assert();
+    }
+
+    #[test]
+    fn a_switch_is_read_as_go_reads_it() {
+        for (line, expected) in [
+            ("--leader-elect", true),
+            ("--leader-elect=true", true),
+            ("--leader-elect=false", false),
+            ("-leader-elect=false", false),
+            ("-leader-elect", true),
+            ("--leader-elect=0", false),
+            ("--leader-elect=T", true),
+        ] {
+            assert_eq!(parse(line).unwrap().leader_elect, expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_deployment_of_the_peer_starts_this_operator() {
+        let flags = parse(
+            "--leader-elect --health-probe-bind-address=:8081 --metrics-bind-address=0 \
+             -metrics-secure=false --enable-http2=false --zap-devel=false",
+        )
+        .unwrap();
+        assert_eq!(flags.metrics_bind_address, Bind::Off);
+        assert_eq!(flags.warnings(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_has_no_effect_is_said() {
+        let flags = parse(
+            "--metrics-secure --metrics-cert-path=/certs --metrics-cert-name tls.crt \
+             --metrics-cert-key tls.key --enable-http2 -zap-devel --zap-encoder=json \
+             --zap-log-level debug --zap-stacktrace-level=error -zap-time-encoding rfc3339",
+        )
+        .unwrap();
+        expect![[r#"
+            --metrics-secure has no effect: metrics are served as plain HTTP
+            --metrics-cert-path has no effect: metrics are served as plain HTTP
+            --metrics-cert-name has no effect: metrics are served as plain HTTP
+            --metrics-cert-key has no effect: metrics are served as plain HTTP
+            --enable-http2 has no effect: the servers speak HTTP/1.1
+            --zap-devel has no effect: see --log-format and RUST_LOG
+            --zap-encoder has no effect: see --log-format and RUST_LOG
+            --zap-log-level has no effect: see --log-format and RUST_LOG
+            --zap-stacktrace-level has no effect: see --log-format and RUST_LOG
+            --zap-time-encoding has no effect: see --log-format and RUST_LOG"#]]
+        .assert_eq(&flags.warnings().join("\n"));
+    }
+
+    fn check_refused(line: &str, expected: &Expect) {
+        let error = parse(line).unwrap_err().to_string();
+        expected.assert_eq(error.split("\n\n").next().unwrap_or_default());
+    }
+
+    #[test]
+    fn a_bad_value_is_named_with_its_flag() {
+        check_refused(
+            "--metrics-bind-address=8080",
+            &expect![
+                "error: invalid value '8080' for '--metrics-bind-address <ADDRESS>': expected host:port, :port, or 0 for no server"
+            ],
+        );
+        check_refused(
+            "--health-probe-bind-address=:http",
+            &expect![[
+                r#"error: invalid value ':http' for '--health-probe-bind-address <ADDRESS>': "http" is no port: expected a number from 0 to 65535"#
+            ]],
+        );
+        check_refused(
+            "--leader-elect=yes",
+            &expect![
+                "error: invalid value 'yes' for '--leader-elect[=<BOOL>]': expected true or false"
+            ],
+        );
+        check_refused("--leader-elect false", &expect!["error: unexpected argument 'false' found"]);
+        check_refused(
+            "--log-format=yaml",
+            &expect![[r#"
+            error: invalid value 'yaml' for '--log-format <LOG_FORMAT>'
+              [possible values: text, json]"#]],
+        );
+        check_refused(
+            "--speed=0",
+            &expect!["error: invalid value '0' for '--speed <N>': 0 is not in 1..=1000"],
+        );
+        check_refused(
+            "--metrics-bind-adress=:1",
+            &expect!["error: unexpected argument '--metrics-bind-adress' found"],
+        );
+    }
+
+    #[test]
+    fn only_long_names_get_a_second_dash() {
+        let rewritten = |line: &str| {
+            let arguments = from_go_style(line.split(' ').map(OsString::from));
+            arguments
+                .into_iter()
+                .map(|one| one.into_string().unwrap())
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        assert_eq!(rewritten("run -h -a=b --c -5 - -de f"), "run -h --a=b --c -5 - --de f");
+        assert_eq!(rewritten("-ab -- -ab"), "--ab -- -ab");
+    }
+
+    #[test]
+    fn what_is_not_told_is_found_in_the_pod() {
+        let folder = std::env::temp_dir().join(format!("sei-operator-flags-{}", Uuid::new_v4()));
+        fs::create_dir(&folder).unwrap();
+        let flags = parse("").unwrap();
+        assert_eq!(flags.namespace_or(&folder), "default");
+        assert_eq!(flags.token_file_or(&folder), None);
+        fs::write(folder.join("namespace"), "sei\n").unwrap();
+        fs::write(folder.join("token"), "secret").unwrap();
+        assert_eq!(flags.namespace_or(&folder), "sei");
+        assert_eq!(flags.token_file_or(&folder), Some(folder.join("token")));
+        let told = "--leader-election-namespace=ops --sidecar-token-file=/token";
+        let told = parse(told).unwrap();
+        assert_eq!(told.namespace_or(&folder), "ops");
+        assert_eq!(told.token_file_or(&folder), Some(PathBuf::from("/token")));
+        assert_eq!(parse("--leader-election-namespace=").unwrap().namespace_or(&folder), "sei");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn an_identity_is_the_pods_or_nobody_elses() {
+        assert_eq!(parse("--identity=sei-operator-0").unwrap().identity(), "sei-operator-0");
+        for line in ["", "--identity="] {
+            let flags = parse(line).unwrap();
+            assert!(flags.identity().starts_with("sei-operator_"));
+            assert_ne!(flags.identity(), flags.identity());
+        }
+    }
+}

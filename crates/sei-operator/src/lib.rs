@@ -1,0 +1,202 @@
+//! The operator as a process: watches, leadership, metrics, health.
+//!
+//! What it is for: waking the right node at the right time and running its passes, thirty-two at
+//! once, with whatever a sidecar takes its time for outside of that.
+//!
+//! What it never does: decide what happens to a node (that is `sei-plan`), or talk to the API
+//! server on a node's behalf in any other way than by `sei-exec`.
+//!
+//! Invariants:
+//! - Of one node only one pass is under way at any time. Guarded by
+//!   `a_second_pass_waits_for_the_first_and_then_follows`.
+//! - What is kept in memory can be lost: a pass goes by the stored status, or by progress that is
+//!   found again. Guarded by `our_own_write_counts_until_the_cache_has_it`.
+//! - Whether another holder's lease has run out is measured on the own monotonic clock since its
+//!   record last changed; its timestamps are never compared with ours. Guarded by
+//!   `next_move_follows_the_table` and `a_holder_that_keeps_renewing_is_never_replaced`.
+//! - A leader that could not renew stops leading before anybody else may start. Guarded by
+//!   `a_leader_gives_up_before_its_lease_runs_out`.
+//! - The gauges of a node come from its last observed status alone, so that nothing can drift away
+//!   from it by counting. Guarded by `observing_twice_changes_nothing`.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use futures::StreamExt;
+use kube::core::DeserializeGuard;
+use kube::runtime::controller::{Config, Controller};
+use kube::runtime::events::{Recorder, Reporter};
+use kube::runtime::reflector::ObjectRef;
+use kube::runtime::watcher;
+use kube::{Api, Client};
+use sei_api::SeiNode;
+use sei_api::names::EVENT_COMPONENT;
+use sei_exec::sidecar::Sidecar;
+use sei_plan::platform::Platform;
+use sei_plan::timing::Timing;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{mpsc, oneshot, watch};
+
+pub mod caches;
+pub mod context;
+pub mod desk;
+mod events;
+mod finalize;
+pub mod flags;
+pub mod lease;
+pub mod metrics;
+mod observe;
+pub mod peers;
+pub mod reconcile;
+pub mod serve;
+pub mod slots;
+
+use caches::{Caches, Wake};
+use context::{Context, Witnesses};
+use metrics::Metrics;
+
+/// A node that may not decode: one bad object harms only itself.
+pub type Guarded = DeserializeGuard<SeiNode>;
+
+/// How many nodes are looked at at once.
+const CONCURRENCY: u16 = 32;
+
+/// How to run.
+#[derive(Clone)]
+pub struct Options {
+    pub platform: Arc<Platform>,
+    /// File that the platform was read from; its witnesses are read again.
+    pub platform_path: Option<PathBuf>,
+    /// Only the nodes of this namespace; all without it.
+    pub namespace: Option<String>,
+    pub sidecar_token: Option<PathBuf>,
+    pub timing: Timing,
+    pub version: String,
+    pub metrics: Metrics,
+}
+
+/// Runs the controller until `stop` turns true. The caller holds the lease.
+pub async fn run(
+    client: Client,
+    options: Options,
+    mut stop: watch::Receiver<bool>,
+    ready: watch::Sender<bool>,
+) -> anyhow::Result<()> {
+    let (sender, receiver) = mpsc::unbounded_channel::<ObjectRef<Guarded>>();
+    let wake = Wake(sender);
+    let caches = Caches::default();
+    let listed = caches.start(&client, options.namespace.as_deref(), &wake);
+    let nodes: Api<Guarded> = match &options.namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    };
+    let woken = futures::stream::unfold(receiver, |mut receiver| async {
+        receiver.recv().await.map(|node| (node, receiver))
+    });
+    let stopped = {
+        let mut stop = stop.clone();
+        async move {
+            let _ = stop.wait_for(|stop| *stop).await;
+        }
+    };
+    let controller = Controller::new(nodes, watcher::Config::default())
+        .with_config(Config::default().concurrency(CONCURRENCY))
+        .reconcile_on(woken)
+        .graceful_shutdown_on(stopped);
+    // Nothing is decided before the first lists are in: what is missing from a half-filled cache
+    // would look deleted.
+    for mut list in listed {
+        tokio::select! {
+            filled = list.wait_for(|filled| *filled) => drop(filled.context("a watch ended")?),
+            _ = stop.wait_for(|stop| *stop) => return Ok(()),
+        }
+    }
+    let context = Arc::new(Context {
+        sidecar: Sidecar::new(options.sidecar_token.clone()),
+        caches,
+        nodes: controller.store(),
+        wake,
+        desks: desk::Desks::default(),
+        slots: slots::Slots::default(),
+        witnesses: Witnesses::new(options.platform_path.clone(), options.platform.clone()),
+        platform: options.platform,
+        recorder: Recorder::new(
+            client.clone(),
+            Reporter { controller: EVENT_COMPONENT.to_owned(), instance: None },
+        ),
+        timing: options.timing,
+        version: options.version,
+        metrics: options.metrics,
+        leading_since: Instant::now(),
+        node_ids: Mutex::default(),
+        client,
+    });
+    ready.send_replace(true);
+    controller
+        .run(reconcile::reconcile, reconcile::on_error, context)
+        .for_each(|looked| async move {
+            if let Err(error) = looked {
+                tracing::debug!(error = %sei_exec::call::chain(&error), "controller");
+            }
+        })
+        .await;
+    Ok(())
+}
+
+/// An operator that runs inside this process, for tests and the sandbox. It has a runtime of its
+/// own, so that it can be dropped where it stands, with everything it has under way.
+pub struct Operator {
+    stop: watch::Sender<bool>,
+    ready: watch::Receiver<bool>,
+    ended: oneshot::Receiver<anyhow::Result<()>>,
+    runtime: Option<Runtime>,
+}
+
+impl Operator {
+    /// Starts an operator, without an election. The client is made inside its runtime.
+    pub fn start(
+        make_client: impl FnOnce() -> anyhow::Result<Client> + Send + 'static,
+        options: Options,
+    ) -> anyhow::Result<Self> {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let (stop, stopped) = watch::channel(false);
+        let (ready_sender, ready) = watch::channel(false);
+        let (ended_sender, ended) = oneshot::channel();
+        runtime.spawn(async move {
+            let result = match make_client() {
+                Ok(client) => run(client, options, stopped, ready_sender).await,
+                Err(error) => Err(error),
+            };
+            // Nobody may be waiting for it any more.
+            let _ = ended_sender.send(result);
+        });
+        Ok(Self { stop, ready, ended, runtime: Some(runtime) })
+    }
+
+    /// Waits until its first lists are in.
+    pub async fn ready(&mut self) -> anyhow::Result<()> {
+        let filled = self.ready.wait_for(|ready| *ready);
+        let filled = tokio::time::timeout(Duration::from_secs(30), filled).await;
+        filled.context("the operator was not ready in 30 s")?.context("the operator has ended")?;
+        Ok(())
+    }
+
+    /// Stops it, letting the passes under way come to their end.
+    pub async fn stop(mut self) -> anyhow::Result<()> {
+        self.stop.send_replace(true);
+        (&mut self.ended).await.context("the operator was dropped")?
+    }
+
+    /// Drops it where it stands.
+    pub fn kill(self) {}
+}
+
+impl Drop for Operator {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! Gathers what a decision about a node is made from.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use sei_api::SeiNode;
+use sei_api::names::{data_claim, proxy_config};
+use sei_api::status::{ClaimRef, SeiNodePhase, SeiNodeStatus};
+use sei_exec::Cluster;
+use sei_exec::sidecar::Health;
+use sei_plan::observation::{Claim, Observation, Rollout, Sidecar};
+use sei_plan::planner::gate;
+use sei_plan::planner::repair::Others;
+use sei_plan::platform::Adoption;
+use sei_plan::view::{PodView, is_owned};
+use sei_plan::wanted::{Wanted, want};
+use serde_json::Value;
+
+use crate::caches::{NodeKey, covers};
+use crate::context::{Context, NodeId, decoded};
+use crate::desk::{Probe, Subject};
+use crate::peers;
+
+/// An observation, with what only repairs need.
+pub(crate) struct Observed {
+    pub observation: Observation,
+    pub others: Others,
+}
+
+/// Observes a node. `status` is the node's status as far as it is known, stored or not.
+pub(crate) async fn observe(
+    node: &SeiNode,
+    mut status: SeiNodeStatus,
+    key: &NodeKey,
+    context: &Arc<Context>,
+    cluster: &Cluster,
+) -> Observed {
+    let nodes = context.all_nodes();
+    let all: Vec<&SeiNode> = decoded(&nodes).collect();
+    let resolved = peers::resolve(node, &all, |peer| node_id(peer, key, context));
+    status.resolved_peers = (!resolved.is_empty()).then(|| resolved.clone());
+    status.mode = node.spec.mode().map(|mode| mode.to_string());
+    if status.phase == Some(SeiNodePhase::Running) {
+        status.endpoint = peers::endpoint(node).or(status.endpoint);
+    }
+    let claim = claim(node, &mut status, key, context, cluster).await;
+    let syncers = context.witnesses.of(&node.spec.chain_id);
+    let witnesses = gate::judge(&node.spec, &syncers).syncers.unwrap_or_default();
+    let wanted = want(node, &context.platform, &resolved, &witnesses);
+    let statefulset = context.caches.statefulsets.get(key, &key.1);
+    let pods = context.caches.pods.of(key);
+    let own = statefulset.as_ref().and_then(|one| pods.iter().find(|pod| is_owned(pod, one)));
+    let sidecar = health(own, key, context);
+    let rollout = &context.platform.rollout;
+    let limit = usize::try_from(rollout.max_concurrent_per_chain).unwrap_or(1);
+    let observation = Observation {
+        now: jiff::Timestamp::now(),
+        plan_id: uuid::Uuid::new_v4().to_string(),
+        operator_version: context.version.clone(),
+        timing: context.timing,
+        rollout: Rollout {
+            on_operator_change: rollout.on_operator_change,
+            adopt_automatically: rollout.adoption == Adoption::Auto,
+            settled: context.settled(),
+        },
+        syncers,
+        sidecar,
+        slot: context.slots.ask(node, key, &all, limit),
+        signing_conflict: signing_conflict(node, &all),
+        job: context.caches.jobs.of(key).pop(),
+        claim,
+        adoption: None,
+        waiting: None,
+        in_flight: false,
+        node: SeiNode { status: Some(status), ..node.clone() },
+        statefulset,
+        pods,
+        wanted: wanted.map_err(|error| error.to_string()),
+    };
+    let others = match &observation.wanted {
+        Ok(wanted) => others(wanted, key, context),
+        Err(_) => Others { service_is_current: true, proxy_config_is_current: true },
+    };
+    Observed { observation, others }
+}
+
+fn others(wanted: &Wanted, key: &NodeKey, context: &Context) -> Others {
+    let current =
+        |live: Option<Value>, wanted: Value| live.is_some_and(|live| covers(&live, &wanted));
+    let service = context.caches.services.get(key, &key.1);
+    let config = context.caches.config_maps.get(key, &proxy_config(&key.1));
+    Others {
+        service_is_current: current(service, without_namespace(&wanted.service)),
+        proxy_config_is_current: current(config, without_namespace(&wanted.proxy_config)),
+    }
+}
+
+fn without_namespace(object: &impl serde::Serialize) -> Value {
+    let mut value = serde_json::to_value(object).unwrap_or_default();
+    if let Some(metadata) = value["metadata"].as_object_mut() {
+        metadata.remove("namespace");
+    }
+    value
+}
+
+/// The node's claim. A cache may wake us; that a volume is lost is only believed from a live read.
+async fn claim(
+    node: &SeiNode,
+    status: &mut SeiNodeStatus,
+    key: &NodeKey,
+    context: &Context,
+    cluster: &Cluster,
+) -> Claim {
+    if node.spec.imported_claim().is_some() {
+        return Claim::Unknown;
+    }
+    let name = data_claim(&key.1);
+    if let Some(claim) = context.caches.claims.get(key, &name) {
+        let ours = claim.controller.as_deref() == node.metadata.uid.as_deref();
+        if status.data_claim.is_none() && status.phase == Some(SeiNodePhase::Running) && ours {
+            status.data_claim = Some(ClaimRef { name, uid: claim.uid.clone() });
+        }
+        return Claim::Present(claim);
+    }
+    if status.data_claim.is_none() {
+        return Claim::Unknown;
+    }
+    match cluster.claim(&name).await {
+        Ok(Some(claim)) => Claim::Present(claim),
+        Ok(None) => Claim::Missing,
+        Err(_) => Claim::Unknown,
+    }
+}
+
+/// An older node that has the same signing key or imports the same claim.
+fn signing_conflict(node: &SeiNode, all: &[&SeiNode]) -> Option<String> {
+    if !node.spec.signs() {
+        return None;
+    }
+    let age = |one: &SeiNode| {
+        (one.metadata.creation_timestamp.as_ref().map(|time| time.0), one.metadata.name.clone())
+    };
+    let same = |one: Option<&str>, other: Option<&str>| one.is_some() && one == other;
+    let other = all.iter().find(|other| {
+        other.metadata.uid != node.metadata.uid
+            && other.metadata.namespace == node.metadata.namespace
+            && (same(node.spec.signing_secret(), other.spec.signing_secret())
+                || same(node.spec.imported_claim(), other.spec.imported_claim()))
+            && age(other) < age(node)
+    })?;
+    let namespace = other.metadata.namespace.as_deref().unwrap_or_default();
+    Some(format!("{namespace}/{}", other.metadata.name.as_deref().unwrap_or_default()))
+}
+
+/// What the last probe of this very pod said. A pod that was never asked is asked now.
+fn health(pod: Option<&PodView>, key: &NodeKey, context: &Arc<Context>) -> Sidecar {
+    let Some(pod) = pod.filter(|pod| !pod.is_terminating()) else { return Sidecar::Unknown };
+    let Some(subject) = Subject::of(pod) else {
+        return Sidecar::Unreachable(format!("the sidecar of pod {} does not run", pod.name));
+    };
+    let known = context.desks.with(key, |desk| match &desk.probe {
+        Some(probe) if probe.subject == subject => Some(probe.health.clone()),
+        _ => {
+            desk.probe = Some(Probe { subject: subject.clone(), health: None });
+            None
+        }
+    });
+    match known {
+        None => {
+            tokio::spawn(probe(subject, key.clone(), context.clone()));
+            Sidecar::Unknown
+        }
+        Some(None) => Sidecar::Unknown,
+        Some(Some(Health::Ready)) => Sidecar::Ready,
+        Some(Some(Health::NotReady)) => Sidecar::NotReady,
+        Some(Some(Health::Unreachable(text))) => Sidecar::Unreachable(text),
+    }
+}
+
+/// Probes one pod's sidecar for as long as that pod is the node's, and wakes the node on news.
+async fn probe(subject: Subject, key: NodeKey, context: Arc<Context>) {
+    let mut silence = Duration::from_millis(100);
+    loop {
+        let health = context.sidecar.probe(&subject.ip).await;
+        context.metrics.probe(&key.0, &health);
+        let news = context.desks.with(&key, |desk| match desk.probe.as_mut() {
+            Some(probe) if probe.subject == subject => {
+                let news = probe.health.as_ref() != Some(&health);
+                probe.health = Some(health.clone());
+                Some(news)
+            }
+            _ => None,
+        });
+        match news {
+            None => return,
+            Some(true) => context.wake.node(&key),
+            Some(false) => {}
+        }
+        // The pod's container state tells of restarts; this is the safety net.
+        let pause = match health {
+            Health::Ready => Duration::from_secs(60) + jitter(&subject.uid),
+            Health::NotReady => Duration::from_secs(5),
+            Health::Unreachable(_) => {
+                silence = (silence * 2).min(Duration::from_secs(10));
+                silence
+            }
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// Spreads what would otherwise happen to all nodes at once.
+fn jitter(uid: &str) -> Duration {
+    let sum: u64 = uid.bytes().map(u64::from).sum();
+    Duration::from_millis(sum.wrapping_mul(7919) % 6000)
+}
+
+/// The operator has just opened the gate itself: the last probe is older than that.
+pub(crate) fn gate_opened(context: &Context, key: &NodeKey) {
+    context.desks.with(key, |desk| {
+        if let Some(probe) = desk.probe.as_mut() {
+            probe.health = Some(Health::Ready);
+        }
+    });
+}
+
+/// A peer's p2p id, by the pod that told it. A pod that was never asked is asked now, and the node
+/// that wants to know is woken.
+fn node_id(peer: &SeiNode, asker: &NodeKey, context: &Arc<Context>) -> Option<String> {
+    let key: NodeKey = (peer.metadata.namespace.clone()?, peer.metadata.name.clone()?);
+    let pods = context.caches.pods.of(&key);
+    let pod = pods.iter().find(|pod| !pod.is_bootstrap && Subject::of(pod).is_some())?;
+    let (uid, ip) = (pod.uid.clone(), pod.ip.clone()?);
+    let mut ids = context.node_ids.lock().unwrap_or_else(PoisonError::into_inner);
+    match ids.get(&uid) {
+        Some(NodeId::Known(id)) => return Some(id.clone()),
+        Some(NodeId::Asked) => return None,
+        None => ids.insert(uid.clone(), NodeId::Asked),
+    };
+    drop(ids);
+    let (context, asker) = (context.clone(), asker.clone());
+    tokio::spawn(async move {
+        let answer = context.sidecar.node_id(&ip).await;
+        let ids = || context.node_ids.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Ok(id) = answer {
+            ids().insert(uid, NodeId::Known(id));
+        } else {
+            tokio::time::sleep(context.timing.poll()).await;
+            ids().remove(&uid);
+        }
+        context.wake.node(&asker);
+    });
+    None
+}

@@ -1,0 +1,173 @@
+//! Peers and endpoints: what of a node others can find.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use sei_api::Mode;
+use sei_api::SeiNode;
+use sei_api::names::pod_dns;
+use sei_api::status::Endpoint;
+
+/// Port of the chain's p2p protocol.
+const P2P_PORT: u16 = 26656;
+
+/// The peers of a node as `id@host:port`, sorted and once each.
+///
+/// `id_of` tells a peer's p2p id, if it is known. The list never shrinks by a passing trouble: a
+/// peer whose id is not known keeps the entry it had.
+pub fn resolve(
+    node: &SeiNode,
+    all: &[&SeiNode],
+    id_of: impl Fn(&SeiNode) -> Option<String>,
+) -> Vec<String> {
+    let before = node.status.iter().flat_map(|status| status.resolved_peers.iter().flatten());
+    let known: BTreeMap<&str, &String> =
+        before.filter_map(|entry| Some((entry.split_once('@')?.1, entry))).collect();
+    let mut entries = BTreeSet::new();
+    for source in node.spec.peers.iter().flatten() {
+        entries.extend(source.r#static.iter().flat_map(|one| one.addresses.iter().cloned()));
+        if let Some(label) = &source.label {
+            for peer in all.iter().filter(|peer| is_meant(node, peer, label)) {
+                let address = address_of(peer);
+                let entry = id_of(peer).map(|id| format!("{id}@{address}"));
+                entries
+                    .extend(entry.or_else(|| known.get(address.as_str()).map(|&one| one.clone())));
+            }
+        }
+    }
+    entries.into_iter().collect()
+}
+
+/// The nodes that label sources of this node mean.
+pub fn label_peers<'a>(node: &SeiNode, all: &[&'a SeiNode]) -> Vec<&'a SeiNode> {
+    let sources = node.spec.peers.iter().flatten().filter_map(|source| source.label.as_ref());
+    let labels: Vec<_> = sources.collect();
+    all.iter()
+        .filter(|peer| labels.iter().any(|label| is_meant(node, peer, label)))
+        .copied()
+        .collect()
+}
+
+fn is_meant(node: &SeiNode, peer: &SeiNode, label: &sei_api::node::LabelPeers) -> bool {
+    let own = node.metadata.namespace.as_deref().unwrap_or_default();
+    let namespace = label.namespace.as_deref().filter(|one| !one.is_empty()).unwrap_or(own);
+    let is_self = peer.metadata.name == node.metadata.name
+        && peer.metadata.namespace == node.metadata.namespace;
+    let labels = peer.metadata.labels.as_ref();
+    let matches = label.selector.iter().all(|(key, value)| {
+        labels.and_then(|all| all.get(key)).is_some_and(|found| found == value)
+    });
+    peer.metadata.namespace.as_deref() == Some(namespace) && !is_self && matches
+}
+
+fn address_of(peer: &SeiNode) -> String {
+    let name = peer.metadata.name.as_deref().unwrap_or_default();
+    let namespace = peer.metadata.namespace.as_deref().unwrap_or_default();
+    match peer.spec.external_address.as_deref().filter(|one| !one.is_empty()) {
+        Some(address) => address.to_owned(),
+        None => format!("{}:{P2P_PORT}", pod_dns(name, namespace)),
+    }
+}
+
+/// Where a node serves, for the modes that serve.
+pub fn endpoint(node: &SeiNode) -> Option<Endpoint> {
+    if !matches!(node.spec.mode()?, Mode::FullNode | Mode::Archive) {
+        return None;
+    }
+    let name = node.metadata.name.as_deref().unwrap_or_default();
+    let namespace = node.metadata.namespace.as_deref().unwrap_or_default();
+    let at = |scheme: &str, port: u16| Some(format!("{scheme}://{name}.{namespace}.svc:{port}"));
+    Some(Endpoint {
+        evm_json_rpc: at("http", 8545),
+        evm_ws: at("ws", 8546),
+        tendermint_rpc: at("http", 26657),
+        tendermint_rest: at("http", 1317),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use sei_api::node::{FullNodeSpec, LabelPeers, PeerSource, SeiNodeSpec, StaticPeers};
+    use sei_api::status::SeiNodeStatus;
+
+    use super::*;
+
+    fn node(name: &str, namespace: &str) -> SeiNode {
+        let spec =
+            SeiNodeSpec { full_node: Some(FullNodeSpec::default()), ..SeiNodeSpec::default() };
+        let mut node = SeiNode::new(name, spec);
+        node.metadata.namespace = Some(namespace.into());
+        node.metadata.labels = Some([("tier".to_owned(), "rpc".to_owned())].into());
+        node
+    }
+
+    fn label(namespace: Option<&str>) -> PeerSource {
+        PeerSource {
+            label: Some(LabelPeers {
+                selector: [("tier".to_owned(), "rpc".to_owned())].into(),
+                namespace: namespace.map(str::to_owned),
+            }),
+            ..PeerSource::default()
+        }
+    }
+
+    fn id(node: &SeiNode) -> Option<String> {
+        node.metadata.name.as_ref().map(|name| format!("id-{name}"))
+    }
+
+    // N27, N29, N32
+    #[test]
+    fn label_peers_are_found_sorted_once_and_without_oneself() {
+        let mut one = node("a", "ns");
+        one.spec.peers = Some(vec![label(None), label(Some("ns")), label(Some("edge"))]);
+        let (two, three, same) = (node("c", "ns"), node("b", "ns"), node("a", "edge"));
+        let entries = resolve(&one, &[&one, &two, &three, &same], id);
+        assert_eq!(
+            entries,
+            [
+                "id-a@a-0.a.edge.svc.cluster.local:26656",
+                "id-b@b-0.b.ns.svc.cluster.local:26656",
+                "id-c@c-0.c.ns.svc.cluster.local:26656",
+            ]
+        );
+    }
+
+    // N28, N33
+    #[test]
+    fn external_addresses_and_static_entries_are_taken_as_they_are() {
+        let mut one = node("a", "ns");
+        let addresses = vec!["x@host:1".to_owned()];
+        let fixed =
+            PeerSource { r#static: Some(StaticPeers { addresses }), ..PeerSource::default() };
+        one.spec.peers = Some(vec![label(None), fixed]);
+        let mut two = node("b", "ns");
+        two.spec.external_address = Some("b.example.org:26656".into());
+        assert_eq!(resolve(&one, &[&one, &two], id), ["id-b@b.example.org:26656", "x@host:1"]);
+    }
+
+    // N31
+    #[test]
+    fn a_peer_whose_id_is_not_known_keeps_its_entry_and_a_new_one_is_skipped() {
+        let mut one = node("a", "ns");
+        one.spec.peers = Some(vec![label(None)]);
+        let two = node("b", "ns");
+        assert!(resolve(&one, &[&two], |_| None).is_empty());
+        let entry = "old@b-0.b.ns.svc.cluster.local:26656".to_owned();
+        one.status = Some(SeiNodeStatus {
+            resolved_peers: Some(vec![entry.clone()]),
+            ..SeiNodeStatus::default()
+        });
+        assert_eq!(resolve(&one, &[&two], |_| None), [entry]);
+    }
+
+    // N7, N8, N26
+    #[test]
+    fn only_nodes_that_serve_have_an_endpoint() {
+        let endpoint = endpoint(&node("a", "ns")).unwrap();
+        assert_eq!(endpoint.evm_json_rpc.as_deref(), Some("http://a.ns.svc:8545"));
+        assert_eq!(endpoint.evm_ws.as_deref(), Some("ws://a.ns.svc:8546"));
+        let mut validator = node("a", "ns");
+        validator.spec.full_node = None;
+        validator.spec.validator = Some(sei_api::node::ValidatorSpec::default());
+        assert_eq!(super::endpoint(&validator), None);
+    }
+}

@@ -1,0 +1,319 @@
+//! One look at one node: observe, run the pass, write, report.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kube::api::{Patch, PatchParams};
+use kube::runtime::controller::Action;
+use kube::{Api, ResourceExt};
+use sei_api::SeiNode;
+use sei_api::names::NODE_FINALIZER;
+use sei_api::status::SeiNodeStatus;
+use sei_exec::call::call;
+use sei_exec::status::{WriteError, write_status};
+use sei_exec::{Cluster, judge};
+use sei_plan::pass::{Ask, Ending, Pass, is_deferrable};
+use sei_plan::request::{Failure, Outcome, Request};
+use serde_json::json;
+
+use crate::Guarded;
+use crate::caches::NodeKey;
+use crate::context::Context;
+use crate::desk::{Carried, newest};
+use crate::{events, finalize, observe};
+
+/// Why a look at a node failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("the stored node cannot be decoded: {0}")]
+    Undecodable(String),
+    #[error("failed to call the API server: {0:?}")]
+    Call(Failure),
+    #[error("the installed CRD drops status fields ({0}); apply the CRDs of this version")]
+    SchemaTooOld(String),
+}
+
+impl Error {
+    /// A label for metrics: few values, no names.
+    pub fn category(&self) -> &'static str {
+        match self {
+            Self::Undecodable(_) => "undecodable",
+            Self::Call(_) => "api",
+            Self::SchemaTooOld(_) => "schema",
+        }
+    }
+}
+
+/// How long progress may stay unwritten.
+const CARRY_MAX: Duration = Duration::from_secs(5);
+
+/// A pass with all it needs to go on.
+struct Run {
+    context: Arc<Context>,
+    key: NodeKey,
+    node: SeiNode,
+    stored: SeiNodeStatus,
+    pass: Pass,
+    cluster: Cluster,
+    rendered: Option<k8s_openapi::api::apps::v1::StatefulSet>,
+    /// When the progress that this pass began with was first held back.
+    carried_since: Option<Instant>,
+}
+
+/// How far a run came.
+enum Went {
+    /// When to look again, if nothing wakes the node before.
+    Ended(Option<Duration>),
+    /// The next request goes to the sidecar, which may take its time.
+    Sidecar(Box<Run>, Box<Request>),
+}
+
+/// Looks at one node. A sidecar's answer is never waited for here: the pass goes on in a task of
+/// its own, and the node counts as busy until it ends.
+pub async fn reconcile(node: Arc<Guarded>, context: Arc<Context>) -> Result<Action, Error> {
+    let node = match &node.0 {
+        Ok(node) => node,
+        Err(invalid) => return Err(Error::Undecodable(invalid.error.clone())),
+    };
+    let key: NodeKey = (node.namespace().unwrap_or_default(), node.name_any());
+    if !context.desks.enter(&key) {
+        return Ok(Action::await_change());
+    }
+    let went = Box::pin(look(node, &key, &context)).await;
+    match went {
+        Ok(Went::Sidecar(run, request)) => {
+            tokio::spawn(go_on(run, request));
+            Ok(Action::await_change())
+        }
+        Ok(Went::Ended(pause)) => Ok(settle(&context, &key, pause)),
+        Err(error) => {
+            context.desks.leave(&key);
+            Err(error)
+        }
+    }
+}
+
+/// Ends a pass; whoever asked meanwhile gets another look at once.
+fn settle(context: &Context, key: &NodeKey, pause: Option<Duration>) -> Action {
+    context.desks.with(key, |desk| desk.failures = 0);
+    let again = if context.desks.leave(key) { Some(Duration::ZERO) } else { pause };
+    again.map_or_else(Action::await_change, Action::requeue)
+}
+
+/// Goes on with a pass that needs the sidecar, outside of the limited number of reconciles.
+async fn go_on(mut run: Box<Run>, request: Box<Request>) {
+    let (context, key) = (run.context.clone(), run.key.clone());
+    let outcome = run.cluster.perform(&request).await;
+    run.pass.tell(outcome);
+    let ended = loop {
+        match run.drive().await {
+            Ok(Went::Sidecar(next, request)) => {
+                run = next;
+                let outcome = run.cluster.perform(&request).await;
+                run.pass.tell(outcome);
+            }
+            Ok(Went::Ended(pause)) => break Ok(pause),
+            Err(error) => break Err(error),
+        }
+    };
+    let pause = match ended {
+        Ok(pause) => {
+            context.desks.with(&key, |desk| desk.failures = 0);
+            pause
+        }
+        Err(error) => {
+            tracing::warn!(node = %name(&key), %error, "a look failed");
+            context.metrics.error(error.category());
+            Some(context.desks.back_off(&key))
+        }
+    };
+    let again = if context.desks.leave(&key) { Some(Duration::ZERO) } else { pause };
+    let pass = context.desks.passes(&key);
+    if let Some(pause) = again {
+        tokio::time::sleep(pause).await;
+        if context.desks.passes(&key) == pass {
+            context.wake.node(&key);
+        }
+    }
+}
+
+fn name(key: &NodeKey) -> String {
+    format!("{}/{}", key.0, key.1)
+}
+
+async fn look(cached: &SeiNode, key: &NodeKey, context: &Arc<Context>) -> Result<Went, Error> {
+    let own = context.desks.with(key, |desk| desk.latest.clone());
+    let node = newest(cached, own.as_ref());
+    if node.metadata.deletion_timestamp.is_some() {
+        return finalize::finalize(&node, key, context).await.map(Went::Ended);
+    }
+    context.metrics.observe(&node);
+    let node = ensure_finalizer(node, key, context).await?;
+    Box::pin(Run::begin(node, key, context)).await.drive().await
+}
+
+/// Our finalizer, by a patch of the metadata alone: a write of the whole object would drop fields
+/// that this operator does not know.
+async fn ensure_finalizer(
+    node: SeiNode,
+    key: &NodeKey,
+    context: &Context,
+) -> Result<SeiNode, Error> {
+    if node.finalizers().iter().any(|one| one == NODE_FINALIZER) {
+        return Ok(node);
+    }
+    let mut finalizers = node.finalizers().to_vec();
+    finalizers.push(NODE_FINALIZER.to_owned());
+    let patch = json!({ "metadata": {
+        "resourceVersion": node.resource_version(),
+        "finalizers": finalizers,
+    }});
+    let nodes: Api<SeiNode> = Api::namespaced(context.client.clone(), &key.0);
+    let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
+    let patched = call("patch finalizers", nodes.patch(&key.1, &params, &patch)).await;
+    let patched = patched.map_err(Error::Call)?;
+    context.desks.with(key, |desk| desk.latest = Some(patched.clone()));
+    Ok(patched)
+}
+
+impl Run {
+    async fn begin(node: SeiNode, key: &NodeKey, context: &Arc<Context>) -> Box<Self> {
+        let stored = node.status.clone().unwrap_or_default();
+        let (carried, delete_conflicts) = context.desks.with(key, |desk| {
+            let carried = desk.carried.take().filter(|carried| carried.stored == stored);
+            (carried, desk.delete_conflicts)
+        });
+        let carried_since = carried.as_ref().map(|carried| carried.since);
+        let status = carried.map_or_else(|| stored.clone(), |carried| carried.status);
+        let cluster = Cluster::new(context.client.clone(), context.sidecar.clone(), &key.0, &key.1);
+        let seen = observe::observe(&node, status, key, context, &cluster).await;
+        let rendered = seen.observation.wanted.as_ref().ok().map(|one| one.statefulset.clone());
+        let pass = Pass::resume(seen.observation, stored.clone(), seen.others, delete_conflicts);
+        Box::new(Self {
+            context: context.clone(),
+            key: key.clone(),
+            node,
+            stored,
+            pass,
+            cluster,
+            rendered,
+            carried_since,
+        })
+    }
+
+    /// Performs what the pass asks for, up to its end or its next call to a sidecar.
+    async fn drive(mut self: Box<Self>) -> Result<Went, Error> {
+        loop {
+            match self.pass.ask() {
+                Ask::Perform(request) if matches!(*request, Request::Sidecar(_)) => {
+                    return Ok(Went::Sidecar(self, request));
+                }
+                Ask::Perform(request) => {
+                    let outcome = self.perform(&request).await;
+                    self.pass.tell(outcome);
+                }
+                Ask::Judge { pod_uid } => self.judge(pod_uid).await,
+                Ask::Write(status) => {
+                    if !self.write(*status).await? {
+                        return Ok(Went::Ended(Some(Duration::from_millis(100))));
+                    }
+                }
+                Ask::End(ending) => return Ok(Went::Ended(self.end(&ending))),
+            }
+        }
+    }
+
+    async fn perform(&self, request: &Request) -> Outcome {
+        if matches!(request, Request::CreateStatefulSet(_))
+            && let Err(failure) = self.still_wanted().await
+        {
+            return Outcome::Failed(failure);
+        }
+        self.cluster.perform(request).await
+    }
+
+    /// Nothing is made for a node that is gone, going, or another one of the same name.
+    async fn still_wanted(&self) -> Result<(), Failure> {
+        let nodes: Api<SeiNode> = Api::namespaced(self.context.client.clone(), &self.key.0);
+        let live = call("get seinode", nodes.get(&self.key.1)).await?;
+        let same = live.metadata.uid == self.node.metadata.uid
+            && live.metadata.deletion_timestamp.is_none();
+        if same { Ok(()) } else { Err(Failure::Conflict("the node was replaced".to_owned())) }
+    }
+
+    async fn judge(&mut self, pod_uid: String) {
+        let pods = self.context.caches.pods.of(&self.key);
+        let pod = pods.iter().find(|pod| pod.uid == pod_uid);
+        let (Some(pod), Some(rendered)) = (pod, &self.rendered) else {
+            return self.pass.judgement_failed(pod_uid, &Failure::Gone);
+        };
+        match judge::judge(&self.context.client, &self.key.0, rendered, pod).await {
+            Ok(comparison) => self.pass.tell_judgement(pod_uid, comparison),
+            Err(failure) => self.pass.judgement_failed(pod_uid, &failure),
+        }
+    }
+
+    /// Writes the status, or holds back what is only progress. False: somebody was faster, and all
+    /// has to be looked at again.
+    async fn write(&mut self, status: SeiNodeStatus) -> Result<bool, Error> {
+        let since = self.carried_since.unwrap_or_else(Instant::now);
+        if is_deferrable(&self.stored, &status) && since.elapsed() < CARRY_MAX {
+            let carried = Carried { stored: self.stored.clone(), status, since };
+            self.context.desks.with(&self.key, |desk| desk.carried = Some(carried));
+            self.carried_since = Some(since);
+            return Ok(true);
+        }
+        self.carried_since = None;
+        let nodes: Api<SeiNode> = Api::namespaced(self.context.client.clone(), &self.key.0);
+        match write_status(&nodes, &self.node, &status).await {
+            Ok(written) => {
+                if let Some(written) = written {
+                    self.note_change(&status).await;
+                    self.context.desks.with(&self.key, |desk| desk.latest = Some(written));
+                }
+                Ok(true)
+            }
+            Err(WriteError::Stale) => Ok(false),
+            Err(WriteError::Pruned(field)) => Err(Error::SchemaTooOld(field)),
+            Err(WriteError::Call(failure)) => Err(Error::Call(failure)),
+        }
+    }
+
+    /// Tells people and metrics what was just stored.
+    async fn note_change(&self, status: &SeiNodeStatus) {
+        let now = jiff::Timestamp::now();
+        self.context.metrics.transition(&self.node, &self.stored, status, now);
+        events::status_changed(&self.context, &self.node, &self.stored, status).await;
+    }
+
+    fn end(&self, ending: &Ending) -> Option<Duration> {
+        let conflicts = self.pass.delete_conflicts();
+        self.context.desks.with(&self.key, |desk| desk.delete_conflicts = conflicts);
+        if self.pass.opened_gate() {
+            observe::gate_opened(&self.context, &self.key);
+        }
+        if ending.takes_slot {
+            self.context.slots.take(&self.node, &self.key);
+        }
+        let report: Vec<String> = ending.report.iter().map(ToString::to_string).collect();
+        let waits = ending.waiting.as_ref().map(|one| one.message.as_str()).unwrap_or_default();
+        tracing::debug!(node = %name(&self.key), report = %report.join("; "), waits, "looked");
+        let carried = self.carried_since.map(|_| CARRY_MAX);
+        ending.wake.into_iter().chain(carried).min()
+    }
+}
+
+/// After a failed look: again, later each time.
+#[expect(clippy::needless_pass_by_value, reason = "the controller hands them over like this")]
+pub fn on_error(node: Arc<Guarded>, error: &Error, context: Arc<Context>) -> Action {
+    let (namespace, name) = match &node.0 {
+        Ok(node) => (node.namespace().unwrap_or_default(), node.name_any()),
+        Err(invalid) => (
+            invalid.metadata.namespace.clone().unwrap_or_default(),
+            invalid.metadata.name.clone().unwrap_or_default(),
+        ),
+    };
+    tracing::warn!(node = %format!("{namespace}/{name}"), %error, "a look failed");
+    context.metrics.error(error.category());
+    Action::requeue(context.desks.back_off(&(namespace, name)))
+}

@@ -1,0 +1,301 @@
+//! The two small HTTP servers: metrics, and the probes of the kubelet.
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::{StatusCode, header};
+use axum::routing::get;
+use futures::FutureExt;
+use tokio::net::TcpListener;
+
+use crate::metrics::Metrics;
+
+/// What [`Metrics::encode`] writes; Prometheus reads it in all its versions since 2.5.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// How long a client may keep the process from ending.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Why a server does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("failed to listen on {address}")]
+    Listen { address: Address, source: io::Error },
+    #[error("failed to serve on {address}")]
+    Serve { address: SocketAddr, source: io::Error },
+}
+
+/// Where to listen: `host:port`, or `:port` for every address of the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    host: Option<String>,
+    port: u16,
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.host.as_deref() {
+            None => write!(f, ":{}", self.port),
+            Some(host) if host.contains(':') => write!(f, "[{host}]:{}", self.port),
+            Some(host) => write!(f, "{host}:{}", self.port),
+        }
+    }
+}
+
+/// Whether and where to listen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Bind {
+    /// `0`: no server at all.
+    Off,
+    On(Address),
+}
+
+/// Reads an address in the form of Go.
+pub fn parse_bind_address(text: &str) -> Result<Bind, BindAddressError> {
+    if text == "0" {
+        return Ok(Bind::Off);
+    }
+    let (host, port) = text.rsplit_once(':').ok_or(BindAddressError::Form)?;
+    let port = match port.parse() {
+        // `parse` takes a sign, too.
+        Ok(number) if port.bytes().all(|byte| byte.is_ascii_digit()) => number,
+        _ => return Err(BindAddressError::Port { port: port.to_owned() }),
+    };
+    let host = match host.strip_prefix('[') {
+        Some(rest) => rest.strip_suffix(']').ok_or(BindAddressError::Form)?,
+        None if host.contains([':', ']']) => return Err(BindAddressError::Brackets),
+        None => host,
+    };
+    if host.contains(char::is_whitespace) {
+        return Err(BindAddressError::Form);
+    }
+    Ok(Bind::On(Address { host: (!host.is_empty()).then(|| host.to_owned()), port }))
+}
+
+/// Why a text is no address. The flag and its value are named by whoever parses the flags.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BindAddressError {
+    #[error("expected host:port, :port, or 0 for no server")]
+    Form,
+    #[error("{port:?} is no port: expected a number from 0 to 65535")]
+    Port { port: String },
+    #[error("an IPv6 address needs brackets, as in [::1]:8080")]
+    Brackets,
+}
+
+/// Whether the process is ready to be sent to, and why not.
+///
+/// A candidate that does not lead is ready: a Deployment waits for the new pod to be ready before
+/// it stops the old one, which holds the lease.
+#[derive(Clone, Debug)]
+pub struct Ready(Arc<Mutex<Result<(), &'static str>>>);
+
+impl Ready {
+    /// Not ready yet, for this reason.
+    pub fn waiting(why: &'static str) -> Self {
+        Self(Arc::new(Mutex::new(Err(why))))
+    }
+
+    pub fn set(&self) {
+        self.put(Ok(()));
+    }
+
+    /// Not ready any more, for this reason.
+    pub fn unset(&self, why: &'static str) {
+        self.put(Err(why));
+    }
+
+    fn put(&self, state: Result<(), &'static str>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = state;
+    }
+
+    fn get(&self) -> Result<(), &'static str> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// `/metrics`.
+pub fn metrics_router(metrics: Metrics) -> Router {
+    let page = move || async move { ([(header::CONTENT_TYPE, OPEN_METRICS)], metrics.encode()) };
+    Router::new().route("/metrics", get(page))
+}
+
+/// `/healthz` and `/readyz`.
+pub fn health_router(ready: Ready) -> Router {
+    let readyz = move || async move {
+        match ready.get() {
+            Ok(()) => (StatusCode::OK, "ok"),
+            Err(why) => (StatusCode::SERVICE_UNAVAILABLE, why),
+        }
+    };
+    Router::new().route("/healthz", get(|| async { "ok" })).route("/readyz", get(readyz))
+}
+
+/// Listens, so that a port in use is known before anything else starts.
+pub async fn listen(address: &Address) -> Result<TcpListener, Error> {
+    let port = address.port;
+    let listener = match &address.host {
+        Some(host) => TcpListener::bind((host.as_str(), port)).await,
+        // One socket for both families, as in Go; a machine without IPv6 has the other one.
+        None => match TcpListener::bind(("::", port)).await {
+            Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
+                TcpListener::bind(("0.0.0.0", port)).await
+            }
+            other => other,
+        },
+    };
+    listener.map_err(|source| Error::Listen { address: address.clone(), source })
+}
+
+/// Serves until `stop`, and lets requests in flight end for a moment.
+pub async fn serve_on(
+    listener: TcpListener,
+    router: Router,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), Error> {
+    let stop = stop.shared();
+    let local = listener.local_addr();
+    let server = axum::serve(listener, router).with_graceful_shutdown(stop.clone());
+    let too_long = async {
+        stop.await;
+        tokio::time::sleep(GRACE).await;
+    };
+    let result = tokio::select! {
+        result = server => result,
+        () = too_long => Ok(()),
+    };
+    let address = local.unwrap_or_else(|_| SocketAddr::from(([0, 0, 0, 0], 0)));
+    result.map_err(|source| Error::Serve { address, source })
+}
+
+/// Listens and serves until `stop`.
+pub async fn serve(
+    address: &Address,
+    router: Router,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), Error> {
+    serve_on(listen(address).await?, router, stop).await
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+    use tokio::sync::oneshot;
+    use tokio::time::{Instant, timeout};
+
+    use super::*;
+
+    fn on(host: Option<&str>, port: u16) -> Bind {
+        Bind::On(Address { host: host.map(str::to_owned), port })
+    }
+
+    #[test]
+    fn addresses_have_the_form_of_go() {
+        let port = |port: &str| Err(BindAddressError::Port { port: port.to_owned() });
+        for (text, expected) in [
+            ("0", Ok(Bind::Off)),
+            (":8080", Ok(on(None, 8080))),
+            (":0", Ok(on(None, 0))),
+            ("0.0.0.0:8080", Ok(on(Some("0.0.0.0"), 8080))),
+            ("localhost:9", Ok(on(Some("localhost"), 9))),
+            ("[::1]:8080", Ok(on(Some("::1"), 8080))),
+            ("", Err(BindAddressError::Form)),
+            ("8080", Err(BindAddressError::Form)),
+            ("local host:1", Err(BindAddressError::Form)),
+            ("[::1:8080", Err(BindAddressError::Form)),
+            ("::1:8080", Err(BindAddressError::Brackets)),
+            (":", port("")),
+            (":http", port("http")),
+            (":+80", port("+80")),
+            (":65536", port("65536")),
+        ] {
+            assert_eq!(parse_bind_address(text), expected, "{text:?}");
+            if let Ok(Bind::On(address)) = expected {
+                assert_eq!(address.to_string(), text);
+            }
+        }
+    }
+
+    struct Server {
+        port: u16,
+        stop: oneshot::Sender<()>,
+        task: tokio::task::JoinHandle<Result<(), Error>>,
+    }
+
+    async fn start(router: Router) -> Server {
+        let address = Address { host: Some("127.0.0.1".to_owned()), port: 0 };
+        let listener = listen(&address).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (stop, stopped) = oneshot::channel();
+        let stopped = async { stopped.await.unwrap_or_default() };
+        Server { port, stop, task: tokio::spawn(serve_on(listener, router, stopped)) }
+    }
+
+    async fn fetch(port: u16, path: &str) -> String {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn probes_say_whether_and_why_not() {
+        let ready = Ready::waiting("the caches are not loaded");
+        let server = start(health_router(ready.clone())).await;
+        assert!(fetch(server.port, "/healthz").await.starts_with("HTTP/1.1 200 "));
+        let answer = fetch(server.port, "/readyz").await;
+        assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+        assert!(answer.ends_with("\r\n\r\nthe caches are not loaded"), "{answer}");
+        ready.set();
+        assert!(fetch(server.port, "/readyz").await.starts_with("HTTP/1.1 200 "));
+        ready.unset("stopping");
+        assert!(fetch(server.port, "/readyz").await.ends_with("stopping"));
+        assert!(fetch(server.port, "/healthz").await.starts_with("HTTP/1.1 200 "));
+        assert!(fetch(server.port, "/").await.starts_with("HTTP/1.1 404 "));
+        server.stop.send(()).unwrap();
+        server.task.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn metrics_say_what_format_they_have() {
+        let server = start(metrics_router(Metrics::new())).await;
+        let answer = fetch(server.port, "/metrics").await;
+        assert!(answer.contains("\r\ncontent-type: application/openmetrics-text;"), "{answer}");
+        assert!(answer.ends_with("# EOF\n"), "{answer}");
+    }
+
+    #[tokio::test]
+    async fn a_client_that_never_finishes_does_not_keep_the_process() {
+        let server = start(health_router(Ready::waiting("never"))).await;
+        let mut stream = TcpStream::connect(("127.0.0.1", server.port)).await.unwrap();
+        stream.write_all(b"GET /healthz HTT").await.unwrap();
+        assert!(fetch(server.port, "/healthz").await.starts_with("HTTP/1.1 200 "));
+        let start = Instant::now();
+        server.stop.send(()).unwrap();
+        timeout(GRACE * 3, server.task).await.expect("an end").unwrap().unwrap();
+        assert!(start.elapsed() < GRACE * 2);
+    }
+
+    #[tokio::test]
+    async fn a_port_in_use_is_named() {
+        let address = Address { host: Some("127.0.0.1".to_owned()), port: 0 };
+        let listener = listen(&address).await.unwrap();
+        let address = Address { port: listener.local_addr().unwrap().port(), ..address };
+        let error = serve(&address, Router::new(), async {}).await.unwrap_err();
+        assert_eq!(error.to_string(), format!("failed to listen on {address}"));
+    }
+
+    #[tokio::test]
+    async fn every_address_is_listened_on_without_a_host() {
+        let listener = listen(&Address { host: None, port: 0 }).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    }
+}
