@@ -6,6 +6,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::kubelet::{Addresses, Kubelet, Timing};
 use crate::plane::{self, ControlPlane, User};
+use crate::truth::Truth;
 
 #[derive(Debug, thiserror::Error)]
 pub enum LaneError {
@@ -17,11 +18,12 @@ pub enum LaneError {
     Client { source: plane::Error },
 }
 
-/// A control plane and its kubelet. The kubelet has a runtime of its own, because every test has
+/// A control plane, its kubelet and a witness. The kubelet has a runtime of its own, because every test has
 /// one that ends with it.
 pub struct Lane {
     // Dropped in this order: who asks before who answers.
     kubelet: Kubelet,
+    truth: Truth,
     runtime: Option<Runtime>,
     plane: ControlPlane,
 }
@@ -42,13 +44,18 @@ impl Lane {
             .map_err(|source| LaneError::Runtime { source })?;
         let entered = runtime.enter();
         let client = plane.client(User::Kubelet).map_err(|source| LaneError::Client { source })?;
+        let truth = Truth::start(&client);
         let kubelet = Kubelet::start_with(client, addresses, timing);
         drop(entered);
-        Ok(Self { kubelet, runtime: Some(runtime), plane })
+        Ok(Self { kubelet, truth, runtime: Some(runtime), plane })
     }
 
     pub fn plane(&self) -> &ControlPlane {
         &self.plane
+    }
+
+    pub fn truth(&self) -> &Truth {
+        &self.truth
     }
 
     pub fn kubelet(&self) -> &Kubelet {

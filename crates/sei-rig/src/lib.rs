@@ -3,9 +3,11 @@
 //!
 //! What it is for: showing that what was thought out without a server holds on one. `bin_dir` finds
 //! the programs (`cargo xtask control-plane` builds them), `ControlPlane::boot` starts them,
-//! `AuditLog` tells what the operator asked for.
+//! `AuditLog` tells what the operator asked for. A `Lane` adds what a bare plane lacks: the
+//! `Kubelet` says of pods what a real one would say and serves their sidecars, and `Truth` is a
+//! witness of what nodes claim. A `World` is one scenario's namespace on a lane.
 //!
-//! What it never does: run containers, reach for a cluster that exists already, or leave processes
+//! What it never does: run containers or the operator, reach for a cluster that exists already, or leave processes
 //! behind, however the process that booted it ends.
 //!
 //! Invariants:
@@ -14,6 +16,13 @@
 //! - The same holds when the process that booted it is killed: each component has a watcher that
 //!   reads a pipe held by us, and a pipe closes however its holder ends. Guarded by
 //!   `a_killed_owner_leaves_nothing`.
+//! - A pod's chain process is held until this very pod's sidecar says that it may start. Guarded by
+//!   `a_pod_is_held_until_its_own_sidecar_is_told_that_it_is_ready`.
+//! - Records of tasks live as long as the claim, the ready flag as long as the process. Guarded by
+//!   `records_survive_the_pod_and_the_flag_does_not` and
+//!   `a_volume_that_is_lost_takes_the_records_along`.
+//! - A claimed image that no pod has run is found. Guarded by
+//!   `a_stamp_that_no_pod_bears_out_is_a_violation`.
 //! - A component that fails is told with the end of its log. Guarded by
 //!   `a_component_that_fails_is_told_with_its_log`.
 
@@ -24,6 +33,8 @@ mod lane;
 mod plane;
 mod programs;
 mod sidecar;
+mod truth;
+mod world;
 
 pub use audit::{AuditEntry, AuditLog};
 pub use kubelet::{Addresses, Behaviour, ClaimRule, Kubelet, Rule, RuleId, Timing};
@@ -31,3 +42,5 @@ pub use lane::{Lane, LaneError};
 pub use plane::{ControlPlane, Error, Options, User};
 pub use programs::{ProgramsError, bin_dir};
 pub use sidecar::{Doing, GateOpening, Sidecars, Submission};
+pub use truth::{Stamp, Truth};
+pub use world::{Watched, World, WorldError, platform};

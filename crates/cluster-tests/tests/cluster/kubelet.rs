@@ -3,165 +3,15 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use cluster_tests::{Scene, scene, wait_for};
-use http_body_util::BodyExt as _;
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::TokioExecutor;
+use cluster_tests::wait_for;
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::{ContainerStatus, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::api::{Api, DeleteParams, PostParams};
 use sei_rig::{Behaviour, ClaimRule, Rule};
-use serde_json::{Value, json};
+use serde_json::json;
 
-const FIRST: &str = "11111111-2222-4333-8444-555555555555";
-const SECOND: &str = "22222222-2222-4333-8444-555555555555";
-
-/// A node made by hand: a claim and a StatefulSet like those of the operator.
-struct Node {
-    scene: Scene,
-    pods: Api<Pod>,
-}
-
-async fn node(name: &str) -> Result<Node> {
-    let node = unmade(name).await?;
-    node.make().await?;
-    Ok(node)
-}
-
-/// Its namespace alone, for rules that come before the pod.
-async fn unmade(name: &str) -> Result<Node> {
-    let scene = scene(name).await?;
-    let pods = Api::namespaced(scene.admin.clone(), &scene.namespace);
-    Ok(Node { scene, pods })
-}
-
-impl Node {
-    fn claims(&self) -> Api<PersistentVolumeClaim> {
-        Api::namespaced(self.scene.admin.clone(), &self.scene.namespace)
-    }
-
-    async fn make_claim(&self) -> Result<()> {
-        let claim = serde_json::from_value(json!({
-            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "data-a" },
-            "spec": { "accessModes": ["ReadWriteOnce"], "storageClassName": "fast",
-                "resources": { "requests": { "storage": "2Ti" } } },
-        }))?;
-        self.claims().create(&PostParams::default(), &claim).await?;
-        Ok(())
-    }
-
-    async fn make_set(&self) -> Result<()> {
-        let labels = json!({ "sei.io/node": "a" });
-        let always = |name: &str| json!({ "name": name, "image": name, "restartPolicy": "Always" });
-        let set = serde_json::from_value(json!({
-            "apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": { "name": "a" },
-            "spec": {
-                "replicas": 1, "serviceName": "a", "selector": { "matchLabels": labels },
-                "updateStrategy": { "type": "OnDelete" },
-                "template": { "metadata": { "labels": labels }, "spec": {
-                    "initContainers": [{ "name": "seid-init", "image": "seid:v1" },
-                        always("sei-sidecar"), always("kube-rbac-proxy")],
-                    "containers": [{ "name": "seid", "image": "seid:v1" },
-                        { "name": "cosmos-exporter", "image": "exporter:v1" }],
-                    "volumes": [{ "name": "data",
-                        "persistentVolumeClaim": { "claimName": "data-a" } }],
-                } },
-            },
-        }))?;
-        let sets: Api<StatefulSet> =
-            Api::namespaced(self.scene.admin.clone(), &self.scene.namespace);
-        sets.create(&PostParams::default(), &set).await?;
-        Ok(())
-    }
-
-    async fn make(&self) -> Result<()> {
-        self.make_claim().await?;
-        self.make_set().await
-    }
-
-    fn behave(&self, behaviour: Behaviour) -> sei_rig::RuleId {
-        self.scene.kubelet().behave(&self.scene.namespace, Rule::new(behaviour))
-    }
-
-    fn lift(&self, id: sei_rig::RuleId) {
-        self.scene.kubelet().lift(id);
-    }
-
-    async fn pod(&self, claim: &str, holds: impl Fn(&Pod) -> bool) -> Result<Pod> {
-        wait_for(claim, async || Ok(self.pods.get_opt("a-0").await?.filter(&holds))).await
-    }
-
-    /// The pod with its gate closed: all containers run.
-    async fn held(&self) -> Result<Pod> {
-        self.pod("its containers run", |pod| runs(pod, "seid") && pod_ip(pod).is_some()).await
-    }
-
-    async fn ready(&self) -> Result<Pod> {
-        let pod = self.held().await?;
-        assert_eq!(submit(&pod, FIRST, "mark-ready").await?, 201);
-        self.pod("it is ready", is_ready).await
-    }
-}
-
-fn uid(pod: &Pod) -> &str {
-    pod.metadata.uid.as_deref().unwrap_or_default()
-}
-
-fn pod_ip(pod: &Pod) -> Option<&str> {
-    pod.status.as_ref()?.pod_ip.as_deref()
-}
-
-fn container<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerStatus> {
-    let status = pod.status.as_ref()?;
-    let init = status.init_container_statuses.iter().flatten();
-    init.chain(status.container_statuses.iter().flatten()).find(|one| one.name == name)
-}
-
-fn runs(pod: &Pod, name: &str) -> bool {
-    let state = container(pod, name).and_then(|one| one.state.as_ref());
-    state.is_some_and(|state| state.running.is_some())
-}
-
-fn waits(pod: &Pod, name: &str) -> Option<String> {
-    container(pod, name)?.state.as_ref()?.waiting.as_ref()?.reason.clone()
-}
-
-fn condition(pod: &Pod, kind: &str) -> Option<String> {
-    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
-    conditions.iter().find(|one| one.type_ == kind).map(|one| one.status.clone())
-}
-
-fn is_ready(pod: &Pod) -> bool {
-    condition(pod, "Ready").as_deref() == Some("True")
-}
-
-async fn ask(pod: &Pod, method: &str, path: &str, body: Value) -> Result<(u16, String)> {
-    let client: Client<_, String> = Client::builder(TokioExecutor::new()).build_http();
-    let ip = pod_ip(pod).context("it has an address")?;
-    let body = if body.is_null() { String::new() } else { body.to_string() };
-    let request = http::Request::builder()
-        .method(method)
-        .uri(format!("http://{ip}:8443{path}"))
-        .body(body)?;
-    let answer = client.request(request).await?;
-    let status = answer.status().as_u16();
-    let body = answer.into_body().collect().await?.to_bytes();
-    Ok((status, String::from_utf8(body.to_vec())?))
-}
-
-async fn get(pod: &Pod, path: &str) -> Result<(u16, String)> {
-    ask(pod, "GET", path, Value::Null).await
-}
-
-async fn submit(pod: &Pod, id: &str, task_type: &str) -> Result<u16> {
-    let body = json!({ "id": id, "type": task_type });
-    Ok(ask(pod, "POST", "/v0/tasks", body).await?.0)
-}
-
-async fn task(pod: &Pod, id: &str) -> Result<Value> {
-    let (_, body) = get(pod, &format!("/v0/tasks/{id}")).await?;
-    Ok(serde_json::from_str(&body)?)
-}
+use crate::by_hand::*;
 
 #[tokio::test]
 async fn a_pod_is_held_until_its_own_sidecar_is_told_that_it_is_ready() -> Result<()> {
@@ -186,8 +36,7 @@ async fn a_pod_is_held_until_its_own_sidecar_is_told_that_it_is_ready() -> Resul
     for kind in ["PodScheduled", "Initialized", "ContainersReady", "PodReadyToStartContainers"] {
         assert_eq!(condition(&pod, kind).as_deref(), Some("True"), "{kind}");
     }
-    let sidecars = node.scene.kubelet().sidecars();
-    let openings = sidecars.gate_openings(&node.scene.namespace, "a");
+    let openings = node.world.gate_openings("a");
     assert_eq!(openings.len(), 1);
     assert_eq!((openings[0].pod_uid.as_str(), openings[0].id.as_str()), (uid(&pod), FIRST));
     Ok(())
@@ -197,7 +46,7 @@ async fn a_pod_is_held_until_its_own_sidecar_is_told_that_it_is_ready() -> Resul
 async fn records_survive_the_pod_and_the_flag_does_not() -> Result<()> {
     let node = node("replaced").await?;
     let first = node.ready().await?;
-    node.pods.delete("a-0", &DeleteParams::default()).await?;
+    node.world.evict("a-0").await?;
     let second =
         node.pod("another pod runs", |pod| uid(pod) != uid(&first) && runs(pod, "seid")).await?;
     assert_ne!(pod_ip(&first), pod_ip(&second));
@@ -207,7 +56,7 @@ async fn records_survive_the_pod_and_the_flag_does_not() -> Result<()> {
     assert_eq!(get(&second, "/v0/healthz").await?.0, 503);
     assert_eq!(submit(&second, SECOND, "mark-ready").await?, 201);
     node.pod("it is ready", is_ready).await?;
-    let submissions = node.scene.kubelet().sidecars().submissions(&node.scene.namespace, "a");
+    let submissions = node.world.submissions("a");
     let effects: Vec<bool> = submissions.iter().map(|one| one.has_effect).collect();
     assert_eq!(effects, [true, false, true]);
     Ok(())
@@ -217,13 +66,9 @@ async fn records_survive_the_pod_and_the_flag_does_not() -> Result<()> {
 async fn a_volume_that_is_lost_takes_the_records_along() -> Result<()> {
     let node = node("volume").await?;
     node.ready().await?;
-    let sets: Api<StatefulSet> = Api::namespaced(node.scene.admin.clone(), &node.scene.namespace);
-    sets.delete("a", &DeleteParams::background()).await?;
+    node.world.api::<StatefulSet>().delete("a", &DeleteParams::background()).await?;
     node.claims().delete("data-a", &DeleteParams::default()).await?;
-    wait_for("the claim is gone", async || {
-        Ok(node.claims().get_opt("data-a").await?.is_none().then_some(()))
-    })
-    .await?;
+    node.world.wait_gone::<PersistentVolumeClaim>("data-a").await?;
     node.make().await?;
     let pod = node.held().await?;
     assert_eq!(
@@ -237,7 +82,7 @@ async fn a_volume_that_is_lost_takes_the_records_along() -> Result<()> {
 async fn a_sidecar_that_restarts_in_place_closes_the_gate_and_leaves_seid() -> Result<()> {
     let node = node("restart").await?;
     let before = node.ready().await?;
-    node.scene.kubelet().restart_sidecar(&node.scene.namespace, "a");
+    node.world.restart_sidecar("a");
     let pod = node
         .pod("its restart is seen", |pod| {
             container(pod, "sei-sidecar").is_some_and(|one| one.restart_count == 1)
@@ -257,12 +102,12 @@ async fn a_sidecar_that_restarts_in_place_closes_the_gate_and_leaves_seid() -> R
 #[tokio::test]
 async fn what_ran_when_a_pod_went_runs_again_in_the_next() -> Result<()> {
     let node = node("resumed").await?;
-    let (namespace, sidecars) = (&node.scene.namespace, node.scene.kubelet().sidecars());
+    let (namespace, sidecars) = (node.world.namespace(), node.world.sidecars());
     sidecars.hold(namespace, "a", "configure-genesis");
     let first = node.held().await?;
     assert_eq!(submit(&first, FIRST, "configure-genesis").await?, 201);
     assert_eq!(task(&first, FIRST).await?["status"], "running");
-    node.pods.delete("a-0", &DeleteParams::default()).await?;
+    node.world.evict("a-0").await?;
     let second =
         node.pod("another pod runs", |pod| uid(pod) != uid(&first) && runs(pod, "seid")).await?;
     assert_eq!(task(&second, FIRST).await?["status"], "running");
@@ -279,7 +124,7 @@ async fn what_ran_when_a_pod_went_runs_again_in_the_next() -> Result<()> {
 #[tokio::test]
 async fn a_failed_task_runs_again_under_its_id() -> Result<()> {
     let node = node("failed").await?;
-    let (namespace, sidecars) = (&node.scene.namespace, node.scene.kubelet().sidecars());
+    let (namespace, sidecars) = (node.world.namespace(), node.world.sidecars());
     sidecars.fail(namespace, "a", "config-validate", "config validation failed: {}");
     let pod = node.held().await?;
     let state = async |wanted: &str| {
@@ -306,7 +151,7 @@ async fn a_failed_task_runs_again_under_its_id() -> Result<()> {
 async fn an_image_that_cannot_be_pulled_starts_no_sidecar_until_it_can() -> Result<()> {
     let node = unmade("pull").await?;
     let rule = Rule::new(Behaviour::ImageUnpullable).of_image("seid:v1");
-    let rule = node.scene.kubelet().behave(&node.scene.namespace, rule);
+    let rule = node.world.behave(rule);
     node.make().await?;
     let pod = node
         .pod("pulls are backed off", |pod| {
@@ -316,7 +161,7 @@ async fn an_image_that_cannot_be_pulled_starts_no_sidecar_until_it_can() -> Resu
     assert_eq!(waits(&pod, "seid").as_deref(), Some("PodInitializing"));
     assert_eq!(container(&pod, "seid-init").map(|one| one.image_id.as_str()), Some(""));
     assert!(get(&pod, "/v0/healthz").await.is_err());
-    node.lift(rule);
+    node.world.lift(rule);
     node.ready().await?;
     Ok(())
 }
@@ -337,7 +182,7 @@ async fn a_crash_loop_is_told_and_ends_with_its_cause() -> Result<()> {
     let last = container(&pod, "seid").and_then(|one| one.last_state.as_ref()?.terminated.as_ref());
     assert_eq!(last.map(|one| one.exit_code), Some(1));
     assert!(!is_ready(&pod));
-    node.lift(rule);
+    node.world.lift(rule);
     // The flag is the sidecar's, which did not crash.
     node.pod("it is ready", is_ready).await?;
     Ok(())
@@ -350,7 +195,7 @@ async fn a_halted_chain_runs_unready_and_resumes() -> Result<()> {
     let rule = node.behave(Behaviour::Halted);
     let pod = node.pod("it is not ready", |pod| !is_ready(pod)).await?;
     assert!(runs(&pod, "seid") && container(&pod, "seid").is_some_and(|one| !one.ready));
-    node.lift(rule);
+    node.world.lift(rule);
     node.pod("it is ready", is_ready).await?;
     Ok(())
 }
@@ -360,16 +205,16 @@ async fn a_stuck_pod_stays_until_it_is_let_go() -> Result<()> {
     let node = node("stuck").await?;
     let first = node.ready().await?;
     let rule = node.behave(Behaviour::StuckTerminating);
-    node.pods.delete("a-0", &DeleteParams::default()).await?;
+    node.world.evict("a-0").await?;
     // Its sidecar is gone long before.
     wait_for("nobody answers", async || {
         Ok(get(&first, "/v0/healthz").await.is_err().then_some(()))
     })
     .await?;
-    let pod = node.pods.get("a-0").await?;
+    let pod = node.world.api::<Pod>().get("a-0").await?;
     assert_eq!(uid(&pod), uid(&first));
     assert!(pod.metadata.deletion_timestamp.is_some());
-    node.lift(rule);
+    node.world.lift(rule);
     node.pod("another pod runs", |pod| uid(pod) != uid(&first) && runs(pod, "seid")).await?;
     Ok(())
 }
@@ -387,7 +232,7 @@ async fn a_pod_without_room_or_volume_is_unschedulable() -> Result<()> {
         })
     };
     node.pod("there is no room", |pod| told(pod, "Insufficient memory")).await?;
-    node.lift(rule);
+    node.world.lift(rule);
     node.pod("there is no claim", |pod| told(pod, "\"data-a\" not found")).await?;
     node.make_claim().await?;
     let pod = node.held().await?;
@@ -409,28 +254,61 @@ async fn a_sidecar_can_hang_and_refuse() -> Result<()> {
         Ok(matches!(answer.await, Ok(Err(_))).then_some(()))
     })
     .await?;
-    node.lift(rule);
-    node.lift(refuses);
+    node.world.lift(rule);
+    node.world.lift(refuses);
     // The process lived on, and with it the flag.
     node.pod("it is ready", is_ready).await?;
     Ok(())
 }
 
 #[tokio::test]
-async fn claims_are_bound_with_a_volume_where_it_is_asked_for() -> Result<()> {
-    let node = unmade("claims").await?;
-    node.scene.kubelet().treat_claims(&node.scene.namespace, ClaimRule::BindToVolume);
+async fn a_bootstrap_job_completes_once_its_gate_is_open() -> Result<()> {
+    let node = unmade("bootstrap").await?;
     node.make_claim().await?;
-    let claim = wait_for("it is bound", async || {
-        let claim = node.claims().get("data-a").await?;
-        let phase = claim.status.as_ref().and_then(|status| status.phase.clone());
-        Ok((phase.as_deref() == Some("Bound")).then_some(claim))
+    let always = |name: &str| json!({ "name": name, "image": name, "restartPolicy": "Always" });
+    let job = serde_json::from_value(json!({
+        "apiVersion": "batch/v1", "kind": "Job", "metadata": { "name": "a-bootstrap" },
+        "spec": { "backoffLimit": 0, "template": {
+            "metadata": { "labels": { "sei.io/node": "a", "sei.io/component": "bootstrap" } },
+            "spec": {
+                "restartPolicy": "Never",
+                "initContainers": [always("sei-sidecar"), always("kube-rbac-proxy")],
+                "containers": [{ "name": "seid", "image": "seid:v0" }],
+                "volumes": [{ "name": "data",
+                    "persistentVolumeClaim": { "claimName": "data-a" } }],
+            },
+        } },
+    }))?;
+    node.world.api::<Job>().create(&PostParams::default(), &job).await?;
+    let pod = wait_for("its pod runs", async || {
+        Ok(node.world.pods("a").await?.into_iter().find(|pod| runs(pod, "seid")))
     })
     .await?;
+    // Nothing probes it.
+    assert!(is_ready(&pod));
+    assert_eq!(submit(&pod, FIRST, "mark-ready").await?, 201);
+    let is_complete = |job: &Job| {
+        let conditions = job.status.as_ref().and_then(|status| status.conditions.as_ref());
+        conditions.into_iter().flatten().any(|one| one.type_ == "Complete" && one.status == "True")
+    };
+    node.world.wait("a", "a-bootstrap", "it is complete", is_complete).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn claims_are_bound_with_a_volume_where_it_is_asked_for() -> Result<()> {
+    let node = unmade("claims").await?;
+    node.world.kubelet().treat_claims(node.world.namespace(), ClaimRule::BindToVolume);
+    node.make_claim().await?;
+    let is_bound = |claim: &PersistentVolumeClaim| {
+        let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
+        phase == Some("Bound")
+    };
+    let claim = node.world.wait("a", "data-a", "it is bound", is_bound).await?;
     let capacity = claim.status.and_then(|status| status.capacity?.get("storage").cloned());
     assert_eq!(capacity.map(|one| one.0).as_deref(), Some("2Ti"));
     let volume = claim.spec.and_then(|spec| spec.volume_name).context("it has a volume")?;
-    let volumes: Api<PersistentVolume> = Api::all(node.scene.admin.clone());
+    let volumes: Api<PersistentVolume> = Api::all(node.world.admin().clone());
     let capacity = volumes.get(&volume).await?.spec.and_then(|spec| spec.capacity);
     assert_eq!(
         capacity.and_then(|all| all.get("storage").cloned()).map(|one| one.0).as_deref(),
@@ -443,7 +321,7 @@ async fn claims_are_bound_with_a_volume_where_it_is_asked_for() -> Result<()> {
 async fn a_demanded_token_is_wanted_everywhere_but_on_open_paths() -> Result<()> {
     let node = node("token").await?;
     let pod = node.held().await?;
-    node.scene.kubelet().sidecars().demand_token(&node.scene.namespace, Some("secret"));
+    node.world.sidecars().demand_token(node.world.namespace(), Some("secret"));
     // This pod's proxy was given no open paths.
     let (status, body) = get(&pod, "/v0/healthz").await?;
     assert_eq!((status, body.as_str()), (401, "Unauthorized\n"));

@@ -1,8 +1,10 @@
 //! One program, so that all tests share one control plane.
 
 mod admission;
+mod by_hand;
 mod controllers;
 mod creation;
 mod kubelet;
 mod plane;
 mod updates;
+mod world;

@@ -52,7 +52,7 @@ impl Addresses {
     }
 
     /// An address on which a sidecar can listen; none if all are taken.
-    pub(super) fn take(&self) -> Option<Ipv4Addr> {
+    pub(crate) fn take(&self) -> Option<Ipv4Addr> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..free.len() {
             let address = free.pop_front()?;
