@@ -24,14 +24,15 @@ async fn the_plane_is_of_its_minor() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_operator_begins_without_rights_and_its_requests_are_written_down() -> Result<()> {
+async fn the_operator_may_do_no_more_than_granted_and_its_requests_are_written_down() -> Result<()>
+{
     let scene = scene("audit").await?;
     let mut log = scene.plane().audit();
-    let pods = |user| -> Result<Api<Pod>> {
+    let secrets = |user| -> Result<Api<Secret>> {
         Ok(Api::namespaced(scene.plane().client(user)?, &scene.namespace))
     };
-    pods(User::Admin)?.list(&ListParams::default()).await?;
-    let refused = pods(User::Operator)?.get("a").await.unwrap_err();
+    secrets(User::Admin)?.list(&ListParams::default()).await?;
+    let refused = secrets(User::Operator)?.list(&ListParams::default()).await.unwrap_err();
     assert!(matches!(&refused, kube::Error::Api(status) if status.code == 403), "{refused}");
 
     // The entry is written after the answer.
@@ -44,8 +45,11 @@ async fn the_operator_begins_without_rights_and_its_requests_are_written_down() 
     .await?;
     let [entry] = &here[..] else { panic!("one request of one user: {here:?}") };
     assert_eq!(entry.user, User::Operator.name());
-    assert_eq!((entry.verb.as_str(), entry.resource.as_str(), entry.code), ("get", "pods", 403));
-    assert_eq!((entry.name.as_deref(), entry.subresource.as_deref()), (Some("a"), None));
+    assert_eq!(
+        (entry.verb.as_str(), entry.resource.as_str(), entry.code),
+        ("list", "secrets", 403)
+    );
+    assert_eq!((entry.name.as_deref(), entry.subresource.as_deref()), (None, None));
     Ok(())
 }
 
