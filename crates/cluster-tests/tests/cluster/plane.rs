@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use cluster_tests::{boot, minor, scene, wait_for};
-use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::{Api, ListParams, ObjectMeta, PostParams};
 use sei_rig::{AuditEntry, User};
 
