@@ -345,7 +345,17 @@ pub fn is_deferrable(stored: &SeiNodeStatus, status: &SeiNodeStatus) -> bool {
     masked.plan.clone_from(&stored.plan);
     masked.blocked.clone_from(&stored.blocked);
     masked.stateful_set.clone_from(&stored.stateful_set);
+    if said(&masked.conditions) == said(&stored.conditions) {
+        masked.conditions.clone_from(&stored.conditions);
+    }
     masked == *stored
+}
+
+/// What conditions say to somebody who acts on them. That a sidecar is away while its pod is being
+/// replaced is no news.
+fn said(conditions: &[Condition]) -> Vec<(&str, &str, &str)> {
+    let told = conditions.iter().filter(|one| one.type_ != ConditionType::SidecarReady.as_str());
+    told.map(|one| (one.type_.as_str(), one.status.as_str(), one.reason.as_str())).collect()
 }
 
 /// A stopped node still takes the template for its next start.

@@ -29,8 +29,11 @@ const CONFLICTS_TOLERATED: u32 = 5;
 pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
     // A cache may tell us to do nothing: no live call while the old pod is still on its way out,
     // or none is there yet.
-    if let Some(next) = nothing_to_do_by_cache(seen) {
+    if let Some(next) = nothing_to_do_by_cache(plan, seen) {
         return next;
+    }
+    if done_by_cache(plan, seen) {
+        return done();
     }
     let statefulset = match proven(plan, seen) {
         Ok(statefulset) => statefulset,
@@ -110,7 +113,7 @@ pub fn fresh<'a>(
     })
 }
 
-fn nothing_to_do_by_cache(seen: &Seen) -> Option<Next> {
+fn nothing_to_do_by_cache(plan: &TaskPlan, seen: &Seen) -> Option<Next> {
     if seen.deleted_pod.is_some() {
         return Some(wait(Reason::PodTerminating, "the old pod is being stopped"));
     }
@@ -119,9 +122,29 @@ fn nothing_to_do_by_cache(seen: &Seen) -> Option<Next> {
     else {
         return None;
     };
+    if let Some(applied) = plan.applied.as_ref().filter(|applied| applied.uid == statefulset.uid) {
+        let caught_up = statefulset.generation >= applied.generation;
+        if caught_up && statefulset.observed_revision().is_none() {
+            return Some(not_observed(statefulset));
+        }
+    }
     let owned: Vec<_> = pods.iter().filter(|pod| is_owned(pod, statefulset)).collect();
     let idle = owned.iter().all(|pod| pod.is_terminating());
     idle.then(|| no_fresh_pod(pods, statefulset))
+}
+
+/// A cache that has caught up with this plan's own apply shows the successor and nothing else. Being
+/// done changes nothing by itself: what follows looks for itself before it stamps.
+fn done_by_cache(plan: &TaskPlan, seen: &Seen) -> bool {
+    let (Look::Cached(Some(statefulset)), Look::Cached(Some(pods))) =
+        (&seen.statefulset, &seen.pods)
+    else {
+        return false;
+    };
+    let Some(revisions) = revisions(plan, statefulset, seen) else { return false };
+    is_what_we_applied(plan, statefulset)
+        && stale(pods, statefulset, revisions).is_none()
+        && fresh(pods, statefulset, revisions).is_some()
 }
 
 /// The StatefulSet, read live or proved to be the one that this plan applied and that its
