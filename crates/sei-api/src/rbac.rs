@@ -54,7 +54,8 @@ pub const RULES: &[Rule] = &[
         &["create", "delete", "get", "list", "patch", "watch"],
         "the headless Service; the bootstrap one is deleted",
     ),
-    rule("", "configmaps", &["create", "list", "patch", "watch"], "what a pod's proxy mounts"),
+    rule("", "configmaps", &["list", "patch", "watch"], "what a pod's proxy mounts"),
+    indirect("", "configmaps", &["create"], "asked for when an apply makes the object"),
     rule(
         "",
         "persistentvolumeclaims",

@@ -5,6 +5,7 @@ mod by_hand;
 mod controllers;
 mod creation;
 mod kubelet;
+mod modes;
 mod plane;
 mod updates;
 mod world;
