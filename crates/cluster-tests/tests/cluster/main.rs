@@ -7,5 +7,6 @@ mod creation;
 mod kubelet;
 mod modes;
 mod plane;
+mod process;
 mod updates;
 mod world;

@@ -1,0 +1,158 @@
+//! The operator as people run it: a process with flags, a lease, probes and metrics.
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+use cluster_tests::operator::PLATFORM;
+use cluster_tests::{boot, wait_for};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use kube::api::{Api, PostParams};
+use sei_api::SeiNode;
+use sei_api::names::LEASE_NAME;
+use sei_rig::{ControlPlane, User};
+use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+const LEADER_ROLE: &str = include_str!("../../../../deploy/rbac/leader-election-role.yaml");
+
+/// A running operator; killed when it is dropped.
+struct Process {
+    child: Child,
+    metrics: u16,
+    health: u16,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The program, built by cargo beside this test.
+fn program() -> Result<PathBuf> {
+    let built = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--package", "sei-operator"])
+        .status()?;
+    ensure!(built.success(), "failed to build sei-operator");
+    let test = std::env::current_exe()?;
+    let folder = test.parent().and_then(|deps| deps.parent()).context("the test has a folder")?;
+    Ok(folder.join("sei-operator"))
+}
+
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+fn start(plane: &ControlPlane, identity: &str) -> Result<Process> {
+    let config = plane.folder().join("platform.yaml");
+    std::fs::write(&config, PLATFORM)?;
+    let (metrics, health) = (free_port()?, free_port()?);
+    let child = Command::new(program()?)
+        .arg("run")
+        .arg(format!("--metrics-bind-address=127.0.0.1:{metrics}"))
+        .arg(format!("--health-probe-bind-address=127.0.0.1:{health}"))
+        .args(["--leader-election-namespace", "default", "--identity", identity])
+        .env("KUBECONFIG", plane.kubeconfig(User::Operator))
+        .env("SEI_CONTROLLER_CONFIG", config)
+        .stderr(Stdio::null())
+        .spawn()?;
+    Ok(Process { child, metrics, health })
+}
+
+/// The answer of a small HTTP server on loopback, head and body.
+async fn get(port: u16, path: &str) -> Result<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    Ok(answer)
+}
+
+async fn allow_leading(plane: &ControlPlane) -> Result<()> {
+    let admin = plane.client(User::Admin)?;
+    let role: Role = serde_saphyr::from_str(LEADER_ROLE)?;
+    let binding: RoleBinding = serde_json::from_value(json!({
+        "metadata": { "name": "sei-operator" },
+        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "Role",
+            "name": "sei-operator-leader-election" },
+        "subjects": [{ "apiGroup": "rbac.authorization.k8s.io", "kind": "User",
+            "name": User::Operator.name() }],
+    }))?;
+    Api::namespaced(admin.clone(), "default").create(&PostParams::default(), &role).await?;
+    Api::namespaced(admin, "default").create(&PostParams::default(), &binding).await?;
+    Ok(())
+}
+
+async fn holder(plane: &ControlPlane) -> Result<Option<String>> {
+    let leases: Api<Lease> = Api::namespaced(plane.client(User::Admin)?, "default");
+    let lease = leases.get_opt(LEASE_NAME).await?;
+    Ok(lease.and_then(|lease| lease.spec?.holder_identity).filter(|name| !name.is_empty()))
+}
+
+#[tokio::test]
+async fn of_two_processes_one_leads_and_the_other_takes_over() -> Result<()> {
+    let plane = boot().await?;
+    allow_leading(&plane).await?;
+    let mut first = start(&plane, "first")?;
+    wait_for("the first leads", async || {
+        Ok(holder(&plane).await?.filter(|name| name == "first").map(drop))
+    })
+    .await?;
+    let second = start(&plane, "second")?;
+    wait_for("the second waits, healthy and ready to take over", async || {
+        let ready = get(second.health, "/readyz").await.unwrap_or_default();
+        Ok(ready.starts_with("HTTP/1.1 200").then_some(()))
+    })
+    .await?;
+    assert_eq!(holder(&plane).await?.as_deref(), Some("first"));
+
+    let nodes: Api<SeiNode> = Api::namespaced(plane.client(User::Admin)?, "default");
+    let node: SeiNode = serde_json::from_value(json!({
+        "apiVersion": "sei.io/v1alpha1", "kind": "SeiNode", "metadata": { "name": "rpc" },
+        "spec": { "chainId": "demo-1", "image": "seid:v1", "fullNode": {} },
+    }))?;
+    nodes.create(&PostParams::default(), &node).await?;
+    wait_for("the leader looks at the node and tells so", async || {
+        let metrics = get(first.metrics, "/metrics").await.unwrap_or_default();
+        let told = metrics.lines().any(|line| {
+            line.starts_with("sei_controller_seinode_phase{")
+                && line.contains("phase=\"Initializing\"")
+                && line.ends_with(" 1")
+        });
+        Ok(told.then_some(()))
+    })
+    .await?;
+
+    // A polite end gives the lease back at once.
+    let id = first.child.id().to_string();
+    ensure!(Command::new("kill").args(["-TERM", &id]).status()?.success(), "failed to signal");
+    let ended = wait_for("it ends", async || Ok(first.child.try_wait()?)).await?;
+    assert!(ended.success(), "{ended}");
+    wait_for("the second leads", async || {
+        Ok(holder(&plane).await?.filter(|name| name == "second").map(drop))
+    })
+    .await
+}
+
+#[test]
+fn a_bad_configuration_ends_the_process_with_one_line() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let config = folder.path().join("platform.yaml");
+    std::fs::write(&config, PLATFORM.replace("tolerationKey", "tolerationKeys"))?;
+    let output = Command::new(program()?)
+        .args(["run", "--leader-elect=false"])
+        .env("SEI_CONTROLLER_CONFIG", &config)
+        .output()?;
+    assert!(!output.status.success());
+    let told = String::from_utf8(output.stderr)?;
+    let line = told.trim_end();
+    assert!(!line.contains('\n'), "{told}");
+    assert!(line.contains("platform.yaml") && line.contains("tolerationKey"), "{told}");
+    Ok(())
+}
