@@ -46,6 +46,7 @@ names! {
         NodeKeyReady = "NodeKeyReady",
         OperatorKeyringReady = "OperatorKeyringReady",
         WorkflowInProgress = "WorkflowInProgress",
+        PeersResolved = "PeersResolved",
     }
 }
 
@@ -107,6 +108,8 @@ names! {
         NoWorkflow = "NoWorkflow",
         WorkflowRunning = "WorkflowRunning",
         WorkflowFailedHeld = "WorkflowFailedHeld",
+        Resolved = "Resolved",
+        Ec2TagsNotResolved = "Ec2TagsNotResolved",
     }
 }
 
@@ -456,6 +459,14 @@ pub const REASONS: &[ReasonRow] = &[
         R::WorkflowFailedHeld,
         "A workflow failed and keeps the node as it left it.",
         "Delete the workflow with annotation sei.io/force-delete-workflow.",
+    ),
+    row(C::PeersResolved, True, R::Resolved, "Every source of peers is looked at.", ""),
+    row(
+        C::PeersResolved,
+        False,
+        R::Ec2TagsNotResolved,
+        "A source by EC2 tags is accepted and not looked at yet; the other sources are.",
+        "Give those peers as static addresses for now.",
     ),
 ];
 

@@ -68,6 +68,11 @@ fn changes(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Vec<Event> {
     {
         events.push(event(EventType::Warning, "StateSyncBlocked", &one.reason, &one.message));
     }
+    if let Some((one, _)) = changed(ConditionType::PeersResolved)
+        && one.status == "False"
+    {
+        events.push(event(EventType::Warning, &one.reason, "Peers", &one.message));
+    }
     if let Some((one, Some(was))) = changed(ConditionType::SidecarReady) {
         match (was.status.as_str(), one.status.as_str()) {
             (_, "False") => events.push(event(

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use sei_api::SeiNodeSpec;
 use sei_api::condition::{self, ConditionType, Reason, Truth, Verdict};
 use sei_api::plan::{PlanKind, PlanPhase, TaskPlan};
 use sei_api::status::{
@@ -199,10 +200,24 @@ fn mirror(observation: &Observation, decision: &mut Decision) {
     let gate = gate::judge(&observation.node.spec, &observation.syncers);
     decision.syncers = gate.syncers;
     decision.conditions.push(gate.verdict);
+    decision.conditions.extend(peers_verdict(&observation.node.spec));
     let conditions = &observation.status().conditions;
     if condition::find(conditions, ConditionType::PodTemplateDrift).is_none() {
         set_drift(decision, Truth::Unknown, Reason::NotObserved, "");
     }
+}
+
+/// Whether every source of peers is looked at; nothing for a node that names none.
+fn peers_verdict(spec: &SeiNodeSpec) -> Option<Verdict> {
+    let sources = spec.peers.as_ref().filter(|sources| !sources.is_empty())?;
+    let condition = ConditionType::PeersResolved;
+    let by_tags = sources.iter().filter(|source| source.ec2_tags.is_some()).count();
+    Some(if by_tags == 0 {
+        Verdict::new(condition, Truth::True, Reason::Resolved, "")
+    } else {
+        let message = format!("{by_tags} of {} sources are EC2 tags", sources.len());
+        Verdict::new(condition, Truth::False, Reason::Ec2TagsNotResolved, message)
+    })
 }
 
 /// The last health probe of a node that runs.

@@ -596,3 +596,18 @@ fn a_restored_volume_is_taken_with_consent_and_without_a_new_start() {
     assert_eq!(started_tasks(&agreed), "none");
     assert_eq!(after(&agreed).data_claim.unwrap().uid, "new");
 }
+
+#[test]
+fn peers_by_ec2_tags_are_said_not_to_be_looked_at() {
+    use sei_api::node::{Ec2TagPeers, PeerSource};
+    let none = after(&running(full_node()));
+    assert_eq!(says(&none, ConditionType::PeersResolved), "absent");
+    let by_tags = running(full_node()).edit(|spec| {
+        let ec2_tags = Some(Ec2TagPeers::default());
+        spec.peers = Some(vec![PeerSource { ec2_tags, ..PeerSource::default() }]);
+    });
+    assert_eq!(
+        says(&after(&by_tags), ConditionType::PeersResolved),
+        "False/Ec2TagsNotResolved: 1 of 1 sources are EC2 tags"
+    );
+}

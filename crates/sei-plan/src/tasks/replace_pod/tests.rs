@@ -7,8 +7,7 @@ use serde_json::json;
 use crate::request::{Failure, Outcome};
 use crate::seen::Look;
 use crate::tasks::fixture::{
-    NEW, OLD, STATEFULSET_UID, World, assert_transcript, from, pod, signing_node, statefulset,
-    terminating,
+    NEW, OLD, STATEFULSET_UID, World, assert_transcript, from, pod, signing_node, terminating,
 };
 use crate::view::{PodView, StatefulSetView};
 
