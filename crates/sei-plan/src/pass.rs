@@ -360,6 +360,7 @@ fn refused(failure: &Failure) -> Option<Waiting> {
         Failure::Owned(text) => (Some(Reason::FieldConflict), text),
         Failure::Forbidden(text) => (Some(Reason::Forbidden), text),
         Failure::Rejected(text) => (Some(Reason::ApplyRejected), text),
+        Failure::SigningKey(text) => (Some(Reason::SigningKeyConflict), text),
         Failure::Unknown(text) | Failure::Unreachable(text) | Failure::Unauthorized(text) => {
             (None, text)
         }

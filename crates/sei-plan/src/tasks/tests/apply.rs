@@ -85,6 +85,15 @@ fn a_missing_statefulset_is_created_only_after_a_live_look() {
 }
 
 #[test]
+fn a_signer_beside_another_one_is_not_created_and_waits_in_words() {
+    let mut world = update();
+    world.seen.statefulset = Look::Live(None);
+    let refused = Outcome::Failed(Failure::SigningKey("pod other-0 still has it".to_owned()));
+    let waits = "wait SigningKeyConflict again 5s: pod other-0 still has it";
+    assert_transcript(&world.transcript([refused]), &[CREATES, waits]);
+}
+
+#[test]
 fn a_statefulset_that_appeared_meanwhile_is_looked_at_again() {
     let mut world = update();
     world.seen.statefulset = Look::Live(None);
