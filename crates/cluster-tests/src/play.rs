@@ -296,6 +296,29 @@ impl Play {
         .await
     }
 
+    /// Somebody takes all fields out of the status.
+    pub async fn wipe_status(&self, name: &str) -> Result<()> {
+        let status = serde_json::to_value(self.status(name).await?)?;
+        let fields = status.as_object().into_iter().flatten();
+        let nulls: Value = fields.map(|(key, _)| (key.clone(), Value::Null)).collect();
+        self.edit_status(name, nulls).await
+    }
+
+    /// Merges this into the status.
+    pub async fn edit_status(&self, name: &str, status: Value) -> Result<()> {
+        let patch = Patch::Merge(json!({ "status": status }));
+        self.nodes().patch_status(name, &PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+
+    /// Waits until the server knows no such node.
+    pub async fn until_gone(&self, name: &str) -> Result<()> {
+        wait_for(&format!("{name} is gone"), async || {
+            Ok(self.nodes().get_opt(name).await?.is_none().then_some(()))
+        })
+        .await
+    }
+
     /// Somebody else deletes the pod.
     pub async fn evict(&self, name: &str) -> Result<()> {
         self.pods().delete(&format!("{name}-0"), &DeleteParams::default()).await?;

@@ -177,20 +177,12 @@ async fn a_template_edited_by_hand_is_put_back_and_restarts_nothing() -> Result<
     play.close()
 }
 
-async fn patch_status(play: &Play, status: Value) -> Result<()> {
-    let patch = Patch::Merge(json!({ "status": status }));
-    play.nodes().patch_status("rpc", &PatchParams::default(), &patch).await?;
-    Ok(())
-}
-
 #[tokio::test]
 async fn a_wiped_status_comes_back_and_restarts_nothing() -> Result<()> {
     let play = Play::open("wiped").await?;
     play.run("rpc", rpc("seid:v1")).await?;
     let (before, pod) = (play.status("rpc").await?, play.uid("rpc").await?);
-    let Value::Object(fields) = serde_json::to_value(&before)? else { unreachable!() };
-    let nulls: Value = fields.keys().map(|key| (key.clone(), Value::Null)).collect();
-    patch_status(&play, nulls).await?;
+    play.wipe_status("rpc").await?;
     let after = play
         .until("rpc", "the status is back", |status| {
             status.phase == Some(SeiNodePhase::Running)
@@ -210,7 +202,7 @@ async fn a_forged_image_in_the_status_is_corrected_without_a_restart() -> Result
     let play = Play::open("forged").await?;
     play.run("rpc", rpc("seid:v1")).await?;
     let pod = play.uid("rpc").await?;
-    patch_status(&play, json!({ "currentImage": "seid:forged" })).await?;
+    play.edit_status("rpc", json!({ "currentImage": "seid:forged" })).await?;
     play.until("rpc", "the truth is back", |status| {
         status.current_image.as_deref() == Some("seid:v1")
     })

@@ -3,9 +3,12 @@
 mod admission;
 mod broken;
 mod controllers;
+mod crashes;
 mod creation;
 mod hands;
 mod kubelet;
+mod pauses;
 mod plane;
 mod rollback;
+mod signers;
 mod updates;
