@@ -21,6 +21,9 @@ use crate::view::{Freshness, PodView, freshness};
 /// A stale pod here means that somebody's old view brought one back: it is replaced once more, by
 /// the same rules.
 pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
+    if let Some(missing) = missing_by_cache(plan, seen) {
+        return wait(None, missing);
+    }
     match replace_pod::step(plan, seen) {
         Next::Done(_) => {}
         other => return other,
@@ -66,6 +69,22 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
         },
     );
     Next::Done(Box::new(Effects { stamp, ..Effects::default() }))
+}
+
+/// What the fresh pod still lacks by the caches: no live call while it starts.
+fn missing_by_cache(plan: &TaskPlan, seen: &Seen) -> Option<String> {
+    let (Look::Cached(Some(statefulset)), Look::Cached(Some(pods))) =
+        (&seen.statefulset, &seen.pods)
+    else {
+        return None;
+    };
+    let revisions = replace_pod::revisions(plan, statefulset, seen)?;
+    if replace_pod::stale(pods, statefulset, revisions).is_some() {
+        return None;
+    }
+    let fresh = replace_pod::fresh(pods, statefulset, revisions)?;
+    let (image, sidecar_image) = images(plan, seen);
+    not_running(fresh, &image, &sidecar_image)
 }
 
 /// The settings that this plan wrote, as they were when it was built; others stay as recorded. An

@@ -450,7 +450,11 @@ fn a_cached_statefulset_counts_only_if_it_is_what_the_plan_applied() {
         ),
         ("no stamp", |world| world.statefulset().template_hash = None, "read StatefulSet"),
         ("terminating", |world| world.statefulset().terminating = true, "read StatefulSet"),
-        ("not observed", |world| world.statefulset().observed_generation = 1, "read StatefulSet"),
+        (
+            "not observed",
+            |world| world.statefulset().observed_generation = 1,
+            "wait StatefulSetNotObserved: …has looked at generation 1 of 2",
+        ),
         ("no revision", |world| world.statefulset().update_revision = None, "read StatefulSet"),
         ("nothing applied yet", |world| world.plan.applied = None, "read StatefulSet"),
         ("a plan of the peer", |world| world.plan.target = None, "read StatefulSet"),

@@ -64,8 +64,9 @@ fn what_the_apply_returned_is_recorded() {
     returned.generation = 5;
     let lines = world.transcript([Outcome::Applied(Box::new(returned))]);
     assert_transcript(&lines, &[APPLIES, "done applied sts-uid@5 statefulset n/sts-uid"]);
-    // It still shows the revision before: no pod may be judged by it.
-    assert_eq!(world.seen.statefulset, Look::Unread);
+    // It still shows the revision before: no pod may be judged by it, only waited for.
+    let view = world.seen.statefulset.any().unwrap();
+    assert_eq!((view.generation, view.observed_revision()), (5, None));
 }
 
 #[test]
