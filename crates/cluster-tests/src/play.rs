@@ -67,7 +67,11 @@ impl Play {
     }
 
     pub async fn open_without_operator(name: &str) -> Result<Self> {
-        let scene = scene(name).await?;
+        Self::open_on(scene(name).await?).await
+    }
+
+    /// Opens a scenario in this scene, without an operator.
+    pub async fn open_on(scene: Scene) -> Result<Self> {
         let witness = Arc::default();
         let play = Self { scene, operator: None, witness };
         play.watch_pods().await?;

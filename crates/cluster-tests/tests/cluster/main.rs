@@ -9,6 +9,7 @@ mod hands;
 mod kubelet;
 mod pauses;
 mod plane;
+mod rest;
 mod rollback;
 mod signers;
 mod updates;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use cluster_tests::{boot, minor, scene, wait_for};
-use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount};
 use kube::api::{Api, ListParams, ObjectMeta, PostParams};
 use sei_rig::{AuditEntry, User};
 
@@ -24,14 +24,14 @@ async fn the_plane_is_of_its_minor() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_operator_begins_without_rights_and_its_requests_are_written_down() -> Result<()> {
+async fn the_operator_has_its_role_alone_and_its_requests_are_written_down() -> Result<()> {
     let scene = scene("audit").await?;
     let mut log = scene.plane().audit();
-    let pods = |user| -> Result<Api<Pod>> {
+    let accounts = |user| -> Result<Api<ServiceAccount>> {
         Ok(Api::namespaced(scene.plane().client(user)?, &scene.namespace))
     };
-    pods(User::Admin)?.list(&ListParams::default()).await?;
-    let refused = pods(User::Operator)?.get("a").await.unwrap_err();
+    accounts(User::Admin)?.list(&ListParams::default()).await?;
+    let refused = accounts(User::Operator)?.get("a").await.unwrap_err();
     assert!(matches!(&refused, kube::Error::Api(status) if status.code == 403), "{refused}");
 
     // The entry is written after the answer.
@@ -44,7 +44,10 @@ async fn the_operator_begins_without_rights_and_its_requests_are_written_down() 
     .await?;
     let [entry] = &here[..] else { panic!("one request of one user: {here:?}") };
     assert_eq!(entry.user, User::Operator.name());
-    assert_eq!((entry.verb.as_str(), entry.resource.as_str(), entry.code), ("get", "pods", 403));
+    assert_eq!(
+        (entry.verb.as_str(), entry.resource.as_str(), entry.code),
+        ("get", "serviceaccounts", 403)
+    );
     assert_eq!((entry.name.as_deref(), entry.subresource.as_deref()), (Some("a"), None));
     Ok(())
 }
