@@ -103,8 +103,12 @@ impl Scene {
 
 /// A namespace of its own on the shared plane.
 pub async fn scene(name: &str) -> Result<Scene> {
+    scene_on(shared_lane().await?, name).await
+}
+
+/// A namespace of its own on this plane.
+pub async fn scene_on(lane: Arc<Lane>, name: &str) -> Result<Scene> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
-    let lane = shared_lane().await?;
     let admin = lane.plane().client(User::Admin)?;
     let namespace = format!("{name}-{}", COUNT.fetch_add(1, Ordering::Relaxed));
     let metadata = ObjectMeta { name: Some(namespace.clone()), ..ObjectMeta::default() };

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, Service};
 use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
 use sei_api::SeiNode;
@@ -14,6 +14,7 @@ use sei_api::condition::{self, ConditionType};
 use sei_api::status::{SeiNodePhase, SeiNodeStatus};
 use sei_operator::Operator;
 use sei_plan::view::PodView;
+use sei_rig::{AuditEntry, AuditLog, Behaviour, Rule, RuleId, Sidecars, User};
 use serde_json::{Value, json};
 
 use crate::operator::{self, Setup};
@@ -40,13 +41,37 @@ struct Witness {
 impl Play {
     /// Opens a scenario with an operator.
     pub async fn open(name: &str) -> Result<Self> {
+        Self::open_at(name, Setup::default().speed).await
+    }
+
+    /// The same with waits this many times shorter than in life.
+    pub async fn open_at(name: &str, speed: u32) -> Result<Self> {
         let mut play = Self::open_without_operator(name).await?;
-        play.operator = Some(operator::start(&play.scene, Setup::default()).await?);
+        play.start_operator(speed).await?;
         Ok(play)
     }
 
+    /// Starts an operator; one that runs is dropped where it stands.
+    pub async fn start_operator(&mut self, speed: u32) -> Result<()> {
+        self.kill_operator();
+        let setup = Setup { speed, ..Setup::default() };
+        self.operator = Some(operator::start(&self.scene, setup).await?);
+        Ok(())
+    }
+
+    /// Drops the operator where it stands.
+    pub fn kill_operator(&mut self) {
+        if let Some(operator) = self.operator.take() {
+            operator.kill();
+        }
+    }
+
     pub async fn open_without_operator(name: &str) -> Result<Self> {
-        let scene = scene(name).await?;
+        Self::open_on(scene(name).await?).await
+    }
+
+    /// Opens a scenario in this scene, without an operator.
+    pub async fn open_on(scene: Scene) -> Result<Self> {
         let witness = Arc::default();
         let play = Self { scene, operator: None, witness };
         play.watch_pods().await?;
@@ -64,6 +89,43 @@ impl Play {
 
     pub fn statefulsets(&self) -> Api<StatefulSet> {
         Api::namespaced(self.scene.admin.clone(), &self.scene.namespace)
+    }
+
+    pub fn services(&self) -> Api<Service> {
+        Api::namespaced(self.scene.admin.clone(), &self.scene.namespace)
+    }
+
+    pub fn config_maps(&self) -> Api<ConfigMap> {
+        Api::namespaced(self.scene.admin.clone(), &self.scene.namespace)
+    }
+
+    pub fn claims(&self) -> Api<PersistentVolumeClaim> {
+        Api::namespaced(self.scene.admin.clone(), &self.scene.namespace)
+    }
+
+    pub fn sidecars(&self) -> &Sidecars {
+        self.scene.kubelet().sidecars()
+    }
+
+    /// From now on pods of this image behave so.
+    pub fn image_is(&self, image: &str, behaviour: Behaviour) -> RuleId {
+        let rule = Rule::new(behaviour).of_image(image);
+        self.scene.kubelet().behave(&self.scene.namespace, rule)
+    }
+
+    /// From now on pods of this node behave so.
+    pub fn node_is(&self, node: &str, behaviour: Behaviour) -> RuleId {
+        let rule = Rule::new(behaviour).of_node(node);
+        self.scene.kubelet().behave(&self.scene.namespace, rule)
+    }
+
+    pub fn lift(&self, rule: RuleId) {
+        self.scene.kubelet().lift(rule);
+    }
+
+    /// The operator's requests about this scenario from now on.
+    pub fn requests(&self) -> Requests {
+        Requests { log: self.scene.plane().audit(), namespace: self.scene.namespace.clone() }
     }
 
     async fn watch_pods(&self) -> Result<()> {
@@ -151,6 +213,54 @@ impl Play {
         Ok(pod.as_ref().map(PodView::from))
     }
 
+    /// Uid of the node's pod.
+    pub async fn uid(&self, name: &str) -> Result<String> {
+        Ok(self.pod(name).await?.with_context(|| format!("{name} has no pod"))?.uid)
+    }
+
+    /// Waits until the node's pod is as it should be.
+    pub async fn until_pod(
+        &self,
+        name: &str,
+        claim: &str,
+        is: impl Fn(&PodView) -> bool,
+    ) -> Result<PodView> {
+        let claim = format!("{name}: {claim}");
+        let seen = wait_for(&claim, async || Ok(self.pod(name).await?.filter(|pod| is(pod))));
+        match seen.await {
+            Ok(pod) => Ok(pod),
+            Err(error) => {
+                let (status, pod) = (self.status(name).await?, self.pod(name).await?);
+                Err(error.context(format!("{status:#?}\n{pod:#?}")))
+            }
+        }
+    }
+
+    /// Waits until a pod of the node is made of this image.
+    pub async fn until_pod_of(&self, name: &str, image: &str) -> Result<PodView> {
+        self.until_pod(name, &format!("its pod is of {image}"), |pod| {
+            pod.seid.image == image && !pod.is_terminating()
+        })
+        .await
+    }
+
+    /// Waits until the node is said to be stalled by this.
+    pub async fn until_stalled(&self, name: &str, reason: &str) -> Result<SeiNodeStatus> {
+        let wanted = format!("True/{reason}");
+        self.until(name, &format!("Stalled is {wanted}"), |status| {
+            says(status, ConditionType::Stalled).starts_with(&wanted)
+        })
+        .await
+    }
+
+    /// Waits until nothing stalls the node.
+    pub async fn until_not_stalled(&self, name: &str) -> Result<SeiNodeStatus> {
+        self.until(name, "nothing stalls it", |status| {
+            says(status, ConditionType::Stalled).starts_with("False")
+        })
+        .await
+    }
+
     /// Waits until a node's status is as it should be.
     pub async fn until(
         &self,
@@ -186,6 +296,29 @@ impl Play {
         wait_for(&format!("{name}: the gate is open"), async || {
             let pod = self.pod(name).await?;
             Ok(pod.filter(|pod| pod.seid.started && !pod.is_terminating()).map(drop))
+        })
+        .await
+    }
+
+    /// Somebody takes all fields out of the status.
+    pub async fn wipe_status(&self, name: &str) -> Result<()> {
+        let status = serde_json::to_value(self.status(name).await?)?;
+        let fields = status.as_object().into_iter().flatten();
+        let nulls: Value = fields.map(|(key, _)| (key.clone(), Value::Null)).collect();
+        self.edit_status(name, nulls).await
+    }
+
+    /// Merges this into the status.
+    pub async fn edit_status(&self, name: &str, status: Value) -> Result<()> {
+        let patch = Patch::Merge(json!({ "status": status }));
+        self.nodes().patch_status(name, &PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+
+    /// Waits until the server knows no such node.
+    pub async fn until_gone(&self, name: &str) -> Result<()> {
+        wait_for(&format!("{name} is gone"), async || {
+            Ok(self.nodes().get_opt(name).await?.is_none().then_some(()))
         })
         .await
     }
@@ -227,6 +360,32 @@ impl Play {
         ensure!(witness.lies.is_empty(), "{:?}", witness.lies);
         Ok(())
     }
+}
+
+/// What an operator asked of the server about one namespace.
+pub struct Requests {
+    log: AuditLog,
+    namespace: String,
+}
+
+impl Requests {
+    /// What was written down since the last call. Watches and leases are not among it.
+    pub fn new_ones(&mut self) -> Result<Vec<AuditEntry>> {
+        let mut entries = self.log.read_new()?;
+        entries.retain(|one| {
+            one.user == User::Operator.name()
+                && one.namespace.as_deref() == Some(self.namespace.as_str())
+                && one.verb != "watch"
+                && one.resource != "leases"
+        });
+        Ok(entries)
+    }
+}
+
+/// Requests as a person reads them, a line each.
+pub fn listed(requests: &[AuditEntry]) -> String {
+    let line = |one: &AuditEntry| format!("{} {} {} {}", one.at, one.code, one.verb, one.uri);
+    requests.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 fn note_pod(witness: &Mutex<Witness>, pod: &Pod) {

@@ -51,6 +51,7 @@ mod observe;
 pub mod peers;
 pub mod reconcile;
 pub mod serve;
+mod signers;
 pub mod slots;
 
 use caches::{Caches, Wake};

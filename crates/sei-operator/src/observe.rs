@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::caches::{NodeKey, covers};
 use crate::context::{Context, NodeId, decoded};
 use crate::desk::{Probe, Subject};
-use crate::peers;
+use crate::{peers, signers};
 
 /// An observation, with what only repairs need.
 pub(crate) struct Observed {
@@ -66,7 +66,7 @@ pub(crate) async fn observe(
         syncers,
         sidecar,
         slot: context.slots.ask(node, key, &all, limit),
-        signing_conflict: signing_conflict(node, &all),
+        signing_conflict: signers::older_holder(node, all.iter().copied()),
         job: context.caches.jobs.of(key).pop(),
         claim,
         adoption: None,
@@ -130,26 +130,6 @@ async fn claim(
         Ok(None) => Claim::Missing,
         Err(_) => Claim::Unknown,
     }
-}
-
-/// An older node that has the same signing key or imports the same claim.
-fn signing_conflict(node: &SeiNode, all: &[&SeiNode]) -> Option<String> {
-    if !node.spec.signs() {
-        return None;
-    }
-    let age = |one: &SeiNode| {
-        (one.metadata.creation_timestamp.as_ref().map(|time| time.0), one.metadata.name.clone())
-    };
-    let same = |one: Option<&str>, other: Option<&str>| one.is_some() && one == other;
-    let other = all.iter().find(|other| {
-        other.metadata.uid != node.metadata.uid
-            && other.metadata.namespace == node.metadata.namespace
-            && (same(node.spec.signing_secret(), other.spec.signing_secret())
-                || same(node.spec.imported_claim(), other.spec.imported_claim()))
-            && age(other) < age(node)
-    })?;
-    let namespace = other.metadata.namespace.as_deref().unwrap_or_default();
-    Some(format!("{namespace}/{}", other.metadata.name.as_deref().unwrap_or_default()))
 }
 
 /// What the last probe of this very pod said. A pod that was never asked is asked now.

@@ -20,7 +20,7 @@ use crate::Guarded;
 use crate::caches::NodeKey;
 use crate::context::Context;
 use crate::desk::{Carried, newest};
-use crate::{events, finalize, observe};
+use crate::{events, finalize, observe, signers};
 
 /// Why a look at a node failed.
 #[derive(Debug, thiserror::Error)]
@@ -232,13 +232,17 @@ impl Run {
         self.cluster.perform(request).await
     }
 
-    /// Nothing is made for a node that is gone, going, or another one of the same name.
+    /// Nothing is made for a node that is gone, going, or another one of the same name, and no signer
+    /// beside another one.
     async fn still_wanted(&self) -> Result<(), Failure> {
         let nodes: Api<SeiNode> = Api::namespaced(self.context.client.clone(), &self.key.0);
         let live = call("get seinode", nodes.get(&self.key.1)).await?;
         let same = live.metadata.uid == self.node.metadata.uid
             && live.metadata.deletion_timestamp.is_none();
-        if same { Ok(()) } else { Err(Failure::Conflict("the node was replaced".to_owned())) }
+        if !same {
+            return Err(Failure::Conflict("the node was replaced".to_owned()));
+        }
+        signers::ensure_alone(&live, &self.context).await
     }
 
     async fn judge(&mut self, pod_uid: String) {

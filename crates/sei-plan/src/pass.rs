@@ -332,7 +332,8 @@ fn opens_gate(plan: &TaskPlan) -> bool {
     !in_bootstrap(plan) && plan.current().is_some_and(|(_, task)| task.is(TaskType::MarkReady))
 }
 
-/// Whether a status differs from the stored one only in how far its plan has come.
+/// Whether a status differs from the stored one only in how far its plan has come, and in what
+/// follows from that: the sidecar of a pod that is being replaced does not answer.
 ///
 /// Such progress need not be written at once: every task finds its work done when it is run again,
 /// so a crash loses nothing, and an update costs two writes instead of ten.
@@ -370,9 +371,41 @@ fn refused(failure: &Failure) -> Option<Waiting> {
         Failure::Owned(text) => (Some(Reason::FieldConflict), text),
         Failure::Forbidden(text) => (Some(Reason::Forbidden), text),
         Failure::Rejected(text) => (Some(Reason::ApplyRejected), text),
+        Failure::SigningKey(text) => (Some(Reason::SigningKeyConflict), text),
         Failure::Unknown(text) | Failure::Unreachable(text) | Failure::Unauthorized(text) => {
             (None, text)
         }
     };
     Some(Waiting { reason, message: crate::tasks::bounded(text), ..Waiting::default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn rolling(sidecar: &str, stalled: &str) -> SeiNodeStatus {
+        let condition = |kind: &str, status: &str, generation: i64| {
+            json!({ "type": kind, "status": status, "reason": "R", "message": "",
+                    "lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": generation })
+        };
+        serde_json::from_value(json!({
+            "plan": { "id": "p", "phase": "Active", "tasks": [] },
+            "conditions": [
+                condition("SidecarReady", sidecar, 1),
+                condition("Stalled", stalled, i64::from(sidecar == "True")),
+            ],
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn what_follows_from_a_replacement_need_not_be_written_at_once() {
+        let before = rolling("True", "False");
+        assert!(is_deferrable(&before, &rolling("Unknown", "False")));
+        assert!(!is_deferrable(&before, &rolling("Unknown", "True")));
+        let at_rest = |sidecar| SeiNodeStatus { plan: None, ..rolling(sidecar, "False") };
+        assert!(!is_deferrable(&at_rest("True"), &at_rest("Unknown")));
+    }
 }

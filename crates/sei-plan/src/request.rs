@@ -116,6 +116,8 @@ pub enum Failure {
     Forbidden(String),
     /// The server refuses the object: 400, 413, 422, or an admission webhook's no.
     Rejected(String),
+    /// Not asked for: something else still has the signing key or the volume.
+    SigningKey(String),
     /// Anything else, the outcome unknown: look again.
     Unknown(String),
     /// The sidecar could not be reached or answered nonsense.

@@ -124,8 +124,11 @@ impl Seen {
             Outcome::Service(found) => self.service = Look::Live(found),
             Outcome::Revision(found) => self.revision = Look::Live(found),
             Outcome::Applied(view) => {
-                // Its status still speaks of the template before: never used to judge a pod.
-                self.statefulset = Look::Unread;
+                // Its status still speaks of the template before: never used to judge a pod. That
+                // its controller has yet to look at it is no judgement, and saves a read.
+                let unobserved = view.observed_generation < view.generation;
+                self.statefulset =
+                    if unobserved { Look::Cached(Some((*view).clone())) } else { Look::Unread };
                 self.applied = Some(*view);
             }
             Outcome::Created(view) => self.created = Some(view),

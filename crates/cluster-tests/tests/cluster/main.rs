@@ -1,12 +1,19 @@
 //! One program, so that all tests share one control plane.
 
 mod admission;
+mod broken;
 mod by_hand;
 mod controllers;
+mod crashes;
 mod creation;
+mod hands;
 mod kubelet;
 mod modes;
+mod pauses;
 mod plane;
 mod process;
+mod rest;
+mod rollback;
+mod signers;
 mod updates;
 mod world;

@@ -163,6 +163,7 @@ fn refused(seen: &Seen) -> Option<Next> {
         Failure::Owned(text) => (Some(Reason::FieldConflict), text, slow),
         Failure::Forbidden(text) => (Some(Reason::Forbidden), text, slow),
         Failure::Rejected(text) => (Some(Reason::ApplyRejected), text, slow),
+        Failure::SigningKey(text) => (Some(Reason::SigningKeyConflict), text, soon),
         Failure::Unknown(text) => (None, text, soon),
         Failure::Unreachable(text) => (Some(Reason::SidecarUnreachable), text, soon),
         Failure::Unauthorized(text) => (Some(Reason::SidecarAuth), text, slow),

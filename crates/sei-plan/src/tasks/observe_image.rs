@@ -71,7 +71,7 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
     Next::Done(Box::new(Effects { stamp, ..Effects::default() }))
 }
 
-/// A cache may tell us to do nothing: no live call while the successor has not run yet.
+/// What the fresh pod still lacks by the caches: no live call while it starts.
 fn missing_by_cache(plan: &TaskPlan, seen: &Seen) -> Option<String> {
     let (Look::Cached(Some(statefulset)), Look::Cached(Some(pods))) =
         (&seen.statefulset, &seen.pods)
@@ -79,9 +79,12 @@ fn missing_by_cache(plan: &TaskPlan, seen: &Seen) -> Option<String> {
         return None;
     };
     let revisions = replace_pod::revisions(plan, statefulset, seen)?;
-    let pod = replace_pod::fresh(pods, statefulset, revisions)?;
+    if replace_pod::stale(pods, statefulset, revisions).is_some() {
+        return None;
+    }
+    let fresh = replace_pod::fresh(pods, statefulset, revisions)?;
     let (image, sidecar_image) = images(plan, seen);
-    not_running(pod, &image, &sidecar_image)
+    not_running(fresh, &image, &sidecar_image)
 }
 
 /// The settings that this plan wrote, as they were when it was built; others stay as recorded. An

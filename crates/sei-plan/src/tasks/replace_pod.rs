@@ -158,6 +158,12 @@ pub(super) fn proven<'a>(plan: &TaskPlan, seen: &'a Seen) -> Result<&'a Stateful
         {
             Ok(statefulset)
         }
+        // The controller's look at it will wake us: until then nothing can be done.
+        Look::Cached(Some(statefulset))
+            if statefulset.observed_generation < statefulset.generation =>
+        {
+            Err(not_observed(statefulset))
+        }
         Look::Cached(_) | Look::Unread => Err(read(Read::StatefulSet)),
     }
 }

@@ -64,8 +64,9 @@ fn what_the_apply_returned_is_recorded() {
     returned.generation = 5;
     let lines = world.transcript([Outcome::Applied(Box::new(returned))]);
     assert_transcript(&lines, &[APPLIES, "done applied sts-uid@5 statefulset n/sts-uid"]);
-    // It still shows the revision before: no pod may be judged by it.
-    assert_eq!(world.seen.statefulset, Look::Unread);
+    // It still shows the revision before: no pod may be judged by it, only waited for.
+    let view = world.seen.statefulset.any().unwrap();
+    assert_eq!((view.generation, view.observed_revision()), (5, None));
 }
 
 #[test]
@@ -82,6 +83,15 @@ fn a_missing_statefulset_is_created_only_after_a_live_look() {
             ("missing", |world| world.seen.statefulset = Look::Live(None), CREATES),
         ],
     );
+}
+
+#[test]
+fn a_signer_beside_another_one_is_not_created_and_waits_in_words() {
+    let mut world = update();
+    world.seen.statefulset = Look::Live(None);
+    let refused = Outcome::Failed(Failure::SigningKey("pod other-0 still has it".to_owned()));
+    let waits = "wait SigningKeyConflict again 5s: pod other-0 still has it";
+    assert_transcript(&world.transcript([refused]), &[CREATES, waits]);
 }
 
 #[test]

@@ -1,0 +1,140 @@
+//! Nodes that do not work, and how they are mended.
+
+use anyhow::Result;
+use cluster_tests::play::{Play, rpc, says};
+use sei_api::condition::ConditionType;
+use sei_api::status::SeiNodePhase;
+use sei_rig::Behaviour;
+
+#[tokio::test]
+async fn a_bad_image_at_creation_is_corrected_by_an_edit() -> Result<()> {
+    let play = Play::open_at("bad-first", 50).await?;
+    play.image_is("seid:typo", Behaviour::ImageUnpullable);
+    play.create("rpc", rpc("seid:typo")).await?;
+    let status = play.until_stalled("rpc", "ImagePullFailed").await?;
+    assert_eq!(status.phase, Some(SeiNodePhase::Initializing));
+    assert_eq!(status.current_image, None);
+    play.set_image("rpc", "seid:v1").await?;
+    play.settled("rpc").await?;
+    play.until_not_stalled("rpc").await?;
+    assert_eq!(play.pods_seen("rpc"), 2);
+    play.close()
+}
+
+/// An update of a node whose sidecar is like this.
+async fn update_past(name: &str, behaviour: Behaviour) -> Result<()> {
+    let play = Play::open(name).await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    // Of the old pod only.
+    play.image_is("seid:v1", behaviour);
+    play.until_pod("rpc", "its sidecar is silent", |pod| !pod.ready).await?;
+    play.set_image("rpc", "seid:v2").await?;
+    play.settled("rpc").await?;
+    assert_eq!(play.pods_seen("rpc"), 2);
+    play.close()
+}
+
+#[tokio::test]
+async fn a_hanging_sidecar_keeps_no_image_away() -> Result<()> {
+    update_past("hanging", Behaviour::SidecarHangs).await
+}
+
+#[tokio::test]
+async fn a_refusing_sidecar_keeps_no_image_away() -> Result<()> {
+    update_past("refusing", Behaviour::SidecarRefuses).await
+}
+
+#[tokio::test]
+async fn a_pod_that_does_not_end_is_told_and_the_update_goes_on_when_it_does() -> Result<()> {
+    let play = Play::open_at("stuck-pod", 50).await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    let before = play.uid("rpc").await?;
+    let rule = play.node_is("rpc", Behaviour::StuckTerminating);
+    play.set_image("rpc", "seid:v2").await?;
+    let status = play.until_stalled("rpc", "PodTerminating").await?;
+    assert_eq!(status.current_image.as_deref(), Some("seid:v1"));
+    assert_eq!(play.uid("rpc").await?, before, "it is not deleted by force");
+    play.lift(rule);
+    play.settled("rpc").await?;
+    play.until_not_stalled("rpc").await?;
+    assert_eq!(play.pods_seen("rpc"), 2);
+    play.close()
+}
+
+#[tokio::test]
+async fn a_pod_without_room_is_told() -> Result<()> {
+    let play = Play::open_at("no-room", 50).await?;
+    let rule = play.node_is("rpc", Behaviour::Unschedulable);
+    play.create("rpc", rpc("seid:v1")).await?;
+    play.until_stalled("rpc", "Unschedulable").await?;
+    play.lift(rule);
+    play.settled("rpc").await?;
+    play.until_not_stalled("rpc").await?;
+    assert_eq!(play.pods_seen("rpc"), 1);
+    play.close()
+}
+
+#[tokio::test]
+async fn a_configuration_that_is_refused_fails_the_update_until_it_is_good() -> Result<()> {
+    let play = Play::open_at("refused-config", 50).await?;
+    let namespace = play.scene.namespace.clone();
+    play.run("rpc", rpc("seid:v1")).await?;
+    play.sidecars().fail(&namespace, "rpc", "config-validate", "config validation failed: bad");
+    play.set_image("rpc", "seid:v2").await?;
+    let status = play.until("rpc", "the failure is seen", |status| {
+        says(status, ConditionType::NodeUpdateInProgress).starts_with("False/UpdateFailed")
+    });
+    let status = status.await?;
+    let failed = says(&status, ConditionType::NodeUpdateInProgress);
+    assert!(failed.contains("config validation failed: bad"), "{failed}");
+    let status = play.until("rpc", "it backs off", |status| {
+        says(status, ConditionType::PodTemplateDrift).starts_with("True/BackingOff")
+    });
+    let pending = status.await?.pending_update.unwrap_or_else(|| panic!("it is pending"));
+    assert!(pending.attempts >= Some(1) && pending.next_attempt_at.is_some(), "{pending:?}");
+    play.until_pod_of("rpc", "seid:v2").await?;
+    play.sidecars().release(&namespace, "rpc", "config-validate");
+    play.settled("rpc").await?;
+    assert_eq!(play.pods_seen("rpc"), 2);
+    play.close()
+}
+
+#[tokio::test]
+async fn one_hanging_sidecar_does_not_keep_the_others_from_rolling() -> Result<()> {
+    let play = Play::open("one-hangs").await?;
+    let names: Vec<String> = (0..8).map(|one| format!("rpc-{one}")).collect();
+    for name in &names {
+        play.create(name, rpc("seid:v1")).await?;
+    }
+    for name in &names {
+        play.settled(name).await?;
+    }
+    let rule = play.node_is("rpc-0", Behaviour::SidecarHangs);
+    for name in &names {
+        play.set_image(name, "seid:v2").await?;
+    }
+    for name in &names[1..] {
+        play.settled(name).await?;
+        assert_eq!(play.pods_seen(name), 2);
+    }
+    play.lift(rule);
+    play.settled("rpc-0").await?;
+    assert_eq!(play.pods_seen("rpc-0"), 2);
+    play.close()
+}
+
+#[tokio::test]
+async fn a_sidecar_that_restarts_in_place_gets_its_gate_opened_again() -> Result<()> {
+    let play = Play::open("sidecar-restart").await?;
+    let namespace = play.scene.namespace.clone();
+    play.run("rpc", rpc("seid:v1")).await?;
+    let before = play.uid("rpc").await?;
+    let openings = play.sidecars().gate_openings(&namespace, "rpc").len();
+    play.scene.kubelet().restart_sidecar(&namespace, "rpc");
+    play.until_pod("rpc", "it is ready again", |pod| pod.sidecar.restarts == 1 && pod.ready)
+        .await?;
+    assert_eq!(play.sidecars().gate_openings(&namespace, "rpc").len(), openings + 1);
+    play.settled("rpc").await?;
+    assert_eq!(play.uid("rpc").await?, before);
+    play.close()
+}

@@ -1,0 +1,266 @@
+//! What people do to objects by hand, and what becomes of it.
+
+use anyhow::{Context as _, Result};
+use cluster_tests::play::{Play, rpc};
+use cluster_tests::wait_for;
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::StatefulSet;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use sei_api::status::SeiNodePhase;
+use serde_json::{Value, json};
+
+const CONFIG: &str = "rpc-rbac-proxy-config";
+
+#[tokio::test]
+async fn a_deleted_service_comes_back() -> Result<()> {
+    let play = Play::open("service-gone").await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    let (before, pod) = (play.services().get("rpc").await?, play.uid("rpc").await?);
+    play.services().delete("rpc", &DeleteParams::default()).await?;
+    let after = wait_for("it is there again", async || {
+        let found = play.services().get_opt("rpc").await?;
+        Ok(found.filter(|one| one.metadata.uid != before.metadata.uid))
+    })
+    .await?;
+    assert_eq!(after.spec.context("has a spec")?.selector, before.spec.context("has")?.selector);
+    assert_eq!(play.uid("rpc").await?, pod);
+    play.close()
+}
+
+#[tokio::test]
+async fn an_edited_service_comes_back() -> Result<()> {
+    let play = Play::open("service-edited").await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    let before = play.services().get("rpc").await?.spec.context("has a spec")?;
+    let patch = json!({ "spec": { "selector": { "sei.io/node": "other" } } });
+    play.services().patch("rpc", &PatchParams::default(), &Patch::Merge(patch)).await?;
+    wait_for("it is as before", async || {
+        let now = play.services().get("rpc").await?.spec.context("has a spec")?;
+        Ok((now.selector == before.selector).then_some(()))
+    })
+    .await?;
+    play.close()
+}
+
+#[tokio::test]
+async fn a_deleted_config_map_comes_back() -> Result<()> {
+    let play = Play::open("map-gone").await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    let before = play.config_maps().get(CONFIG).await?;
+    play.config_maps().delete(CONFIG, &DeleteParams::default()).await?;
+    let after = wait_for("it is there again", async || {
+        let found = play.config_maps().get_opt(CONFIG).await?;
+        Ok(found.filter(|one| one.metadata.uid != before.metadata.uid))
+    })
+    .await?;
+    assert_eq!(after.data, before.data);
+    play.close()
+}
+
+#[tokio::test]
+async fn an_edited_config_map_comes_back() -> Result<()> {
+    let play = Play::open("map-edited").await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    let before = play.config_maps().get(CONFIG).await?.data.context("has data")?;
+    let keys: Value = before.keys().map(|key| (key.clone(), json!("by hand"))).collect();
+    let patch = Patch::Merge(json!({ "data": keys }));
+    play.config_maps().patch(CONFIG, &PatchParams::default(), &patch).await?;
+    wait_for("it is as before", async || {
+        let now = play.config_maps().get(CONFIG).await?.data.context("has data")?;
+        Ok((now == before).then_some(()))
+    })
+    .await?;
+    play.close()
+}
+
+#[tokio::test]
+async fn a_deleted_statefulset_comes_back_with_the_same_image() -> Result<()> {
+    let play = Play::open("set-gone").await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    let before = play.statefulsets().get("rpc").await?;
+    let pod = play.uid("rpc").await?;
+    play.statefulsets().delete("rpc", &DeleteParams::background()).await?;
+    wait_for("it is there again", async || {
+        let found = play.statefulsets().get_opt("rpc").await?;
+        Ok(found.filter(|one| one.metadata.uid != before.metadata.uid))
+    })
+    .await?;
+    let next = play.until_pod("rpc", "a pod runs", |one| one.uid != pod && one.seid.started);
+    assert_eq!(next.await?.seid.image, "seid:v1");
+    play.settled("rpc").await?;
+    assert!(play.pods_seen("rpc") <= 2, "{} pods", play.pods_seen("rpc"));
+    play.close()
+}
+
+#[tokio::test]
+async fn a_statefulset_deleted_without_its_pod_takes_the_pod_over() -> Result<()> {
+    let play = Play::open("set-orphans").await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    let before = play.statefulsets().get("rpc").await?;
+    let pod = play.uid("rpc").await?;
+    play.statefulsets().delete("rpc", &DeleteParams::orphan()).await?;
+    let after = wait_for("it is there again", async || {
+        let found = play.statefulsets().get_opt("rpc").await?;
+        Ok(found.filter(|one| one.metadata.uid != before.metadata.uid))
+    })
+    .await?;
+    let owner = ("StatefulSet".to_owned(), after.metadata.uid.context("has one")?);
+    play.until_pod("rpc", "it is its pod", |one| one.controller.as_ref() == Some(&owner)).await?;
+    play.settled("rpc").await?;
+    assert_eq!(play.uid("rpc").await?, pod);
+    play.close()
+}
+
+async fn patch_set(play: &Play, patch: Value) -> Result<StatefulSet> {
+    let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+    Ok(play.statefulsets().patch("rpc", &params, &patch).await?)
+}
+
+#[tokio::test]
+async fn two_replicas_by_hand_are_set_to_one_again() -> Result<()> {
+    let play = Play::open("replicas").await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    let before = play.uid("rpc").await?;
+    patch_set(&play, json!({ "spec": { "replicas": 2 } })).await?;
+    wait_for("there is one again", async || {
+        let set = play.statefulsets().get("rpc").await?;
+        Ok((set.spec.replicas == Some(1)).then_some(()))
+    })
+    .await?;
+    wait_for("the second pod is gone", async || {
+        Ok(play.pods().get_opt("rpc-1").await?.is_none().then_some(()))
+    })
+    .await?;
+    play.settled("rpc").await?;
+    assert_eq!(play.uid("rpc").await?, before);
+    play.close()
+}
+
+#[tokio::test]
+async fn a_rolling_update_by_hand_is_set_right_and_restarts_nothing() -> Result<()> {
+    let play = Play::open("strategy").await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    let before = play.uid("rpc").await?;
+    patch_set(&play, json!({ "spec": { "updateStrategy": { "type": "RollingUpdate" } } })).await?;
+    wait_for("it is OnDelete again", async || {
+        let strategy = play.statefulsets().get("rpc").await?.spec.update_strategy;
+        Ok(strategy.filter(|one| one.type_.as_deref() == Some("OnDelete")))
+    })
+    .await?;
+    play.settled("rpc").await?;
+    assert_eq!(play.uid("rpc").await?, before);
+    play.close()
+}
+
+#[tokio::test]
+async fn a_template_edited_by_hand_is_put_back_and_restarts_nothing() -> Result<()> {
+    let play = Play::open("template").await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    let pod = play.uid("rpc").await?;
+    let revision = |set: &StatefulSet| set.status.as_ref()?.update_revision.clone();
+    let before = revision(&play.statefulsets().get("rpc").await?);
+    let containers = json!([{ "name": "seid", "image": "seid:hand" }]);
+    let patch = json!({ "spec": { "template": { "spec": { "containers": containers } } } });
+    let (params, patch) = (PatchParams::default(), Patch::Strategic(patch));
+    let edited = play.statefulsets().patch("rpc", &params, &patch).await?;
+    wait_for("the revision is the pod's again", async || {
+        let set = play.statefulsets().get("rpc").await?;
+        let seen = set.status.as_ref().and_then(|one| one.observed_generation);
+        Ok((seen > edited.metadata.generation && revision(&set) == before).then_some(()))
+    })
+    .await?;
+    play.settled("rpc").await?;
+    assert_eq!(play.uid("rpc").await?, pod);
+    play.evict("rpc").await?;
+    let next = play.until_pod("rpc", "another one runs", |one| one.uid != pod && one.seid.started);
+    assert_eq!(next.await?.seid.image, "seid:v1");
+    play.close()
+}
+
+#[tokio::test]
+async fn a_wiped_status_comes_back_and_restarts_nothing() -> Result<()> {
+    let play = Play::open("wiped").await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    let (before, pod) = (play.status("rpc").await?, play.uid("rpc").await?);
+    play.wipe_status("rpc").await?;
+    let after = play
+        .until("rpc", "the status is back", |status| {
+            status.phase == Some(SeiNodePhase::Running)
+                && status.current_image == before.current_image
+                && status.pod_template_hash == before.pod_template_hash
+                && status.data_claim == before.data_claim
+        })
+        .await?;
+    assert_eq!(after.last_update, None);
+    play.settled("rpc").await?;
+    assert_eq!(play.uid("rpc").await?, pod);
+    play.close()
+}
+
+#[tokio::test]
+async fn a_forged_image_in_the_status_is_corrected_without_a_restart() -> Result<()> {
+    let play = Play::open("forged").await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    let pod = play.uid("rpc").await?;
+    play.edit_status("rpc", json!({ "currentImage": "seid:forged" })).await?;
+    play.until("rpc", "the truth is back", |status| {
+        status.current_image.as_deref() == Some("seid:v1")
+    })
+    .await?;
+    play.settled("rpc").await?;
+    assert_eq!(play.uid("rpc").await?, pod);
+    // Not closed: the lie is ours.
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_pod_deleted_by_hand_during_an_update_costs_one_pod_at_most() -> Result<()> {
+    let play = Play::open("deleted-mid").await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    play.set_image("rpc", "seid:v2").await?;
+    play.until_pod_of("rpc", "seid:v2").await?;
+    play.evict("rpc").await?;
+    play.settled("rpc").await?;
+    assert!(play.pods_seen("rpc") <= 3, "{} pods", play.pods_seen("rpc"));
+    play.close()
+}
+
+#[tokio::test]
+async fn a_pod_deleted_by_hand_before_its_turn_costs_one_pod_at_most() -> Result<()> {
+    let play = Play::open("deleted-early").await?;
+    let namespace = play.scene.namespace.clone();
+    play.run("rpc", rpc("seid:v1")).await?;
+    let before = play.uid("rpc").await?;
+    play.sidecars().hold(&namespace, "rpc", "config-patch");
+    play.set_image("rpc", "seid:v2").await?;
+    play.until("rpc", "an update runs", |status| status.plan.is_some()).await?;
+    play.evict("rpc").await?;
+    play.until_pod("rpc", "another pod is there", |pod| pod.uid != before).await?;
+    play.sidecars().release(&namespace, "rpc", "config-patch");
+    play.settled("rpc").await?;
+    assert!(play.pods_seen("rpc") <= 3, "{} pods", play.pods_seen("rpc"));
+    play.close()
+}
+
+#[tokio::test]
+async fn an_evicted_pod_gets_its_gate_opened_soon() -> Result<()> {
+    let play = Play::open("evicted").await?;
+    let namespace = play.scene.namespace.clone();
+    play.run("rpc", rpc("seid:v1")).await?;
+    let before = play.uid("rpc").await?;
+    play.evict("rpc").await?;
+    let next =
+        play.until_pod("rpc", "its sidecar runs", |pod| pod.uid != before && pod.sidecar.running);
+    let (next, answered) = (next.await?, Timestamp::now());
+    let opened = wait_for("the gate is open", async || {
+        let openings = play.sidecars().gate_openings(&namespace, "rpc");
+        Ok(openings.into_iter().find(|one| one.pod_uid == next.uid))
+    })
+    .await?;
+    let waited = opened.at.duration_since(answered).as_secs_f64();
+    assert!(waited < 2.0, "the gate opened {waited} s after the sidecar ran");
+    play.settled("rpc").await?;
+    assert_eq!(play.status("rpc").await?.last_update, None);
+    assert_eq!(play.pods_seen("rpc"), 2);
+    play.close()
+}

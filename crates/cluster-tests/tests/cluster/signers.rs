@@ -1,0 +1,124 @@
+//! One key, one signer; one volume, and no other without consent.
+
+use anyhow::{Context as _, Result};
+use cluster_tests::play::{Play, says, validator};
+use cluster_tests::wait_for;
+use jiff::Timestamp;
+use kube::api::DeleteParams;
+use sei_api::condition::ConditionType;
+use sei_rig::Behaviour;
+use serde_json::json;
+
+/// Two validators with one key: the first runs, the second is told why it does not.
+async fn conflict(name: &str) -> Result<Play> {
+    let play = Play::open(name).await?;
+    play.validator_keys("signing", "p2p").await?;
+    play.run("a", validator("seid:v1", "signing", "p2p")).await?;
+    play.create("b", validator("seid:v1", "signing", "p2p")).await?;
+    play.until_stalled("b", "SigningKeyConflict").await?;
+    assert!(play.statefulsets().get_opt("b").await?.is_none());
+    assert_eq!(play.pods_seen("b"), 0);
+    Ok(play)
+}
+
+#[tokio::test]
+async fn a_second_signer_starts_when_the_first_is_deleted() -> Result<()> {
+    let play = conflict("key-freed").await?;
+    play.nodes().delete("a", &DeleteParams::default()).await?;
+    play.settled("b").await?;
+    assert!(play.pods().get_opt("a-0").await?.is_none());
+    play.close()
+}
+
+#[tokio::test]
+async fn a_second_signer_waits_until_the_first_ones_pod_has_ended() -> Result<()> {
+    let play = conflict("key-held").await?;
+    let rule = play.node_is("a", Behaviour::StuckTerminating);
+    play.nodes().delete("a", &DeleteParams::default()).await?;
+    play.until_gone("a").await?;
+    play.until("b", "it is told that the pod has the key", |status| {
+        says(status, ConditionType::Stalled).contains("pod a-0 still has the signing key")
+    })
+    .await?;
+    assert_eq!(play.pods_seen("b"), 0);
+    play.lift(rule);
+    play.settled("b").await?;
+    play.until_not_stalled("b").await?;
+    play.close()
+}
+
+#[tokio::test]
+async fn of_two_signers_made_in_one_second_only_one_starts() -> Result<()> {
+    let play = Play::open("key-race").await?;
+    play.validator_keys("signing", "p2p").await?;
+    // Times of creation are whole seconds: both fall into one.
+    wait_for("a second begins", async || {
+        Ok((Timestamp::now().subsec_nanosecond() < 150_000_000).then_some(()))
+    })
+    .await?;
+    play.create("z", validator("seid:v1", "signing", "p2p")).await?;
+    wait_for("it is made", async || Ok(play.statefulsets().get_opt("z").await?)).await?;
+    play.create("a", validator("seid:v1", "signing", "p2p")).await?;
+    play.until_stalled("a", "SigningKeyConflict").await?;
+    play.settled("z").await?;
+    assert_eq!(play.pods_seen("a"), 0);
+    play.close()
+}
+
+#[tokio::test]
+async fn of_signers_made_all_at_once_only_one_starts() -> Result<()> {
+    let play = Play::open("key-crowd").await?;
+    play.validator_keys("signing", "p2p").await?;
+    let names = ["d", "c", "b", "a"];
+    for name in names {
+        play.create(name, validator("seid:v1", "signing", "p2p")).await?;
+    }
+    let stalled = async |name: &str| -> Result<bool> {
+        let status = play.status(name).await?;
+        Ok(says(&status, ConditionType::Stalled).starts_with("True/SigningKeyConflict"))
+    };
+    wait_for("all but one wait", async || {
+        let mut waiting = 0;
+        for name in names {
+            waiting += usize::from(stalled(name).await?);
+        }
+        let started: Vec<_> = names.iter().filter(|name| play.pods_seen(name) > 0).collect();
+        Ok((waiting == 3 && started.len() == 1).then_some(()))
+    })
+    .await?;
+    play.close()
+}
+
+#[tokio::test]
+async fn a_signer_without_its_volume_is_held_until_somebody_consents() -> Result<()> {
+    let play = Play::open("volume-lost").await?;
+    play.validator_keys("signing", "p2p").await?;
+    play.run("val", validator("seid:v1", "signing", "p2p")).await?;
+    let lost = play.claims().get("data-val").await?.metadata.uid.context("has a uid")?;
+    play.claims().delete("data-val", &DeleteParams::default()).await?;
+    play.until_stalled("val", "DataVolumeLost").await?;
+    play.evict("val").await?;
+    wait_for("it is held at no replicas", async || {
+        let set = play.statefulsets().get("val").await?;
+        Ok((set.spec.replicas == Some(0)).then_some(()))
+    })
+    .await?;
+    wait_for("its pod is gone", async || {
+        Ok(play.pods().get_opt("val-0").await?.is_none().then_some(()))
+    })
+    .await?;
+    assert!(play.claims().get_opt("data-val").await?.is_none(), "nothing is recreated");
+    play.until_stalled("val", "DataVolumeLost").await?;
+    play.edit("val", json!({ "metadata": { "annotations": { "sei.io/recreate-volume": "x" } } }))
+        .await?;
+    let seen = play.node("val").await?.metadata.generation;
+    play.until("val", "that was looked at", |status| status.observed_generation == seen).await?;
+    assert!(play.claims().get_opt("data-val").await?.is_none(), "that was another uid");
+    play.edit("val", json!({ "metadata": { "annotations": { "sei.io/recreate-volume": lost } } }))
+        .await?;
+    play.settled("val").await?;
+    play.until_not_stalled("val").await?;
+    let claim = play.claims().get("data-val").await?;
+    assert_ne!(claim.metadata.uid.as_deref(), Some(lost.as_str()));
+    play.close()
+}
