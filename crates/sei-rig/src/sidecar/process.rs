@@ -73,8 +73,10 @@ impl Process {
             tasks: Mutex::default(),
         });
         inner.resume();
+        // Who is told to run is already listened to: the proxy's startup probe sees to that.
+        let first = (answering != Answering::Refuses).then(|| listen_now(inner.host.ip)).flatten();
         let answering = watch::Sender::new(answering);
-        let server = tokio::spawn(serve(inner.clone(), answering.subscribe()));
+        let server = tokio::spawn(serve(inner.clone(), answering.subscribe(), first));
         Self { inner, answering, server }
     }
 
@@ -201,21 +203,28 @@ async fn run(inner: Arc<Inner>, id: String, task_type: String, params: Value) {
 }
 
 /// Serves until it is aborted. Whoever is connected when the manner changes is cut off.
-async fn serve(inner: Arc<Inner>, mut answering: watch::Receiver<Answering>) {
+async fn serve(
+    inner: Arc<Inner>,
+    mut answering: watch::Receiver<Answering>,
+    mut first: Option<TcpListener>,
+) {
     loop {
         let manner = *answering.borrow_and_update();
         tokio::select! {
-            () = serve_in(&inner, manner) => return,
+            () = serve_in(&inner, manner, first.take()) => return,
             changed = answering.changed() => if changed.is_err() { return },
         }
     }
 }
 
-async fn serve_in(inner: &Arc<Inner>, manner: Answering) {
+async fn serve_in(inner: &Arc<Inner>, manner: Answering, first: Option<TcpListener>) {
     if manner == Answering::Refuses {
         return std::future::pending().await;
     }
-    let listener = listen(inner.host.ip).await;
+    let listener = match first {
+        Some(listener) => listener,
+        None => listen(inner.host.ip).await,
+    };
     // Aborted when it is dropped.
     let mut connections = JoinSet::new();
     loop {
@@ -233,6 +242,13 @@ async fn serve_in(inner: &Arc<Inner>, manner: Answering) {
             }
         }
     }
+}
+
+/// Listens at once, if the address is free.
+fn listen_now(ip: Ipv4Addr) -> Option<TcpListener> {
+    let listener = std::net::TcpListener::bind(SocketAddr::from((ip, PORT))).ok()?;
+    listener.set_nonblocking(true).ok()?;
+    TcpListener::from_std(listener).ok()
 }
 
 async fn listen(ip: Ipv4Addr) -> TcpListener {
