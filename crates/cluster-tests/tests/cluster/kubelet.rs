@@ -98,7 +98,9 @@ impl Node {
 
     async fn ready(&self) -> Result<Pod> {
         let pod = self.held().await?;
-        assert_eq!(submit(&pod, FIRST, "mark-ready").await?, 201);
+        // It listens a moment after it runs.
+        let answer = async || Ok(submit(&pod, FIRST, "mark-ready").await.ok());
+        assert_eq!(wait_for("its sidecar answers", answer).await?, 201);
         self.pod("it is ready", is_ready).await
     }
 }
