@@ -40,6 +40,12 @@ async fn nodes_at_rest_cost_no_request() -> Result<()> {
 /// Updates a node's image and returns what that cost. Progress of a roll that takes long is stored
 /// every 5 s; that is the machine's fault, and not counted.
 async fn requests_of_update(play: &Play, name: &str) -> Result<Vec<AuditEntry>> {
+    // At rest is also who looks at its pods: a late word of theirs would have to be read again.
+    wait_for("its StatefulSet has seen it ready", async || {
+        let status = play.statefulsets().get(name).await?.status;
+        Ok(status.filter(|one| one.ready_replicas == Some(1) && one.available_replicas == Some(1)))
+    })
+    .await?;
     let (mut requests, begin) = (play.requests(), Instant::now());
     play.set_image(name, "seid:v2").await?;
     play.settled(name).await?;
