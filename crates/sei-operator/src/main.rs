@@ -1,6 +1,7 @@
 //! `sei-operator run`: reads its flags, waits for the lease, and runs until it is told to stop.
 
 use std::ffi::OsString;
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
@@ -17,8 +18,19 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
 
+/// What ends the process is told in one line, whatever the environment says about backtraces.
 #[tokio::main]
-async fn main() -> Result<()> {
+async fn main() -> ExitCode {
+    match operate().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn operate() -> Result<()> {
     let flags = Flags::parse_from(from_go_style(arguments()));
     open_log(flags.log_format);
     for warning in flags.warnings() {
