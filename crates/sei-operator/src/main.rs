@@ -1,6 +1,7 @@
 //! `sei-operator run`: reads its flags, waits for the lease, and runs until it is told to stop.
 
 use std::ffi::OsString;
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -117,7 +118,10 @@ fn client(mut config: kube::Config) -> Result<Client> {
 
 fn open_log(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
     match format {
         LogFormat::Text => log.init(),
         LogFormat::Json => log.json().init(),
