@@ -37,16 +37,6 @@ pub fn resolve(
     entries.into_iter().collect()
 }
 
-/// The nodes that label sources of this node mean.
-pub fn label_peers<'a>(node: &SeiNode, all: &[&'a SeiNode]) -> Vec<&'a SeiNode> {
-    let sources = node.spec.peers.iter().flatten().filter_map(|source| source.label.as_ref());
-    let labels: Vec<_> = sources.collect();
-    all.iter()
-        .filter(|peer| labels.iter().any(|label| is_meant(node, peer, label)))
-        .copied()
-        .collect()
-}
-
 fn is_meant(node: &SeiNode, peer: &SeiNode, label: &sei_api::node::LabelPeers) -> bool {
     let own = node.metadata.namespace.as_deref().unwrap_or_default();
     let namespace = label.namespace.as_deref().filter(|one| !one.is_empty()).unwrap_or(own);

@@ -380,32 +380,4 @@ fn refused(failure: &Failure) -> Option<Waiting> {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn rolling(sidecar: &str, stalled: &str) -> SeiNodeStatus {
-        let condition = |kind: &str, status: &str, generation: i64| {
-            json!({ "type": kind, "status": status, "reason": "R", "message": "",
-                    "lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": generation })
-        };
-        serde_json::from_value(json!({
-            "plan": { "id": "p", "phase": "Active", "tasks": [] },
-            "conditions": [
-                condition("SidecarReady", sidecar, 1),
-                condition("Stalled", stalled, i64::from(sidecar == "True")),
-            ],
-        }))
-        .unwrap()
-    }
-
-    #[test]
-    fn what_follows_from_a_replacement_need_not_be_written_at_once() {
-        let before = rolling("True", "False");
-        assert!(is_deferrable(&before, &rolling("Unknown", "False")));
-        assert!(!is_deferrable(&before, &rolling("Unknown", "True")));
-        let at_rest = |sidecar| SeiNodeStatus { plan: None, ..rolling(sidecar, "False") };
-        assert!(!is_deferrable(&at_rest("True"), &at_rest("Unknown")));
-    }
-}
+mod tests;

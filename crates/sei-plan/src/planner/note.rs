@@ -70,11 +70,9 @@ pub enum Note {
         why: String,
     },
     WaitsForPod,
-    WaitsForStatefulSet,
     FailedForGood {
         why: String,
     },
-    PhaseRebuilt,
     ConfigRidesNextRoll {
         settings: Vec<String>,
     },
@@ -127,12 +125,10 @@ impl fmt::Display for Note {
             Self::WaitsForPod => {
                 f.write_str("waits for the StatefulSet controller to make the pod")
             }
-            Self::WaitsForStatefulSet => f.write_str("waits for its StatefulSet"),
             Self::FailedForGood { why } => write!(
                 f,
                 "failed: {why}; change the spec, or set a new value of annotation sei.io/retry"
             ),
-            Self::PhaseRebuilt => f.write_str("was running before: its phase is rebuilt"),
             Self::ConfigRidesNextRoll { settings } => {
                 write!(f, "{} changed; it arrives with the next roll", settings.join(", "))
             }

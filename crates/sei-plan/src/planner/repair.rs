@@ -25,7 +25,8 @@ pub struct Others {
 }
 
 /// The writes that set right what was changed by hand, in the order in which they are to be made.
-/// The caller makes the first one only after a live look at what it is about.
+/// Each is harmless on an older view: an apply of the same content, a patch that carries the
+/// resourceVersion it was decided on, or a create that fails if the object is there.
 pub fn repairs(observation: &Observation, others: Others) -> Vec<Request> {
     let Ok(wanted) = &observation.wanted else { return Vec::new() };
     let deleting = observation.node.metadata.deletion_timestamp.is_some();

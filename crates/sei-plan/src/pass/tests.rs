@@ -1,0 +1,87 @@
+use sei_api::plan::TaskStatus;
+use serde_json::json;
+
+use super::*;
+use crate::planner::fixture::{full_node, running};
+
+const CURRENT: Others = Others { service_is_current: true, proxy_config_is_current: true };
+
+/// A running node whose image was bumped, with its plan stored.
+fn updating() -> Observation {
+    let mut observation = running(full_node()).edit(|spec| spec.image = "seid:2".into());
+    let mut pass = Pass::begin(observation.clone(), CURRENT, 0);
+    let Ask::Write(status) = pass.ask() else { panic!("a plan is stored first") };
+    observation.node.status = Some(*status);
+    observation
+}
+
+#[test]
+fn a_refused_repair_stops_no_plan_and_is_told() {
+    let others = Others { service_is_current: false, ..CURRENT };
+    let mut pass = Pass::begin(updating(), others, 0);
+    let Ask::Perform(repair) = pass.ask() else { panic!("the Service is repaired") };
+    assert!(matches!(*repair, Request::ApplyService(_)));
+    pass.tell(Outcome::Failed(Failure::Forbidden("cannot patch services".to_owned())));
+    let Ask::Perform(step) = pass.ask() else { panic!("the plan goes on") };
+    assert!(matches!(*step, Request::Sidecar(_)), "{step:?}");
+    pass.tell(Outcome::Failed(Failure::Unreachable("no answer".to_owned())));
+    let Ask::Write(status) = pass.ask() else { panic!("what blocks is told") };
+    assert_eq!(status.blocked.map(|one| one.reason).as_deref(), Some("SidecarUnreachable"));
+}
+
+#[test]
+fn a_pod_that_cannot_be_judged_is_let_in_all_the_same() {
+    let observation = running(full_node()).with(|seen| {
+        seen.status_mut().pod_template = None;
+        seen.status_mut().pod_template_hash = None;
+        seen.sidecar = Sidecar::NotReady;
+    });
+    let mut pass = Pass::begin(observation, CURRENT, 0);
+    let Ask::Judge { pod_uid } = pass.ask() else { panic!("the server is asked") };
+    pass.judgement_failed(pod_uid, &Failure::Unknown("no answer".to_owned()));
+    let Ask::Write(status) = pass.ask() else { panic!("the gate is opened by a plan") };
+    assert_eq!(status.plan.and_then(|plan| plan.kind), Some(PlanKind::MarkReady));
+    let Ask::End(ending) = pass.ask() else { panic!("the pass ends") };
+    assert!(ending.wake.is_some(), "the server is asked again");
+}
+
+#[test]
+fn only_the_progress_of_a_plan_can_wait_to_be_written() {
+    let stored = updating().status().clone();
+    let mut ahead = stored.clone();
+    ahead.plan.as_mut().unwrap().tasks[0].status = TaskStatus::Complete;
+    assert!(is_deferrable(&stored, &ahead));
+    let mut stamped = ahead.clone();
+    stamped.current_image = Some("seid:2".to_owned());
+    assert!(!is_deferrable(&stored, &stamped));
+    let mut ended = ahead;
+    ended.plan.as_mut().unwrap().phase = sei_api::plan::PlanPhase::Failed;
+    assert!(!is_deferrable(&stored, &ended));
+    let mut without = stored.clone();
+    without.plan = None;
+    assert!(!is_deferrable(&stored, &without));
+}
+
+fn rolling(sidecar: &str, stalled: &str) -> SeiNodeStatus {
+    let condition = |kind: &str, status: &str, generation: i64| {
+        json!({ "type": kind, "status": status, "reason": "R", "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": generation })
+    };
+    serde_json::from_value(json!({
+        "plan": { "id": "p", "phase": "Active", "tasks": [] },
+        "conditions": [
+            condition("SidecarReady", sidecar, 1),
+            condition("Stalled", stalled, i64::from(sidecar == "True")),
+        ],
+    }))
+    .unwrap()
+}
+
+#[test]
+fn what_follows_from_a_replacement_need_not_be_written_at_once() {
+    let before = rolling("True", "False");
+    assert!(is_deferrable(&before, &rolling("Unknown", "False")));
+    assert!(!is_deferrable(&before, &rolling("Unknown", "True")));
+    let at_rest = |sidecar| SeiNodeStatus { plan: None, ..rolling(sidecar, "False") };
+    assert!(!is_deferrable(&at_rest("True"), &at_rest("Unknown")));
+}
