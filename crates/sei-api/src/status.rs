@@ -191,6 +191,12 @@ pub struct LastUpdate {
     /// Why it did not complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
+    /// Whether the update held a slot of its chain's budget.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot: Option<bool>,
+    /// When the node was first seen Ready after it; until then the slot is held.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready_at: Option<Time>,
 }
 
 /// How an update ended.

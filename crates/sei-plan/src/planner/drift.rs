@@ -5,6 +5,8 @@
 //! revisions of the StatefulSet say which pod is stale; they never say that something has drifted,
 //! because they also move when Kubernetes itself is upgraded.
 
+use std::time::Duration;
+
 use sei_api::node::OnOperatorChange;
 use sei_api::status::{Cause, FieldChange};
 
@@ -195,9 +197,11 @@ pub enum Permit {
     Paused,
     /// Somebody has to agree; why.
     Held(String),
+    /// Only the chain's budget can tell; it has to be asked.
+    AsksSlot,
     Queued(Slot),
-    /// The lease is too young to trust one's view of the fleet.
-    Settling,
+    /// The lease is too young to trust one's view of the fleet; for how much longer.
+    Settling(Duration),
     BacksOff {
         attempts: i32,
         seconds: i64,
@@ -264,13 +268,14 @@ fn hold(observation: &Observation) -> Option<String> {
 }
 
 fn settled_turn(observation: &Observation) -> Permit {
-    if observation.rollout.settled { in_turn(observation) } else { Permit::Settling }
+    observation.rollout.settles_in.map_or_else(|| in_turn(observation), Permit::Settling)
 }
 
 fn in_turn(observation: &Observation) -> Permit {
     match &observation.slot {
-        Slot::Granted => Permit::Go { takes_slot: true },
-        busy => Permit::Queued(busy.clone()),
+        None => Permit::AsksSlot,
+        Some(Slot::Granted) => Permit::Go { takes_slot: true },
+        Some(busy) => Permit::Queued(busy.clone()),
     }
 }
 

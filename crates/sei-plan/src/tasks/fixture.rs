@@ -196,6 +196,7 @@ pub(crate) fn plan(tasks: &[TaskType]) -> TaskPlan {
             from: None,
             config: std::collections::BTreeMap::new(),
             inputs_hash: Some("inputs:plan".to_owned()),
+            slot: None,
         }),
         applied: None,
         abandoned: Vec::new(),
