@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn what_is_known_is_told_apart_from_what_is_not() {
         let held = pending(node("rpc-0"), UpdateState::Held, "Held", "wait");
-        let nodes = [
+        let nodes = vec![
             observed(held),
             observed(node("rpc-1")),
             node("rpc-2"),

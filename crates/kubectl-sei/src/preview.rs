@@ -9,8 +9,10 @@ use std::path::Path;
 use jiff::Timestamp;
 use sei_api::SeiNode;
 use sei_api::status::{Cause, FieldChange};
+use sei_plan::budget::{Budget, Member};
 use sei_plan::observation::Observation;
 use sei_plan::platform::{Adoption, Platform};
+use sei_plan::timing::Timing;
 use serde::Serialize;
 
 use crate::cluster::{Scope, Unreadable, split};
@@ -105,7 +107,7 @@ impl Effect {
 struct Report {
     config: String,
     would_roll: usize,
-    budget: Budget,
+    budget: Rules,
     /// In the order in which they roll, chain by chain, then the others.
     nodes: Vec<Forecast>,
     #[serde(skip)]
@@ -117,7 +119,7 @@ struct Report {
 /// The rules under which nodes roll in turn.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Budget {
+struct Rules {
     max_concurrent_per_chain: u32,
     ready_deadline_seconds: u32,
     halt_after_failures: u32,
@@ -136,14 +138,18 @@ pub(crate) async fn run(
     } else {
         manifests::read(&flags.manifests)?
     };
-    let candidate =
-        Candidate { platform: &platform, version: &surroundings.version, now: surroundings.now() };
-    let mut forecasts = Vec::new();
+    let candidate = Candidate {
+        platform: &platform,
+        version: &surroundings.version,
+        budget: budget_of(&platform),
+        now: surroundings.now(),
+    };
+    let mut nodes = Vec::new();
     for node in &sight.nodes {
-        forecasts.push(Box::pin(look_ahead(node, &sight, &candidate)).await);
+        nodes.push(Box::pin(look_ahead(node, &sight, &candidate)).await);
     }
+    let mut forecasts = order::put(nodes, &candidate.budget);
     forecasts.extend(sight.unreadable.iter().map(Forecast::unreadable));
-    order::put(&mut forecasts);
     check_names(&flags.nodes, &forecasts)?;
     forecasts.retain(|one| is_named(one, &flags.nodes));
     let looked_at = forecasts.len();
@@ -154,7 +160,7 @@ pub(crate) async fn run(
     let report = Report {
         config: flags.config.display().to_string(),
         would_roll,
-        budget: Budget {
+        budget: Rules {
             max_concurrent_per_chain: rollout.max_concurrent_per_chain,
             ready_deadline_seconds: rollout.ready_deadline_seconds,
             halt_after_failures: rollout.halt_after_failures,
@@ -186,10 +192,21 @@ fn read_platform(path: &Path) -> Result<Platform, Error> {
 struct Candidate<'a> {
     platform: &'a Platform,
     version: &'a str,
+    budget: Budget,
     now: Timestamp,
 }
 
-async fn look_ahead(node: &SeiNode, sight: &Sight, candidate: &Candidate<'_>) -> Forecast {
+fn budget_of(platform: &Platform) -> Budget {
+    let rollout = &platform.rollout;
+    let whole = |number: u32| usize::try_from(number).unwrap_or(1);
+    Budget {
+        limit: whole(rollout.max_concurrent_per_chain),
+        halt_after: whole(rollout.halt_after_failures),
+        ready_deadline: Timing::default().configured(rollout.ready_deadline_seconds),
+    }
+}
+
+async fn look_ahead(node: &SeiNode, sight: &Sight, candidate: &Candidate<'_>) -> order::Contender {
     let mut observation = sight.observe(node, candidate);
     let outlook = match forecast(&observation) {
         Outlook::NeedsJudgement { pod_uid } => match sight.judge(&observation, &pod_uid).await {
@@ -201,7 +218,8 @@ async fn look_ahead(node: &SeiNode, sight: &Sight, candidate: &Candidate<'_>) ->
         },
         outlook @ Outlook::Known { .. } => outlook,
     };
-    forecast_of(&observation, outlook)
+    let member = Member::of(node, observation.pod(), &candidate.budget, candidate.now);
+    order::Contender { forecast: forecast_of(&observation, outlook), member }
 }
 
 fn forecast_of(observation: &Observation, outlook: Outlook) -> Forecast {

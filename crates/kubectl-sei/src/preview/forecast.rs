@@ -65,10 +65,13 @@ fn without_small_plan(observation: &Observation) -> Observation {
 }
 
 fn interpret(observation: &Observation, decision: &Decision) -> Outlook {
-    let started = match &decision.plan {
-        PlanMove::Start(plan) => Some(kind_of(plan)),
+    let plan = match &decision.plan {
+        PlanMove::Start(plan) => Some(plan),
         PlanMove::Keep | PlanMove::Clear => None,
     };
+    let started = plan.map(|plan| kind_of(plan));
+    let target = plan.and_then(|plan| plan.target.as_ref());
+    let takes_slot = target.is_some_and(|target| target.slot == Some(true));
     let update = decision.pending_update.clone().map(Box::new);
     let known = |effect, why: Option<String>, update| Outlook::Known { effect, why, update };
     if started == Some(PlanKind::NodeUpdate) {
@@ -78,7 +81,7 @@ fn interpret(observation: &Observation, decision: &Decision) -> Outlook {
             let why = "its template is put back; no pod is restarted".to_owned();
             return known(Effect::Nothing, Some(why), None);
         }
-        let effect = if decision.takes_slot { Effect::RollsInTurn } else { Effect::RollsAtOnce };
+        let effect = if takes_slot { Effect::RollsInTurn } else { Effect::RollsAtOnce };
         return known(effect, None, whole(update, drift));
     }
     if started == Some(PlanKind::Init) {

@@ -94,7 +94,8 @@ impl Sight {
             rollout: Rollout {
                 on_operator_change: platform.rollout.on_operator_change,
                 adopt_automatically: platform.rollout.adoption == Adoption::Auto,
-                settled: true,
+                settles_in: None,
+                ready_deadline: candidate.budget.ready_deadline,
             },
             wanted: wanted.map_err(|error| error.to_string()),
             syncers,
@@ -103,7 +104,7 @@ impl Sight {
             job: None,
             claim: self.claim(node, &key),
             sidecar: Sidecar::Ready,
-            slot: Slot::Granted,
+            slot: Some(Slot::Granted),
             adoption: None,
             signing_conflict: signing_conflict(node),
             waiting: None,

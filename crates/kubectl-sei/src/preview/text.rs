@@ -2,7 +2,7 @@
 
 use sei_api::status::FieldChange;
 
-use super::{Budget, Effect, Forecast, Report};
+use super::{Effect, Forecast, Report, Rules};
 use crate::difference::cause_words;
 use crate::words::{changes, count};
 
@@ -49,8 +49,8 @@ fn summary(report: &Report) -> String {
     text
 }
 
-fn budget(budget: &Budget) -> String {
-    let Budget {
+fn budget(budget: &Rules) -> String {
+    let Rules {
         max_concurrent_per_chain,
         ready_deadline_seconds,
         halt_after_failures,
