@@ -14,6 +14,7 @@ mod plane;
 mod process;
 mod rest;
 mod rollback;
+mod rollout;
 mod signers;
 mod updates;
 mod world;
