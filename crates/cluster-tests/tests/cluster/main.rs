@@ -1,6 +1,7 @@
 //! One program, so that all tests share one control plane.
 
 mod admission;
+mod adoption;
 mod broken;
 mod by_hand;
 mod controllers;
