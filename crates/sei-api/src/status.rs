@@ -131,6 +131,9 @@ pub struct PendingUpdate {
     pub attempts: Option<i32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_attempt_at: Option<Time>,
+    /// An approval that was given for another target and counts for nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused_approval: Option<String>,
 }
 
 /// Why the wanted pod differs from the running one.

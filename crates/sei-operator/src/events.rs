@@ -44,7 +44,10 @@ fn changes(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Vec<Event> {
     {
         events.push(event(EventType::Normal, "UpdateStarted", "Update", &one.message));
     }
-    if before.last_update != after.last_update
+    let ended = |status: &SeiNodeStatus| {
+        status.last_update.as_ref().map(|last| (last.plan_id.clone(), last.outcome))
+    };
+    if ended(before) != ended(after)
         && let Some(last) = &after.last_update
     {
         let detail = last.detail.clone().unwrap_or_default();
@@ -58,6 +61,12 @@ fn changes(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Vec<Event> {
         };
         events.push(event(kind, reason, &last.plan_id, &note));
     }
+    if let Some((one, _)) = changed(ConditionType::PodTemplateDrift)
+        && ["AdoptedWithDrift", "Held"].contains(&one.reason.as_str())
+    {
+        events.push(event(EventType::Normal, &one.reason, "Drift", &one.message));
+    }
+    events.extend(refusal(before, after));
     if let Some((one, _)) = changed(ConditionType::Stalled)
         && one.status == "True"
     {
@@ -91,6 +100,17 @@ fn changes(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Vec<Event> {
         }
     }
     events
+}
+
+/// An approval that was given for something else than what waits.
+fn refusal(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
+    let refused = |status: &SeiNodeStatus| {
+        status.pending_update.as_ref().and_then(|pending| pending.refused_approval.clone())
+    };
+    let given = refused(after).filter(|_| refused(before) != refused(after))?;
+    let target = &after.pending_update.as_ref()?.target_hash;
+    let note = format!("refuses the approval of {given}: the target is {target}");
+    Some(event(EventType::Warning, "ApprovalRefused", &given, &note))
 }
 
 /// The recorder counts events of one reason and action as one; the action holds what differs.

@@ -114,6 +114,16 @@ fn judge_unknown(observation: &Observation, wanted: &Wanted, pod: &PodView) -> D
         let changes = image_changes(pod, wanted);
         return Drift::Differs(Difference { cause: Cause::Spec, image_changed: true, changes });
     }
+    if let Some(statefulset) = observation.own_statefulset()
+        && is_of_our_last_roll(observation, statefulset, pod)
+        && statefulset.template_hash.as_ref() != Some(&wanted.hash)
+    {
+        return Drift::Differs(Difference {
+            cause: cause(observation, wanted),
+            image_changed: false,
+            changes: changes(statefulset, wanted, pod),
+        });
+    }
     let judged = observation.adoption.as_ref().filter(|(uid, _)| *uid == pod.uid);
     match judged.map(|(_, comparison)| comparison) {
         None => Drift::Unjudged,
@@ -127,6 +137,20 @@ fn judge_unknown(observation: &Observation, wanted: &Wanted, pod: &PodView) -> D
             changes: changes.clone(),
         }),
     }
+}
+
+/// Whether a pod that was never seen running was made by the last roll of ours: it may never run,
+/// so nobody else can tell what it was made from, and what replaces it is no adoption.
+fn is_of_our_last_roll(
+    observation: &Observation,
+    statefulset: &StatefulSetView,
+    pod: &PodView,
+) -> bool {
+    let rolled = observation.status().last_update.as_ref().and_then(|last| last.to.as_ref());
+    rolled.is_some()
+        && rolled == statefulset.template_hash.as_ref()
+        && pod.revision.is_some()
+        && pod.revision.as_deref() == statefulset.observed_revision()
 }
 
 /// A difference that was there before us stays one until somebody changes the spec.

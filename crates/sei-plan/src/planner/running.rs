@@ -328,6 +328,10 @@ pub(super) fn pending(
         changes: cut_changes(changes).0,
         attempts: same.and_then(|pending| pending.attempts),
         next_attempt_at: same.and_then(|pending| pending.next_attempt_at.clone()),
+        refused_approval: observation
+            .approved()
+            .filter(|given| *given != wanted.hash)
+            .map(crate::tasks::bounded),
     }
 }
 

@@ -416,3 +416,37 @@ fn the_platforms_sidecar_image_is_nobodys_wish_for_a_node() {
     });
     assert_eq!(started_tasks(&queued), "none", "signers do not roll together for it");
 }
+
+/// An operator's change was rolled out, its pod never ran, and the platform was changed again.
+#[test]
+fn a_pod_of_our_own_that_never_ran_is_no_adoption() {
+    let bad = fixture::wanted(&full_node(), "bad");
+    let stuck = running(full_node()).with(|seen| {
+        seen.statefulset = Some(fixture::statefulset(
+            &serde_json::to_value(&bad.statefulset.spec.template).unwrap(),
+            &bad.hash,
+            "rev-bad",
+        ));
+        seen.pods[0].revision = Some("rev-bad".into());
+        seen.pods[0].ready = false;
+        seen.pods[0].sidecar.running = false;
+        seen.status_mut().last_update = Some(sei_api::status::LastUpdate {
+            plan_id: "p".into(),
+            cause: Cause::Operator,
+            from: None,
+            to: Some(bad.hash.clone()),
+            started_at: None,
+            finished_at: k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(seen.now),
+            outcome: sei_api::status::UpdateOutcome::Superseded,
+            detail: None,
+            slot: Some(true),
+            ready_at: None,
+        });
+    });
+    for platform in ["a", "better"] {
+        let plan = started(&stuck.clone().platform(platform)).expect("it is replaced");
+        assert_eq!(plan.target.unwrap().cause, Cause::Operator);
+    }
+    let anothers = stuck.with(|seen| seen.status_mut().last_update = None);
+    assert_eq!(started_tasks(&anothers), "none", "nobody knows who made it");
+}
