@@ -41,6 +41,9 @@ struct Told {
     effect: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
+    /// An approval that was given for another target.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refused_approval: Option<String>,
     changes: Vec<FieldChange>,
     /// The command that lets it go on.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -111,6 +114,7 @@ fn told(node: &SeiNode, pending: &PendingUpdate, now: Timestamp) -> Told {
         target_hash: pending.target_hash.clone(),
         effect: effect(node, pending, now),
         why: pending.reason.clone(),
+        refused_approval: pending.refused_approval.clone(),
         changes: pending.changes.clone(),
         release,
     }
@@ -175,6 +179,9 @@ fn section(record: &Record, told: &Told, now: Timestamp) -> String {
     if let Some(why) = &told.why {
         add("why", why);
     }
+    if let Some(given) = &told.refused_approval {
+        add("refused", &format!("the approval of {given}: that is not what this leads to"));
+    }
     if let Some(release) = &told.release {
         add("release", release);
     }
@@ -229,7 +236,7 @@ mod tests {
                   why      changes of the operator wait for an approval
                   release  kubectl sei approve -n demo rpc-0 --hash v1:1111111111111111111111111111111111111111111111111111111111111111
                   differs  1 field
-                    initContainers[sei-sidecar].image   registry.example.org/seictl:v1 -> registry.example.org/seictl:v2
+                    initContainers[sei-sidecar].image: registry.example.org/seictl:v1 -> registry.example.org/seictl:v2
 
                 Nothing differs on 2 other nodes.
             "#]],
@@ -250,7 +257,7 @@ mod tests {
                   why      spec.update.paused
                   release  kubectl sei resume -n demo rpc-0
                   differs  1 field
-                    initContainers[sei-sidecar].image   registry.example.org/seictl:v1 -> registry.example.org/seictl:v2
+                    initContainers[sei-sidecar].image: registry.example.org/seictl:v1 -> registry.example.org/seictl:v2
             "#]],
         );
     }
@@ -278,14 +285,14 @@ mod tests {
                   effect   waits: the pod is replaced when its turn comes, by itself
                   why      waits for its turn: demo/rpc-9 rolls
                   differs  1 field
-                    initContainers[sei-sidecar].image   registry.example.org/seictl:v1 -> registry.example.org/seictl:v2
+                    initContainers[sei-sidecar].image: registry.example.org/seictl:v1 -> registry.example.org/seictl:v2
 
                 demo/rpc-2 of chain pacific-1
                   cause    Operator: a new operator or platform configuration
                   state    Rolling for 30m
                   effect   rolls now: observe-image 2/2
                   differs  1 field
-                    initContainers[sei-sidecar].image   registry.example.org/seictl:v1 -> registry.example.org/seictl:v2
+                    initContainers[sei-sidecar].image: registry.example.org/seictl:v1 -> registry.example.org/seictl:v2
 
                 demo/rpc-3 of chain pacific-1
                   cause    Operator: a new operator or platform configuration
@@ -293,7 +300,7 @@ mod tests {
                   effect   tried again in 45s, after 2 failed attempts
                   why      2 failed attempts
                   differs  1 field
-                    initContainers[sei-sidecar].image   registry.example.org/seictl:v1 -> registry.example.org/seictl:v2
+                    initContainers[sei-sidecar].image: registry.example.org/seictl:v1 -> registry.example.org/seictl:v2
 
                 demo/rpc-4 of chain pacific-1
                   cause    Spec: somebody changed the spec
@@ -333,6 +340,15 @@ mod tests {
             Nothing differs on 0 nodes.
         "#]],
         );
+    }
+
+    #[test]
+    fn an_approval_of_something_else_is_told() {
+        let mut wrong = held();
+        let update = wrong.status.get_or_insert_default().pending_update.as_mut().unwrap();
+        update.refused_approval = Some("v1:ab".into());
+        let text = text(&[record(&Ok(wrong), now())], true, now());
+        assert!(text.contains("  refused  the approval of v1:ab: that is not what"), "{text}");
     }
 
     #[test]

@@ -9,7 +9,13 @@
 //! repeat the content of a Secret.
 //!
 //! Invariants:
-//! - The same configuration rolls nothing. Guarded by `the_same_config_rolls_nothing`.
+//! - Showing and previewing write nothing. Guarded by
+//!   `the_same_config_rolls_nothing_and_writes_nothing` and
+//!   `the_server_judges_a_pod_of_which_nothing_is_known`.
+//! - What a preview names is what then rolls. Guarded by
+//!   `a_preview_names_exactly_the_nodes_and_paths_that_then_roll`.
+//! - An approval is for one template. Guarded by
+//!   `a_held_update_is_shown_and_released_by_the_right_hash_only`.
 //! - What a reason means is told in the words of the one table. Guarded by
 //!   `every_reason_can_be_explained`.
 

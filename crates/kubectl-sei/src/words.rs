@@ -61,19 +61,15 @@ pub(crate) fn short_image(image: &str) -> String {
     }
 }
 
-/// One line for each field: its path, what it is and what it becomes.
+/// One line for each field: its path, what it is and what it becomes. Not in columns: some paths are
+/// longer than a screen is wide.
 pub(crate) fn changes(changes: &[FieldChange], indent: &str) -> String {
     let side = |side: &Option<String>| side.clone().unwrap_or_else(|| "(none)".to_owned());
-    let rows: Vec<Vec<String>> = changes
-        .iter()
-        .map(|change| match (&change.from, &change.to) {
-            (None, None) => vec![format!("{indent}{}", change.path)],
-            (from, to) => {
-                vec![format!("{indent}{}", change.path), format!("{} -> {}", side(from), side(to))]
-            }
-        })
-        .collect();
-    table(&rows)
+    let line = |change: &FieldChange| match (&change.from, &change.to) {
+        (None, None) => format!("{indent}{}\n", change.path),
+        (from, to) => format!("{indent}{}: {} -> {}\n", change.path, side(from), side(to)),
+    };
+    changes.iter().map(line).collect()
 }
 
 /// `1 node`, `2 nodes`.

@@ -12,6 +12,7 @@ mod kubelet;
 mod modes;
 mod pauses;
 mod plane;
+mod plugin;
 mod process;
 mod rest;
 mod rollback;

@@ -185,15 +185,15 @@ fn signers_roll_last_and_each_field_is_told() {
 
         Chain atlantic-2
           demo/other: turn 1, cause Operator: a new operator or platform configuration
-              initContainers[sei-sidecar].image   seictl:v1 -> seictl:v2
+              initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
 
         Chain pacific-1
           demo/rpc-0: turn 1, cause Operator: a new operator or platform configuration
-              initContainers[sei-sidecar].image   seictl:v1 -> seictl:v2
+              initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
           demo/rpc-1: turn 2, cause Operator: a new operator or platform configuration
-              initContainers[sei-sidecar].image   seictl:v1 -> seictl:v2
+              initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
           demo/a-val: turn 3, signs, cause Operator: a new operator or platform configuration
-              initContainers[sei-sidecar].image   seictl:v1 -> seictl:v2
+              initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
         exit 2
     "#]]);
 }
@@ -212,9 +212,9 @@ fn a_hold_of_the_node_or_of_the_platform_is_kept() {
 
             Held: they differ, and do not roll by themselves
               demo/rpc-0: changes of the operator wait for an approval
-                  initContainers[sei-sidecar].image   seictl:v1 -> seictl:v2
+                  initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
               demo/rpc-1: spec.update.paused
-                  initContainers[sei-sidecar].image   seictl:v1 -> seictl:v2
+                  initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
             exit 0
         "#]],
     );
@@ -227,7 +227,7 @@ fn a_hold_of_the_node_or_of_the_platform_is_kept() {
 
             Held: they differ, and do not roll by themselves
               demo/other: changes of the operator wait for an approval
-                  initContainers[sei-sidecar].image   seictl:v1 -> seictl:v2
+                  initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
             exit 0
         "#]],
     );
@@ -257,14 +257,14 @@ fn an_image_in_the_spec_rolls_at_once_whatever_the_config() {
     fleet.check_flags(
         &flags,
         &expect![[r#"
-        With DIR/next.yaml 1 of 1 node would roll.
+            With DIR/next.yaml 1 of 1 node would roll.
 
-        Chain pacific-1
-          demo/a-val: at once, signs, cause Spec: somebody changed the spec
-              containers[seid].image            seid:v1 -> seid:v2
-              initContainers[seid-init].image   seid:v1 -> seid:v2
-        exit 2
-    "#]],
+            Chain pacific-1
+              demo/a-val: at once, signs, cause Spec: somebody changed the spec
+                  containers[seid].image: seid:v1 -> seid:v2
+                  initContainers[seid-init].image: seid:v1 -> seid:v2
+            exit 2
+        "#]],
     );
 }
 
@@ -293,7 +293,7 @@ fn without_a_template_it_is_known_who_rolls_and_not_by_which_fields() {
 
         Chain pacific-1
           demo/rpc-0: turn 1, cause Operator: a new operator or platform configuration
-              initContainers[sei-sidecar].image   seictl:v1 -> seictl:v2
+              initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
         exit 2
     "#]]);
     // The revision of the pod has all.
@@ -306,8 +306,8 @@ fn without_a_template_it_is_known_who_rolls_and_not_by_which_fields() {
 
         Chain pacific-1
           demo/rpc-0: turn 1, cause Operator: a new operator or platform configuration
-              affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].values[0]   chain-default -> chain-other
-              tolerations[example.org/chain].value                                                                                      chain-default -> chain-other
+              affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].values[0]: chain-default -> chain-other
+              tolerations[example.org/chain].value: chain-default -> chain-other
         exit 2
     "#]]);
 }
@@ -358,7 +358,7 @@ fn an_older_operator_rolls_nothing_back_by_itself() {
 
             Held: they differ, and do not roll by themselves
               demo/rpc-0: the pod was rolled by the newer operator 1.1.0; this is 1.0.0
-                  initContainers[sei-sidecar].image   seictl:v1 -> seictl:v2
+                  initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
             exit 0
         "#]],
     );
