@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser as _;
 use cluster_tests::operator::{PLATFORM, Setup};
-use cluster_tests::play::{Play, listed, rpc, says, validator};
+use cluster_tests::play::{Play, Requests, listed, rpc, says, validator};
 use cluster_tests::{Scene, shared_lane, wait_for};
 use futures::{StreamExt as _, TryStreamExt as _};
 use jiff::{SignedDuration, Timestamp};
@@ -21,7 +21,7 @@ use kubectl_sei::{Exit, Surroundings, run};
 use sei_api::SeiNode;
 use sei_api::condition::ConditionType;
 use sei_api::status::{FieldChange, SeiNodePhase};
-use sei_rig::User;
+use sei_rig::{AuditEntry, User};
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 
@@ -165,25 +165,32 @@ async fn a_slip_in_a_name_changes_nothing() -> Result<()> {
     play.close()
 }
 
-/// What the operator's user asked to change, in this namespace, from now on.
+/// What the operator's user asks to change in this namespace meanwhile.
 async fn writes_during<T>(
     play: &Play,
     act: impl Future<Output = Result<T>>,
 ) -> Result<(T, String)> {
     let mut requests = play.requests();
+    read_up_to(play, &mut requests, "the-first-one").await?;
     let done = act.await?;
-    // The server writes its log after its answer: a read of ours tells that all is there.
-    let probe: Api<SeiNode> =
-        Api::namespaced(play.scene.plane().client(User::Operator)?, &play.scene.namespace);
-    probe.get_opt("the-last-one").await?;
-    let mut seen = Vec::new();
-    wait_for("the last request is in the log", async || {
-        seen.extend(requests.new_ones()?);
-        Ok(seen.iter().any(|one| one.name.as_deref() == Some("the-last-one")).then_some(()))
-    })
-    .await?;
+    let mut seen = read_up_to(play, &mut requests, "the-last-one").await?;
     seen.retain(|one| !["get", "list"].contains(&one.verb.as_str()));
     Ok((done, listed(&seen)))
+}
+
+/// The log up to a request made now. The server writes it after its answers, so that only an entry
+/// of ours tells that those before it are there.
+async fn read_up_to(play: &Play, log: &mut Requests, name: &str) -> Result<Vec<AuditEntry>> {
+    let client = play.scene.plane().client(User::Operator)?;
+    let nodes: Api<SeiNode> = Api::namespaced(client, &play.scene.namespace);
+    nodes.get_opt(name).await?;
+    let mut seen = Vec::new();
+    wait_for("the request is in the log", async || {
+        seen.extend(log.new_ones()?);
+        Ok(seen.iter().any(|one| one.name.as_deref() == Some(name)).then_some(()))
+    })
+    .await?;
+    Ok(seen)
 }
 
 #[tokio::test]
@@ -192,7 +199,8 @@ async fn the_same_config_rolls_nothing_and_writes_nothing() -> Result<()> {
     play.validator_keys("signing", "p2p").await?;
     play.run("rpc", rpc("seid:v1")).await?;
     play.run("val", validator("seid:v1", "signing", "p2p")).await?;
-    play.kill_operator();
+    // It comes to an end with all it has asked for: the log is to be of the plugin alone.
+    play.operator.take().context("an operator runs")?.stop().await?;
     let config = file(PLATFORM)?;
     let line = format!("preview --config {}", config.path().display());
     let previewed = sei_as(User::Operator, &play, &line);
@@ -422,12 +430,25 @@ async fn kubectl_finds_the_plugin_and_its_exit_code_counts() -> Result<()> {
     let (text, code) = kubectl(&["sei", "status", "-n", namespace])?;
     assert!(text.contains("rpc") && !text.contains('\u{1b}'), "{text}");
     assert_eq!(code, Some(0), "{text}");
+    for line in ["diff", "diff rpc -o json", "handover", "explain Held", "explain"] {
+        let arguments: Vec<&str> = line.split(' ').collect();
+        let (text, code) = kubectl(&[&["sei", "-n", namespace], &arguments[..]].concat())?;
+        assert_eq!(code, Some(0), "{line}: {text}");
+    }
+    assert_eq!(kubectl(&["sei", "help"])?.1, Some(0));
     let (same, next) = (file(PLATFORM)?, file(&next_platform())?);
     for (config, expected) in [(&same, 0), (&next, 2)] {
         let config = config.path().display().to_string();
         let (text, code) = kubectl(&["sei", "preview", "-n", namespace, "--config", &config])?;
         assert_eq!(code, Some(expected), "{text}");
     }
+    // What kubectl wrote down tells the same as the cluster.
+    let (manifests, _) = kubectl(&["get", "seinodes,statefulsets", "-n", namespace, "-o", "yaml"])?;
+    let (manifests, config) = (file(&manifests)?, next.path().display().to_string());
+    let live = ["sei", "preview", "-o", "json", "-n", namespace, "--config", &config];
+    let manifests = manifests.path().display().to_string();
+    let offline = [&live[..], &["--manifests", &manifests]].concat();
+    assert_eq!(kubectl(&live)?, kubectl(&offline)?);
     let (text, code) = kubectl(&["sei", "preview", "-n", namespace, "--config", "gone.yaml"])?;
     assert_eq!((text.lines().count(), code), (1, Some(1)), "{text}");
     let (text, code) = kubectl(&["sei", "status", "--no-such-flag"])?;

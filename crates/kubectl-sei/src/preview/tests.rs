@@ -78,6 +78,25 @@ impl Fleet {
         self.objects.push(set);
     }
 
+    /// The pod of a node that was added before; it is not Ready.
+    fn pod(&mut self, name: &str) {
+        self.objects.push(json!({
+            "kind": "Pod",
+            "metadata": {
+                "name": format!("{name}-0"), "namespace": "demo", "uid": format!("pod-{name}"),
+                "labels": { "sei.io/node": name, "controller-revision-hash": format!("{name}-1") },
+                "ownerReferences": [{
+                    "apiVersion": "apps/v1", "kind": "StatefulSet", "name": name,
+                    "uid": format!("set-{name}"), "controller": true,
+                }],
+            },
+            "spec": { "containers": [
+                { "name": "seid", "image": "seid:v1" },
+                { "name": "sei-sidecar", "image": "seictl:v1" },
+            ]},
+        }));
+    }
+
     /// The revision that the pod of a node was made from.
     fn revision(&mut self, name: &str) {
         let node = self.objects.iter().find(|one| one["metadata"]["name"] == name).unwrap();
@@ -199,6 +218,32 @@ fn signers_roll_last_and_each_field_is_told() {
 }
 
 #[test]
+fn a_node_that_is_down_goes_before_the_line() {
+    let mut fleet = fleet();
+    fleet.pod("rpc-1");
+    let (text, _) = fleet.preview(&fleet.flags(&next())).unwrap();
+    assert!(text.contains("demo/rpc-1: turn 1, cause Operator"), "{text}");
+    assert!(text.contains("demo/rpc-0: turn 2, cause Operator"), "{text}");
+}
+
+#[test]
+fn a_halted_chain_says_for_whom_it_waits() {
+    let mut fleet = fleet();
+    // It rolled, kept its slot, and was not Ready in time.
+    fleet.objects[1]["status"]["lastUpdate"] = json!({
+        "planID": "p", "cause": "Operator", "outcome": "Complete", "slot": true,
+        "finishedAt": "2026-12-01T00:00:00Z",
+    });
+    fleet.pod("rpc-0");
+    let (text, exit) = fleet.preview(&fleet.flags(&next())).unwrap();
+    let halted = "(the chain's rolls are halted: the roll of demo/rpc-0 failed)";
+    let waits: Vec<&str> = text.lines().filter(|line| line.ends_with(halted)).collect();
+    assert_eq!(waits.len(), 2, "{text}");
+    assert!(text.contains("demo/rpc-0: turn 1, cause Operator"), "{text}");
+    assert_eq!(exit, Exit::WouldRoll);
+}
+
+#[test]
 fn a_hold_of_the_node_or_of_the_platform_is_kept() {
     let mut fleet = fleet();
     fleet.objects[1]["spec"]["update"] = json!({ "onOperatorChange": "Hold" });
@@ -316,18 +361,7 @@ fn without_a_template_it_is_known_who_rolls_and_not_by_which_fields() {
 fn a_pod_that_only_a_server_can_judge_is_not_guessed_at() {
     let mut fleet = fleet();
     fleet.objects[1]["status"]["podTemplate"]["revision"] = json!("gone");
-    fleet.objects.push(json!({
-        "kind": "Pod",
-        "metadata": {
-            "name": "rpc-0-0", "namespace": "demo", "uid": "pod-rpc-0",
-            "labels": { "sei.io/node": "rpc-0", "controller-revision-hash": "rpc-0-1" },
-            "ownerReferences": [{
-                "apiVersion": "apps/v1", "kind": "StatefulSet", "name": "rpc-0",
-                "uid": "set-rpc-0", "controller": true,
-            }],
-        },
-        "spec": { "containers": [{ "name": "seid", "image": "seid:v1" }] },
-    }));
+    fleet.pod("rpc-0");
     fleet.check(
         PLATFORM,
         &expect![[r#"
