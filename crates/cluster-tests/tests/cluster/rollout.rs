@@ -334,14 +334,11 @@ async fn a_held_change_survives_an_eviction_and_goes_only_by_its_own_hash() -> R
     let mut play = Play::open_without_operator("held").await?;
     play.start_with(with(PLATFORM)).await?;
     play.run("one-rpc0", spec_of(&play, "one-rpc0").await?).await?;
-    let hold = format!(
-        "{}",
-        platform("chain-other").replace(
-            "rollout: { settleSeconds: 0 }",
-            "rollout: { settleSeconds: 0, onOperatorChange: Hold }",
-        )
+    let holding = platform("chain-other").replace(
+        "rollout: { settleSeconds: 0 }",
+        "rollout: { settleSeconds: 0, onOperatorChange: Hold }",
     );
-    play.start_with(with(&hold)).await?;
+    play.start_with(with(&holding)).await?;
     let held = |status: &sei_api::SeiNodeStatus| {
         says(status, ConditionType::PodTemplateDrift).starts_with("True/Held")
     };
