@@ -11,7 +11,7 @@ use sei_exec::sidecar::Health;
 use sei_plan::observation::{Claim, Observation, Rollout, Sidecar};
 use sei_plan::planner::gate;
 use sei_plan::planner::repair::Others;
-use sei_plan::platform::Adoption;
+use sei_plan::platform::{Adoption, PodCheck};
 use sei_plan::view::{PodView, is_owned};
 use sei_plan::wanted::{Wanted, want};
 use serde_json::Value;
@@ -62,6 +62,7 @@ pub(crate) async fn observe(
             on_operator_change: rollout.on_operator_change,
             adopt_automatically: rollout.adoption == Adoption::Auto,
             settles_in: context.settles_in(),
+            checks_pods: rollout.pod_check == PodCheck::DryRun,
             ready_deadline: context.budget().ready_deadline,
         },
         syncers,

@@ -54,6 +54,8 @@ pub struct Rollout {
     pub adopt_automatically: bool,
     /// How much longer the lease must be held to trust one's own view of the fleet.
     pub settles_in: Option<Duration>,
+    /// The server is asked whether it would admit the pod before a template is written.
+    pub checks_pods: bool,
     /// How long a node may take to be Ready again after its roll.
     pub ready_deadline: Duration,
 }
@@ -64,6 +66,7 @@ impl Default for Rollout {
             on_operator_change: OnOperatorChange::Auto,
             adopt_automatically: false,
             settles_in: None,
+            checks_pods: false,
             ready_deadline: Duration::from_secs(1800),
         }
     }

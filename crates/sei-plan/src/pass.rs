@@ -18,7 +18,7 @@ use crate::observation::{Observation, Sidecar, Slot};
 use crate::planner::repair::{self, Others};
 use crate::planner::{self, Decision, Note};
 use crate::request::{Failure, Outcome, Request, SidecarCall};
-use crate::seen::{Look, Seen};
+use crate::seen::{Look, PodTry, Seen};
 use crate::tasks::{Next, Waiting, in_bootstrap, step};
 
 /// More requests than any pass needs; past it something answers in circles.
@@ -103,6 +103,9 @@ impl Pass {
         let wanted = observation.wanted.clone().unwrap_or_default();
         let mut seen = Seen::new(observation.node.clone(), wanted, observation.now);
         seen.timing = observation.timing;
+        if observation.rollout.checks_pods {
+            seen.pod_try = PodTry::Due;
+        }
         seen.operator_version.clone_from(&observation.operator_version);
         seen.statefulset = Look::Cached(observation.statefulset.clone());
         seen.pods = Look::Cached(Some(observation.pods.clone()));

@@ -136,7 +136,7 @@ fn adopted(status: &SeiNodeStatus) -> bool {
     says(status, ConditionType::PodTemplateDrift).starts_with("True/AdoptedWithDrift")
 }
 
-/// What a fleet looks like from outside: pods and generations of StatefulSets.
+/// What a fleet looks like from outside: pods, and generations of their owners.
 async fn look(play: &Play, names: &[String]) -> Result<BTreeSet<(String, String, Option<i64>)>> {
     let mut seen = BTreeSet::new();
     for name in names {

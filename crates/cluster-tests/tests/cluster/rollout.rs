@@ -9,14 +9,18 @@ use cluster_tests::operator::{PLATFORM, Setup};
 use cluster_tests::play::{Play, rpc, says, validator};
 use cluster_tests::wait_for;
 use futures::{StreamExt as _, TryStreamExt as _};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{LimitRange, Pod, ResourceQuota};
+use k8s_openapi::api::rbac::v1::{ClusterRole, RoleBinding};
 use kube::ResourceExt as _;
-use kube::api::{WatchEvent, WatchParams};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
 use sei_api::condition::ConditionType;
 use sei_api::status::{Cause, UpdateState};
 use sei_plan::view::PodView;
-use sei_rig::Behaviour;
+use sei_rig::{Behaviour, User};
 use serde_json::{Value, json};
+
+/// What people install on top, to have pods checked.
+const POD_CHECK_ROLE: &str = include_str!("../../../../deploy/rbac/pod-check-role.yaml");
 
 /// A platform that renders another service account.
 fn platform(account: &str) -> String {
@@ -330,14 +334,11 @@ async fn a_held_change_survives_an_eviction_and_goes_only_by_its_own_hash() -> R
     let mut play = Play::open_without_operator("held").await?;
     play.start_with(with(PLATFORM)).await?;
     play.run("one-rpc0", spec_of(&play, "one-rpc0").await?).await?;
-    let hold = format!(
-        "{}",
-        platform("chain-other").replace(
-            "rollout: { settleSeconds: 0 }",
-            "rollout: { settleSeconds: 0, onOperatorChange: Hold }",
-        )
+    let holding = platform("chain-other").replace(
+        "rollout: { settleSeconds: 0 }",
+        "rollout: { settleSeconds: 0, onOperatorChange: Hold }",
     );
-    play.start_with(with(&hold)).await?;
+    play.start_with(with(&holding)).await?;
     let held = |status: &sei_api::SeiNodeStatus| {
         says(status, ConditionType::PodTemplateDrift).starts_with("True/Held")
     };
@@ -399,4 +400,106 @@ async fn generations(play: &Play, nodes: &[String]) -> Result<BTreeSet<(String, 
         found.insert((node.clone(), play.statefulsets().get(node).await?.metadata.generation));
     }
     Ok(found)
+}
+
+/// Lets the operator of this namespace ask whether pods would be admitted.
+async fn allow_pod_checks(play: &Play) -> Result<()> {
+    let role: ClusterRole = serde_saphyr::from_str(POD_CHECK_ROLE)?;
+    let roles: Api<ClusterRole> = Api::all(play.scene.admin.clone());
+    let params = PatchParams::apply("test").force();
+    roles.patch("sei-operator-pod-check", &params, &Patch::Apply(&role)).await?;
+    let binding: RoleBinding = serde_json::from_value(json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
+        "metadata": { "name": "pod-check" },
+        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole",
+                     "name": "sei-operator-pod-check" },
+        "subjects": [{ "kind": "User", "name": User::Operator.name(),
+                       "apiGroup": "rbac.authorization.k8s.io" }],
+    }))?;
+    let bindings: Api<RoleBinding> =
+        Api::namespaced(play.scene.admin.clone(), &play.scene.namespace);
+    bindings.create(&PostParams::default(), &binding).await?;
+    Ok(())
+}
+
+/// From now on nothing as large as a node's pod is admitted here.
+async fn limit(play: &Play) -> Result<()> {
+    let limit: LimitRange = serde_json::from_value(json!({
+        "apiVersion": "v1", "kind": "LimitRange", "metadata": { "name": "small" },
+        "spec": { "limits": [{ "type": "Container", "max": { "memory": "1Mi" } }] },
+    }))?;
+    limits(play).create(&PostParams::default(), &limit).await?;
+    // Admission goes by a cache of its own.
+    let large: Pod = serde_json::from_value(json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "large" },
+        "spec": { "containers": [
+            { "name": "c", "image": "i", "resources": { "limits": { "memory": "2Mi" } } },
+        ]},
+    }))?;
+    let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+    wait_for("the limit counts", async || {
+        Ok(play.pods().create(&dry_run, &large).await.is_err().then_some(()))
+    })
+    .await
+}
+
+fn limits(play: &Play) -> Api<LimitRange> {
+    Api::namespaced(play.scene.admin.clone(), &play.scene.namespace)
+}
+
+#[tokio::test]
+async fn a_template_that_cannot_become_a_pod_never_costs_one() -> Result<()> {
+    let mut play = Play::open_without_operator("pod-check").await?;
+    allow_pod_checks(&play).await?;
+    let checked = PLATFORM.replace("settleSeconds: 0", "settleSeconds: 0, podCheck: DryRun");
+    play.start_with(with(&checked)).await?;
+    play.run("one-rpc0", spec_of(&play, "one-rpc0").await?).await?;
+    let before = look(&play, "one-rpc0").await?;
+    limit(&play).await?;
+    play.set_image("one-rpc0", "seid:v2").await?;
+    let status = play.until_stalled("one-rpc0", "ApplyRejected").await?;
+    let told = says(&status, ConditionType::Stalled);
+    assert!(told.contains("maximum memory usage per Container is 1Mi"), "{told}");
+    assert_eq!(look(&play, "one-rpc0").await?, before, "neither pod nor template were touched");
+    limits(&play).delete("small", &DeleteParams::default()).await?;
+    play.settled("one-rpc0").await?;
+    play.close()
+}
+
+#[tokio::test]
+async fn a_full_quota_stops_no_replacement() -> Result<()> {
+    let mut play = Play::open_without_operator("pod-quota").await?;
+    allow_pod_checks(&play).await?;
+    let checked = PLATFORM.replace("settleSeconds: 0", "settleSeconds: 0, podCheck: DryRun");
+    play.start_with(with(&checked)).await?;
+    play.run("one-rpc0", spec_of(&play, "one-rpc0").await?).await?;
+    let quota: ResourceQuota = serde_json::from_value(json!({
+        "apiVersion": "v1", "kind": "ResourceQuota", "metadata": { "name": "pods" },
+        "spec": { "hard": { "pods": "1" } },
+        "status": { "hard": { "pods": "1" }, "used": { "pods": "1" } },
+    }))?;
+    let quotas: Api<ResourceQuota> =
+        Api::namespaced(play.scene.admin.clone(), &play.scene.namespace);
+    quotas.create(&PostParams::default(), &quota).await?;
+    // Nobody counts in this control plane: the figures are written by hand, and taken back before
+    // the successor is made.
+    let used =
+        |pods: &str| json!({ "status": { "hard": { "pods": "1" }, "used": { "pods": pods } } });
+    let params = PatchParams::default();
+    quotas.patch_status("pods", &params, &Patch::Merge(used("1"))).await?;
+    play.set_image("one-rpc0", "seid:v2").await?;
+    wait_for("the old pod is gone or going", async || {
+        let pod = play.pods().get_opt("one-rpc0-0").await?;
+        let gone = pod.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some());
+        Ok(gone.then_some(()))
+    })
+    .await?;
+    quotas.patch_status("pods", &params, &Patch::Merge(used("0"))).await?;
+    play.settled("one-rpc0").await?;
+    play.close()
+}
+
+async fn look(play: &Play, node: &str) -> Result<(String, Option<i64>)> {
+    let generation = play.statefulsets().get(node).await?.metadata.generation;
+    Ok((play.uid(node).await?, generation))
 }

@@ -362,6 +362,7 @@ fn shown_request(request: &Request) -> String {
         Request::CreateJob(job) => format!("create Job {}", name(&job.metadata)),
         Request::CreateStatefulSet(object) => format!("create {}", shown_statefulset(object)),
         Request::ApplyStatefulSet(object) => format!("apply {}", shown_statefulset(object)),
+        Request::TryPod(pod) => format!("try pod {}", name(&pod.metadata)),
         Request::PatchStatefulSet(patch) => format!("patch StatefulSet {patch}"),
         Request::DeletePod(delete) => format!(
             "delete pod {} uid={} version={}",
