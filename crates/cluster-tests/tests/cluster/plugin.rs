@@ -203,7 +203,7 @@ async fn the_same_config_rolls_nothing_and_writes_nothing() -> Result<()> {
     play.operator.take().context("an operator runs")?.stop().await?;
     let config = file(PLATFORM)?;
     let line = format!("preview --config {}", config.path().display());
-    let previewed = sei_as(User::Operator, &play, &line);
+    let previewed = Box::pin(sei_as(User::Operator, &play, &line));
     let ((text, exit), writes) = writes_during(&play, previewed).await?;
     assert!(text.contains("nothing would roll (2 nodes looked at)"), "{text}");
     assert_eq!(exit, Exit::Fine);

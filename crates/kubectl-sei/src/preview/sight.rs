@@ -94,8 +94,8 @@ impl Sight {
             rollout: Rollout {
                 on_operator_change: platform.rollout.on_operator_change,
                 adopt_automatically: platform.rollout.adoption == Adoption::Auto,
-                settles_in: None,
                 ready_deadline: candidate.budget.ready_deadline,
+                ..Rollout::default()
             },
             wanted: wanted.map_err(|error| error.to_string()),
             syncers,
