@@ -53,8 +53,12 @@ impl Play {
 
     /// Starts an operator; one that runs is dropped where it stands.
     pub async fn start_operator(&mut self, speed: u32) -> Result<()> {
+        self.start_operator_as(Setup { speed, ..Setup::default() }).await
+    }
+
+    /// The same, set up like this.
+    pub async fn start_operator_as(&mut self, setup: Setup) -> Result<()> {
         self.kill_operator();
-        let setup = Setup { speed, ..Setup::default() };
         self.operator = Some(operator::start(&self.scene, setup).await?);
         Ok(())
     }
@@ -352,6 +356,13 @@ impl Play {
     pub fn pods_seen(&self, name: &str) -> usize {
         let witness = self.witness.lock().unwrap_or_else(PoisonError::into_inner);
         witness.pods.iter().filter(|(node, _)| node == name).count()
+    }
+
+    /// What was claimed of pods was so when it was claimed, says the lane's own witness.
+    pub async fn ensure_true(&self) -> Result<()> {
+        let lies = self.scene.lane.truth().violations(&self.scene.namespace).await;
+        ensure!(lies.is_empty(), "{lies:?}");
+        Ok(())
     }
 
     /// Ends the scenario: nothing was claimed that was not seen.

@@ -6,6 +6,7 @@ mod by_hand;
 mod controllers;
 mod crashes;
 mod creation;
+mod deaths;
 mod hands;
 mod kubelet;
 mod modes;
