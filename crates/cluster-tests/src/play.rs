@@ -18,6 +18,7 @@ use sei_rig::{AuditEntry, AuditLog, Behaviour, Rule, RuleId, Sidecars, User};
 use serde_json::{Value, json};
 
 use crate::operator::{self, Setup};
+use crate::wire::{Answer, Wire, Write};
 use crate::{Scene, scene, wait_for};
 
 /// A scenario under way.
@@ -49,6 +50,13 @@ impl Play {
         let mut play = Self::open_without_operator(name).await?;
         play.start_operator(speed).await?;
         Ok(play)
+    }
+
+    /// Starts an operator on a wire of its own.
+    pub async fn start_operator_on_wire(&mut self, answer: Answer) -> Result<Wire> {
+        let wire = Wire::new(answer);
+        self.start_operator_as(Setup { wire: Some(wire.clone()), ..Setup::default() }).await?;
+        Ok(wire)
     }
 
     /// Starts an operator; one that runs is dropped where it stands.
@@ -356,6 +364,35 @@ impl Play {
     pub fn pods_seen(&self, name: &str) -> usize {
         let witness = self.witness.lock().unwrap_or_else(PoisonError::into_inner);
         witness.pods.iter().filter(|(node, _)| node == name).count()
+    }
+
+    /// Waits until the operator has stopped at a write, or else has done all there is to do for this
+    /// node; then it is ended politely, because what it tells people comes last.
+    pub async fn until_stopped(&mut self, wire: &Wire, node: &str) -> Result<Option<Write>> {
+        let whole = async {
+            self.settled(node).await?;
+            let operator = self.operator.take().context("there is an operator")?;
+            operator.stop().await
+        };
+        tokio::select! {
+            biased;
+            write = wire.stopped() => Ok(Some(write)),
+            ended = whole => ended.map(|()| None),
+        }
+    }
+
+    /// Waits until another task of this type was given to a sidecar of the node than so many before.
+    pub async fn until_submitted(&self, node: &str, task: &str, before: usize) -> Result<()> {
+        wait_for(&format!("{node}: {task} is submitted"), async || {
+            Ok((self.submitted(node, task) > before).then_some(()))
+        })
+        .await
+    }
+
+    /// How many tasks of this type were given to sidecars of the node.
+    pub fn submitted(&self, node: &str, task: &str) -> usize {
+        let all = self.sidecars().submissions(&self.scene.namespace, node);
+        all.iter().filter(|one| one.task_type == task).count()
     }
 
     /// What was claimed of pods was so when it was claimed, says the lane's own witness.

@@ -3,9 +3,8 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result};
-use cluster_tests::operator::Setup;
 use cluster_tests::play::{Play, rpc, validator};
-use cluster_tests::wire::{Answer, Wire, Write};
+use cluster_tests::wire::{Answer, Write};
 use serde_json::Value;
 
 /// What happens to a node in each round.
@@ -36,13 +35,6 @@ impl Happening {
     }
 }
 
-/// Starts an operator on a wire of its own.
-async fn start(play: &mut Play, answer: Answer) -> Result<Wire> {
-    let wire = Wire::new(answer);
-    play.start_operator_as(Setup { wire: Some(wire.clone()), ..Setup::default() }).await?;
-    Ok(wire)
-}
-
 /// Rounds in which the operator dies after a write that no operator before it died after, and the
 /// next one takes over, until one comes to its end alive. Returns what they died after.
 async fn die_after_each_write(
@@ -51,28 +43,18 @@ async fn die_after_each_write(
     answer: Answer,
 ) -> Result<BTreeSet<Write>> {
     let mut deaths = BTreeSet::new();
-    let mut wire = start(play, answer).await?;
+    let mut wire = play.start_operator_on_wire(answer).await?;
     for round in 1.. {
         wire.stop_after_others_than(&deaths);
         let (node, pods) = happening.begin(play, round).await?;
-        let whole = async {
-            play.settled(&node).await?;
-            // What it tells people comes last.
-            let operator = play.operator.take().context("there is an operator")?;
-            operator.stop().await
-        };
-        let last = tokio::select! {
-            biased;
-            last = wire.stopped() => last,
-            ended = whole => return ended.map(|()| deaths),
-        };
-        wire = start(play, answer).await?;
+        let Some(last) = play.until_stopped(&wire, &node).await? else { break };
+        wire = play.start_operator_on_wire(answer).await?;
         let told = format!("round {round}, died after {last:?}, answer {answer:?}");
         play.settled(&node).await.with_context(|| told.clone())?;
         assert_eq!(play.pods_seen(&node), pods, "{told}");
         deaths.insert(last);
     }
-    unreachable!("rounds are counted without end")
+    Ok(deaths)
 }
 
 fn assert_died_after(deaths: &BTreeSet<Write>, expected: &[&str]) {

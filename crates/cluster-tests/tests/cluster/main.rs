@@ -10,6 +10,7 @@ mod deaths;
 mod hands;
 mod kubelet;
 mod modes;
+mod moments;
 mod pauses;
 mod plane;
 mod process;
