@@ -1,6 +1,7 @@
 //! One program, so that all tests share one control plane.
 
 mod admission;
+mod at_rest;
 mod broken;
 mod by_hand;
 mod controllers;
@@ -14,7 +15,6 @@ mod moments;
 mod pauses;
 mod plane;
 mod process;
-mod rest;
 mod rollback;
 mod signers;
 mod updates;
