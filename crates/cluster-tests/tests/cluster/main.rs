@@ -2,6 +2,7 @@
 
 mod admission;
 mod at_rest;
+mod back_off;
 mod broken;
 mod by_hand;
 mod controllers;
@@ -9,6 +10,7 @@ mod crashes;
 mod creation;
 mod deaths;
 mod hands;
+mod inventory;
 mod kubelet;
 mod modes;
 mod moments;

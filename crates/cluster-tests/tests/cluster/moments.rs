@@ -30,6 +30,9 @@ use crate::modes::modes;
 /// As many nodes as are at it at once: each waits by looking, and the machine is small.
 const AT_ONCE: usize = 6;
 
+/// What is wanted in the end by who changes their mind.
+const THIRD: &str = "seid:v3";
+
 /// What somebody does in the middle of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hand {
@@ -40,6 +43,8 @@ enum Hand {
     DeleteImported,
     /// Evicts the pod, if there is one.
     Evict,
+    /// Wants a third image.
+    Edit,
 }
 
 impl Hand {
@@ -59,6 +64,7 @@ impl Hand {
         match self {
             Self::Evict if play.pod(node).await?.is_none() => {}
             Self::Evict => play.evict(node).await?,
+            Self::Edit => play.set_image(node, THIRD).await?,
             Self::Delete | Self::DeleteImported => drop(play.nodes().delete(node, &params).await?),
         }
         Ok(())
@@ -66,7 +72,7 @@ impl Hand {
 
     /// Whether all is as it should be in the end.
     async fn check(self, play: &Play, node: &str, uid: &str, pods: usize) -> Result<()> {
-        if self == Self::Evict {
+        if matches!(self, Self::Evict | Self::Edit) {
             play.settled(node).await?;
             let seen = play.pods_seen(node);
             ensure!(
@@ -181,6 +187,11 @@ async fn a_node_deleted_at_any_write_of_its_bootstrap_leaves_nothing() -> Result
 #[tokio::test]
 async fn a_node_deleted_at_any_write_of_an_update_leaves_what_was_not_its_own() -> Result<()> {
     at_each_write("del-upd", Hand::DeleteImported, rpc("seid:v1"), true).await
+}
+
+#[tokio::test]
+async fn another_image_at_any_write_of_an_update_is_what_runs_in_the_end() -> Result<()> {
+    at_each_write("edit-upd", Hand::Edit, rpc("seid:v1"), true).await
 }
 
 #[tokio::test]
@@ -375,6 +386,16 @@ async fn a_node_deleted_at_any_task_of_an_update_leaves_nothing() -> Result<()> 
 #[tokio::test]
 async fn a_node_deleted_at_any_task_of_a_late_update_leaves_what_was_not_its_own() -> Result<()> {
     at_each_task_of_an_update("del-late", Hand::DeleteImported, true).await
+}
+
+#[tokio::test]
+async fn another_image_at_any_task_of_an_update_is_what_runs_in_the_end() -> Result<()> {
+    at_each_task_of_an_update("edit-early", Hand::Edit, false).await
+}
+
+#[tokio::test]
+async fn another_image_at_any_task_of_a_late_update_is_what_runs_in_the_end() -> Result<()> {
+    at_each_task_of_an_update("edit-late", Hand::Edit, true).await
 }
 
 #[tokio::test]
