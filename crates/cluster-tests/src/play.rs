@@ -14,7 +14,7 @@ use sei_api::condition::{self, ConditionType};
 use sei_api::status::{SeiNodePhase, SeiNodeStatus};
 use sei_operator::Operator;
 use sei_plan::view::PodView;
-use sei_rig::{AuditEntry, AuditLog, Behaviour, Rule, RuleId, Sidecars, User};
+use sei_rig::{AuditEntry, AuditLog, Behaviour, Rule, RuleId, Sidecars, User, World};
 use serde_json::{Value, json};
 
 use crate::operator::{self, Setup};
@@ -25,6 +25,8 @@ use crate::{Scene, scene, wait_for};
 pub struct Play {
     pub scene: Scene,
     pub operator: Option<Operator>,
+    /// Waits for what must happen, and tells why it did not.
+    world: World,
     witness: Arc<Mutex<Witness>>,
 }
 
@@ -84,8 +86,8 @@ impl Play {
 
     /// Opens a scenario in this scene, without an operator.
     pub async fn open_on(scene: Scene) -> Result<Self> {
-        let witness = Arc::default();
-        let play = Self { scene, operator: None, witness };
+        let world = World::of(scene.lane.clone(), scene.admin.clone(), scene.namespace.clone());
+        let play = Self { scene, operator: None, world, witness: Arc::default() };
         play.watch_pods().await?;
         play.watch_nodes().await?;
         Ok(play)
@@ -238,14 +240,8 @@ impl Play {
         is: impl Fn(&PodView) -> bool,
     ) -> Result<PodView> {
         let claim = format!("{name}: {claim}");
-        let seen = wait_for(&claim, async || Ok(self.pod(name).await?.filter(|pod| is(pod))));
-        match seen.await {
-            Ok(pod) => Ok(pod),
-            Err(error) => {
-                let (status, pod) = (self.status(name).await?, self.pod(name).await?);
-                Err(error.context(format!("{status:#?}\n{pod:#?}")))
-            }
-        }
+        let pod = self.world.wait_pod(name, &claim, |pod| is(&PodView::from(pod))).await?;
+        Ok(PodView::from(&pod))
     }
 
     /// Waits until a pod of the node is made of this image.
@@ -281,18 +277,9 @@ impl Play {
         is: impl Fn(&SeiNodeStatus) -> bool,
     ) -> Result<SeiNodeStatus> {
         let claim = format!("{name}: {claim}");
-        let seen = wait_for(&claim, async || {
-            let status = self.status(name).await?;
-            Ok(is(&status).then_some(status))
-        });
-        match seen.await {
-            Ok(status) => Ok(status),
-            Err(error) => {
-                let status = self.status(name).await?;
-                let pod = self.pod(name).await?;
-                Err(error.context(format!("{status:#?}\n{pod:#?}")))
-            }
-        }
+        let holds = |node: &SeiNode| node.status.as_ref().is_some_and(&is);
+        let node = self.world.wait_node(name, &claim, holds).await?;
+        Ok(node.status.unwrap_or_default())
     }
 
     /// Waits until a node runs what its spec asks for, with its gate open and no plan left.
@@ -305,11 +292,8 @@ impl Play {
                 && says(status, ConditionType::PodTemplateDrift).starts_with("False")
         })
         .await?;
-        wait_for(&format!("{name}: the gate is open"), async || {
-            let pod = self.pod(name).await?;
-            Ok(pod.filter(|pod| pod.seid.started && !pod.is_terminating()).map(drop))
-        })
-        .await
+        let is_open = |pod: &PodView| pod.seid.started && !pod.is_terminating();
+        self.until_pod(name, "the gate is open", is_open).await.map(drop)
     }
 
     /// Somebody takes all fields out of the status.
@@ -329,10 +313,7 @@ impl Play {
 
     /// Waits until the server knows no such node.
     pub async fn until_gone(&self, name: &str) -> Result<()> {
-        wait_for(&format!("{name} is gone"), async || {
-            Ok(self.nodes().get_opt(name).await?.is_none().then_some(()))
-        })
-        .await
+        Ok(self.world.wait_gone::<SeiNode>(name).await?)
     }
 
     /// Somebody else deletes the pod.

@@ -16,7 +16,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, 
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use kube::{Resource, ResourceExt as _};
 use sei_api::condition::ConditionType;
-use sei_api::names::label;
+use sei_api::names::{self, label};
 use sei_api::plan::PlannedTask;
 use sei_api::status::SeiNodePhase;
 use sei_api::task::Side;
@@ -62,8 +62,11 @@ impl Hand {
     async fn act(self, play: &Play, node: &str) -> Result<()> {
         let params = DeleteParams::default();
         match self {
-            Self::Evict if play.pod(node).await?.is_none() => {}
-            Self::Evict => play.evict(node).await?,
+            Self::Evict => match play.pods().delete(&names::pod(node), &params).await {
+                // There may be none just then.
+                Err(kube::Error::Api(answer)) if answer.code == 404 => {}
+                deleted => drop(deleted?),
+            },
             Self::Edit => play.set_image(node, THIRD).await?,
             Self::Delete | Self::DeleteImported => drop(play.nodes().delete(node, &params).await?),
         }
