@@ -142,13 +142,16 @@ pub async fn run(
     });
     ready.send_replace(true);
     controller
-        .run(reconcile::reconcile, reconcile::on_error, context)
+        .run(reconcile::reconcile, reconcile::on_error, context.clone())
         .for_each(|looked| async move {
             if let Err(error) = looked {
                 tracing::debug!(error = %sei_exec::call::chain(&error), "controller");
             }
         })
         .await;
+    // Passes that wait for a sidecar go on outside of the controller. Whoever is told that we have
+    // ended may let somebody else lead.
+    context.desks.idle().await;
     Ok(())
 }
 
