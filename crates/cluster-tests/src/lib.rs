@@ -12,6 +12,7 @@
 
 pub mod operator;
 pub mod play;
+pub mod wire;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

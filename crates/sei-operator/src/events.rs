@@ -144,3 +144,24 @@ fn event(type_: EventType, reason: &str, action: &str, note: &str) -> Event {
         secondary: None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use sei_api::condition::{Reason, Truth, Verdict};
+
+    use super::*;
+
+    // SS18
+    #[test]
+    fn a_blocked_node_is_told_once() {
+        let before = SeiNodeStatus::default();
+        let mut after = before.clone();
+        let now = jiff::Timestamp::UNIX_EPOCH;
+        let (kind, reason) = (ConditionType::StateSyncReady, Reason::NoSyncersConfigured);
+        let verdict = Verdict::new(kind, Truth::False, reason, "one of two");
+        condition::set(&mut after.conditions, &verdict, 1, now);
+        let told: Vec<_> = changes(&before, &after).into_iter().map(|one| one.reason).collect();
+        assert_eq!(told, ["StateSyncBlocked"]);
+        assert_eq!(changes(&after, &after).len(), 0);
+    }
+}

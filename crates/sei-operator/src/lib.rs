@@ -124,6 +124,8 @@ pub async fn run(
         wake,
         desks: desk::Desks::default(),
         ledger: ledger::Ledger::default(),
+        signing: tokio::sync::Mutex::default(),
+        namespace: options.namespace,
         witnesses: Witnesses::new(options.platform_path.clone(), options.platform.clone()),
         platform: options.platform,
         recorder: Recorder::new(
@@ -140,13 +142,16 @@ pub async fn run(
     });
     ready.send_replace(true);
     controller
-        .run(reconcile::reconcile, reconcile::on_error, context)
+        .run(reconcile::reconcile, reconcile::on_error, context.clone())
         .for_each(|looked| async move {
             if let Err(error) = looked {
                 tracing::debug!(error = %sei_exec::call::chain(&error), "controller");
             }
         })
         .await;
+    // Passes that wait for a sidecar go on outside of the controller. Whoever is told that we have
+    // ended may let somebody else lead.
+    context.desks.idle().await;
     Ok(())
 }
 

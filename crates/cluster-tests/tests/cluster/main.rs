@@ -2,19 +2,23 @@
 
 mod admission;
 mod adoption;
+mod at_rest;
+mod back_off;
 mod broken;
 mod by_hand;
 mod controllers;
 mod crashes;
 mod creation;
+mod deaths;
 mod hands;
+mod inventory;
 mod kubelet;
 mod modes;
+mod moments;
 mod pauses;
 mod plane;
 mod plugin;
 mod process;
-mod rest;
 mod rollback;
 mod rollout;
 mod signers;
