@@ -6,7 +6,6 @@ use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::{Client, ResourceExt};
 use sei_api::SeiNode;
-use sei_api::condition::{ConditionType, Reason, find};
 use sei_api::names::{data_claim, label};
 use sei_api::status::FieldChange;
 use sei_exec::judge;
@@ -16,6 +15,7 @@ use sei_plan::observation::{Claim, Observation, Rollout, Sidecar, Slot, Syncers}
 use sei_plan::planner::gate;
 use sei_plan::platform::Adoption;
 use sei_plan::request::ClaimView;
+use sei_plan::signers::older_holder;
 use sei_plan::timing::Timing;
 use sei_plan::view::{PodView, StatefulSetView};
 use sei_plan::wanted::want;
@@ -106,7 +106,7 @@ impl Sight {
             sidecar: Sidecar::Ready,
             slot: Some(Slot::Granted),
             adoption: None,
-            signing_conflict: signing_conflict(node),
+            signing_conflict: older_holder(node, &self.nodes),
             waiting: None,
             in_flight: false,
         }
@@ -156,15 +156,6 @@ impl Sight {
             .await
             .map_err(|failure| told("judge the pod", failure).to_string())
     }
-}
-
-/// The operator looks at all Secrets' names for this; its last word on it is enough here.
-fn signing_conflict(node: &SeiNode) -> Option<String> {
-    let conditions = &node.status.as_ref()?.conditions;
-    let stalled = find(conditions, ConditionType::Stalled)?;
-    let conflict =
-        stalled.status == "True" && stalled.reason == Reason::SigningKeyConflict.as_str();
-    conflict.then(|| stalled.message.clone())
 }
 
 /// The changes as far as they can be known. Where no template was given to compare with, only
