@@ -8,6 +8,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use sei_operator::metrics::Metrics;
 use sei_operator::{Operator, Options};
+use sei_plan::fingerprint::Algorithm;
 use sei_plan::platform::Platform;
 use sei_plan::timing::Timing;
 use sei_rig::User;
@@ -43,6 +44,7 @@ pub struct Setup {
     pub platform: String,
     pub speed: u32,
     pub version: String,
+    pub algorithm: Algorithm,
     /// What its requests go through, if anything.
     pub wire: Option<Wire>,
 }
@@ -54,6 +56,7 @@ impl Default for Setup {
             platform: PLATFORM.to_owned(),
             speed: 10,
             version: "1.0.0".to_owned(),
+            algorithm: Algorithm::CURRENT,
             wire: None,
         }
     }
@@ -69,6 +72,7 @@ pub async fn start(scene: &Scene, setup: Setup) -> Result<Operator> {
         sidecar_token: None,
         timing: Timing::faster(setup.speed),
         version: setup.version,
+        algorithm: setup.algorithm,
         metrics: Metrics::new(),
     };
     let path = scene.plane().kubeconfig(setup.user);

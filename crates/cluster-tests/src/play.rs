@@ -7,8 +7,11 @@ use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, Service};
+use k8s_openapi::api::events::v1::Event;
 use kube::ResourceExt as _;
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
+use kube::api::{
+    Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams,
+};
 use sei_api::SeiNode;
 use sei_api::condition::{self, ConditionType};
 use sei_api::status::{SeiNodePhase, SeiNodeStatus};
@@ -57,17 +60,17 @@ impl Play {
     /// Starts an operator on a wire of its own.
     pub async fn start_operator_on_wire(&mut self, answer: Answer) -> Result<Wire> {
         let wire = Wire::new(answer);
-        self.start_operator_as(Setup { wire: Some(wire.clone()), ..Setup::default() }).await?;
+        self.start_with(Setup { wire: Some(wire.clone()), ..Setup::default() }).await?;
         Ok(wire)
     }
 
     /// Starts an operator; one that runs is dropped where it stands.
     pub async fn start_operator(&mut self, speed: u32) -> Result<()> {
-        self.start_operator_as(Setup { speed, ..Setup::default() }).await
+        self.start_with(Setup { speed, ..Setup::default() }).await
     }
 
-    /// The same, set up like this.
-    pub async fn start_operator_as(&mut self, setup: Setup) -> Result<()> {
+    /// Starts an operator set up like this; one that runs is dropped where it stands.
+    pub async fn start_with(&mut self, setup: Setup) -> Result<()> {
         self.kill_operator();
         self.operator = Some(operator::start(&self.scene, setup).await?);
         Ok(())
@@ -314,6 +317,20 @@ impl Play {
     /// Waits until the server knows no such node.
     pub async fn until_gone(&self, name: &str) -> Result<()> {
         Ok(self.world.wait_gone::<SeiNode>(name).await?)
+    }
+
+    /// What events say about a node, as `Reason: note`.
+    pub async fn events(&self, name: &str) -> Result<Vec<String>> {
+        let events: Api<Event> = Api::namespaced(self.scene.admin.clone(), &self.scene.namespace);
+        let events = events.list(&ListParams::default()).await?;
+        let about = |event: &&Event| {
+            event.regarding.as_ref().and_then(|one| one.name.as_deref()) == Some(name)
+        };
+        let told = events.items.iter().filter(about).map(|event| {
+            let word = |text: &Option<String>| text.clone().unwrap_or_default();
+            format!("{}: {}", word(&event.reason), word(&event.note))
+        });
+        Ok(told.collect())
     }
 
     /// Somebody else deletes the pod.

@@ -131,6 +131,9 @@ pub struct PendingUpdate {
     pub attempts: Option<i32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_attempt_at: Option<Time>,
+    /// An approval that was given for another target and counts for nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused_approval: Option<String>,
 }
 
 /// Why the wanted pod differs from the running one.
@@ -191,6 +194,12 @@ pub struct LastUpdate {
     /// Why it did not complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
+    /// Whether the update held a slot of its chain's budget.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot: Option<bool>,
+    /// When the node was first seen Ready after it; until then the slot is held.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready_at: Option<Time>,
 }
 
 /// How an update ended.

@@ -24,6 +24,7 @@
 //!   `the_last_edit_arrives_from_every_state`.
 
 pub mod adoption;
+pub mod budget;
 pub mod check_plan;
 pub mod diff;
 pub mod executor;

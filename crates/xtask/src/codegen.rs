@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 use kube::CustomResourceExt as _;
 use sei_api::SeiNode;
-use sei_api::rbac::{LEADER_RULES, RULES, Rule};
+use sei_api::rbac::{LEADER_RULES, POD_CHECK_RULES, RULES, Rule};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -26,6 +26,10 @@ fn outputs() -> Result<Vec<Output>> {
         Output {
             path: "deploy/rbac/cluster-role.yaml",
             text: yaml(&role("ClusterRole", "sei-operator", RULES))?,
+        },
+        Output {
+            path: "deploy/rbac/pod-check-role.yaml",
+            text: yaml(&role("ClusterRole", "sei-operator-pod-check", POD_CHECK_RULES))?,
         },
         Output {
             path: "deploy/rbac/leader-election-role.yaml",

@@ -1,6 +1,7 @@
 //! One program, so that all tests share one control plane.
 
 mod admission;
+mod adoption;
 mod at_rest;
 mod back_off;
 mod broken;
@@ -18,6 +19,7 @@ mod pauses;
 mod plane;
 mod process;
 mod rollback;
+mod rollout;
 mod signers;
 mod updates;
 mod world;

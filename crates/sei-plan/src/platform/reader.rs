@@ -71,6 +71,7 @@ const SCHEMA: &[(&str, &[&str])] = &[
             "haltAfterFailures",
             "settleSeconds",
             "adoption",
+            "podCheck",
         ],
     ),
 ];
