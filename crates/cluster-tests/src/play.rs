@@ -353,7 +353,7 @@ impl Play {
     /// The Secrets of a validator with these names.
     pub async fn validator_keys(&self, signing: &str, node: &str) -> Result<()> {
         let key = json!({ "type": "t", "value": "v" });
-        let signs = json!({ "address": "a", "pub_key": key, "priv_key": key });
+        let signs = json!({ "address": signing, "pub_key": key, "priv_key": key });
         self.secret(signing, "priv_validator_key.json", &signs).await?;
         self.secret(node, "node_key.json", &json!({ "priv_key": key })).await
     }

@@ -63,6 +63,10 @@ pub struct SeiNodeStatus {
     pub stateful_set: Option<StatefulSetRef>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<Endpoint>,
+    /// Digest of the consensus address in the signing key: two nodes with the same one would sign
+    /// as the same validator, whatever their Secrets are called.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signing_identity: Option<String>,
     /// The data volume's claim, once the operator has made or checked it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_claim: Option<ClaimRef>,

@@ -30,6 +30,10 @@ pub struct Context {
     pub wake: Wake,
     pub desks: Desks,
     pub ledger: Ledger,
+    /// Held from the look for other signers until a start is written: one start at a time.
+    pub signing: tokio::sync::Mutex<()>,
+    /// Only the nodes of this namespace; all without it.
+    pub namespace: Option<String>,
     pub platform: Arc<Platform>,
     pub witnesses: Witnesses,
     pub recorder: Recorder,

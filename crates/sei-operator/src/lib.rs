@@ -124,6 +124,8 @@ pub async fn run(
         wake,
         desks: desk::Desks::default(),
         ledger: ledger::Ledger::default(),
+        signing: tokio::sync::Mutex::default(),
+        namespace: options.namespace,
         witnesses: Witnesses::new(options.platform_path.clone(), options.platform.clone()),
         platform: options.platform,
         recorder: Recorder::new(

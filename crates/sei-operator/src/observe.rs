@@ -12,6 +12,7 @@ use sei_plan::observation::{Claim, Observation, Rollout, Sidecar};
 use sei_plan::planner::gate;
 use sei_plan::planner::repair::Others;
 use sei_plan::platform::{Adoption, PodCheck};
+use sei_plan::signers;
 use sei_plan::view::{PodView, is_owned};
 use sei_plan::wanted::{Wanted, want};
 use serde_json::Value;
@@ -19,7 +20,7 @@ use serde_json::Value;
 use crate::caches::{NodeKey, covers};
 use crate::context::{Context, NodeId, decoded};
 use crate::desk::{Probe, Subject};
-use crate::{peers, signers};
+use crate::peers;
 
 /// An observation, with what only repairs need.
 pub(crate) struct Observed {
@@ -53,6 +54,7 @@ pub(crate) async fn observe(
     let own = statefulset.as_ref().and_then(|one| pods.iter().find(|pod| is_owned(pod, one)));
     let sidecar = health(own, key, context);
     let rollout = &context.platform.rollout;
+    let known = SeiNode { status: Some(status), ..node.clone() };
     let observation = Observation {
         now: jiff::Timestamp::now(),
         plan_id: uuid::Uuid::new_v4().to_string(),
@@ -68,13 +70,13 @@ pub(crate) async fn observe(
         syncers,
         sidecar,
         slot: None,
-        signing_conflict: signers::older_holder(node, all.iter().copied()),
+        signing_conflict: signers::older_holder(&known, all.iter().copied()),
         job: context.caches.jobs.of(key).pop(),
         claim,
         adoption: None,
         waiting: None,
         in_flight: false,
-        node: SeiNode { status: Some(status), ..node.clone() },
+        node: known,
         statefulset,
         pods,
         wanted: wanted.map_err(|error| error.to_string()),

@@ -233,17 +233,30 @@ impl Run {
     }
 
     async fn perform(&self, request: &Request) -> Outcome {
-        if matches!(request, Request::CreateStatefulSet(_))
-            && let Err(failure) = self.still_wanted().await
-        {
-            return Outcome::Failed(failure);
+        let starts = match request {
+            Request::CreateStatefulSet(_) => true,
+            Request::PatchStatefulSet(patch) => patch["spec"]["replicas"] == 1,
+            _ => false,
+        };
+        if !starts {
+            return self.cluster.perform(request).await;
         }
-        self.cluster.perform(request).await
+        let live = match self.still_wanted().await {
+            Ok(live) => live,
+            Err(failure) => return Outcome::Failed(failure),
+        };
+        if !sei_plan::signers::is_exclusive(&live) {
+            return self.cluster.perform(request).await;
+        }
+        let _alone = self.context.signing.lock().await;
+        match signers::ensure_alone(&live, &self.context).await {
+            Ok(()) => self.cluster.perform(request).await,
+            Err(failure) => Outcome::Failed(failure),
+        }
     }
 
-    /// Nothing is made for a node that is gone, going, or another one of the same name, and no signer
-    /// beside another one.
-    async fn still_wanted(&self) -> Result<(), Failure> {
+    /// Nothing is made for a node that is gone, going, or another one of the same name.
+    async fn still_wanted(&self) -> Result<SeiNode, Failure> {
         let nodes: Api<SeiNode> = Api::namespaced(self.context.client.clone(), &self.key.0);
         let live = call("get seinode", nodes.get(&self.key.1)).await?;
         let same = live.metadata.uid == self.node.metadata.uid
@@ -251,7 +264,7 @@ impl Run {
         if !same {
             return Err(Failure::Conflict("the node was replaced".to_owned()));
         }
-        signers::ensure_alone(&live, &self.context).await
+        Ok(live)
     }
 
     async fn judge(&mut self, pod_uid: String) {

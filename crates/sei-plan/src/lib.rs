@@ -38,6 +38,7 @@ pub mod quantity;
 pub mod render;
 pub mod request;
 pub mod seen;
+pub mod signers;
 pub mod tasks;
 pub mod timing;
 pub mod view;

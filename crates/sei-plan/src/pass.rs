@@ -297,6 +297,8 @@ impl Pass {
                 return None;
             }
             self.seen.node.status = Some(self.status.clone());
+            self.seen.identity_is_stored =
+                self.before.signing_identity == self.status.signing_identity;
             let Some(next) = step(plan, &self.seen) else {
                 executor::finish(&mut self.status, self.observation.now);
                 return None;

@@ -73,6 +73,8 @@ pub struct Seen {
     /// Uid of the pod whose deletion was accepted in this pass.
     pub deleted_pod: Option<String>,
     pub pod_try: PodTry,
+    /// Whom the node signs as was stored when the pass began, so that others can see it.
+    pub identity_is_stored: bool,
     /// What this plan's own apply returned in this pass.
     pub applied: Option<StatefulSetView>,
     /// The claim that was created in this pass.
@@ -110,6 +112,7 @@ impl Seen {
             submitted: Vec::new(),
             deleted_pod: None,
             pod_try: PodTry::Off,
+            identity_is_stored: true,
             applied: None,
             created: None,
             service_is_current: false,

@@ -117,6 +117,10 @@ fn create(plan: &TaskPlan, seen: &Seen, template: Option<Value>) -> Next {
     if matches!(seen.failure, Some(Failure::Exists)) {
         return wait(None, "the StatefulSet appeared meanwhile");
     }
+    if !seen.identity_is_stored {
+        // Of two nodes with one key each must be able to see the other before either starts.
+        return wait(None, "whom the node signs as is recorded first");
+    }
     let mut object = seen.wanted.statefulset.clone();
     match set_template(&mut object, plan, seen, template) {
         Ok(()) => try_pod(&object, seen)

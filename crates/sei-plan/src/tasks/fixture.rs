@@ -330,7 +330,15 @@ pub(crate) fn shown(next: &Next) -> String {
 }
 
 fn shown_effects(effects: &Effects) -> String {
-    let Effects { stamp, verdict, applied, statefulset, claim, abandoned_cleared } = effects;
+    let Effects {
+        stamp,
+        verdict,
+        applied,
+        statefulset,
+        claim,
+        signing_identity: _,
+        abandoned_cleared,
+    } = effects;
     let parts = [
         Some("done".to_owned()),
         stamp.as_ref().map(|one| format!("stamp {} {} {}", one.image, one.sidecar_image, one.hash)),

@@ -86,6 +86,14 @@ fn a_missing_statefulset_is_created_only_after_a_live_look() {
 }
 
 #[test]
+fn nobody_starts_to_sign_before_others_can_see_as_whom() {
+    let mut world = update();
+    world.seen.statefulset = Look::Live(None);
+    world.seen.identity_is_stored = false;
+    world.check("not stored yet", "wait -: whom the node signs as is recorded first");
+}
+
+#[test]
 fn a_pod_that_would_not_be_admitted_costs_nothing() {
     let with = |found| {
         let mut world = update();
