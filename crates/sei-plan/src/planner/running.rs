@@ -205,16 +205,19 @@ fn differs(
     decision.pending_update = Some(pending(observation, wanted, cause, state, &why, changes));
 }
 
+/// How the reason of a pending update begins that waits because another node's roll failed. What
+/// counts such nodes goes by it.
+pub const HALTED: &str = "the chain's rolls are halted";
+
 fn queued(slot: &Slot, decision: &mut Decision) -> String {
     let (note, why) = match slot {
         Slot::Granted => return String::new(),
         Slot::Taken { by } => {
             (Note::WaitsForSlot { by: by.clone() }, format!("waits for its turn: {by} rolls"))
         }
-        Slot::Halted { by } => (
-            Note::ChainHalted { by: by.clone() },
-            format!("the chain's rolls are halted: the roll of {by} failed"),
-        ),
+        Slot::Halted { by } => {
+            (Note::ChainHalted { by: by.clone() }, format!("{HALTED}: the roll of {by} failed"))
+        }
     };
     set_drift(decision, Truth::True, Reason::WaitingForSlot, &why);
     decision.report.push(note);
