@@ -15,10 +15,12 @@
 
 mod codegen;
 mod control_plane;
+mod go;
 mod sandbox;
 mod suite;
 mod tasks;
 mod tidy;
+mod tool;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -49,6 +51,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Sandbox { arguments } => sandbox::run(&root, &arguments),
         Task::Tidy => tidy::run(&root),
         Task::Test => suite::run(&root),
+        Task::Tool { name } => tool::run(&root, name.as_deref()),
     }
 }
 

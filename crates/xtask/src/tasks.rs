@@ -10,11 +10,19 @@ use crate::control_plane::{MINORS, Wanted};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Task {
     Help,
-    Codegen { check: bool },
+    Codegen {
+        check: bool,
+    },
     ControlPlane(Wanted),
-    Sandbox { arguments: Vec<String> },
+    Sandbox {
+        arguments: Vec<String>,
+    },
     Tidy,
     Test,
+    /// A tool by name, or all of them.
+    Tool {
+        name: Option<String>,
+    },
 }
 
 const TASKS: &[(&str, &str)] = &[
@@ -34,6 +42,7 @@ const TASKS: &[(&str, &str)] = &[
     ),
     ("test", "everything CI runs: format, lints, tests, docs, generated files, real clusters"),
     ("tidy", "the rules of this repository that no compiler checks; part of test"),
+    ("tool", "build or download what tests use (helm, ...), print where it is; one NAME, or all"),
 ];
 
 pub(crate) fn help() -> String {
@@ -54,8 +63,14 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Task> {
         ["sandbox", ..] => Ok(Task::Sandbox { arguments: arguments[1..].to_vec() }),
         ["tidy"] => Ok(Task::Tidy),
         ["test"] => Ok(Task::Test),
+        ["tool"] => Ok(Task::Tool { name: None }),
+        ["tool", name] => Ok(Task::Tool { name: Some(name.to_owned()) }),
         [task, extra, ..] if is_known(task) => {
-            let takes = if task == "codegen" { "only --check" } else { "no arguments" };
+            let takes = match task {
+                "codegen" => "only --check",
+                "tool" => "only one name",
+                _ => "no arguments",
+            };
             bail!("task `{task}` takes {takes}, not `{extra}`")
         }
         [unknown, ..] => bail!("{}", explain_unknown(unknown)),
@@ -151,6 +166,8 @@ mod tests {
         assert_eq!(parsed("sandbox --keep"), Ok(Task::Sandbox { arguments }));
         assert_eq!(parsed("tidy"), Ok(Task::Tidy));
         assert_eq!(parsed("test"), Ok(Task::Test));
+        assert_eq!(parsed("tool"), Ok(Task::Tool { name: None }));
+        assert_eq!(parsed("tool helm"), Ok(Task::Tool { name: Some("helm".into()) }));
         for (name, what) in TASKS {
             assert!(parsed(name).is_ok() && help().contains(what), "{name}");
         }
@@ -161,7 +178,7 @@ mod tests {
         for (typed, said) in [
             ("tets", "unknown task `tets`; did you mean `test`?"),
             ("code", "unknown task `code`; did you mean `codegen`?"),
-            ("t", "unknown task `t`; did you mean `test` or `tidy`?"),
+            ("t", "unknown task `t`; did you mean `test` or `tidy` or `tool`?"),
             ("deploy", "unknown task `deploy`; `cargo xtask help` lists them"),
             ("codegen --force", "task `codegen` takes only --check, not `--force`"),
             ("control", "unknown task `control`; did you mean `control-plane`?"),
