@@ -117,6 +117,7 @@ fn recipe(modules: &Path, minor: &str) -> Result<Programs> {
         package: (*package).to_owned(),
         module: modules.join(if *name == ETCD { ETCD } else { minor }),
         linker_flags: linker_flags.clone(),
+        tags: String::new(),
     };
     Ok(Programs {
         label: minor.to_owned(),

@@ -24,6 +24,8 @@ pub(crate) struct Program {
     /// The folder of the module that pins it.
     pub(crate) module: PathBuf,
     pub(crate) linker_flags: String,
+    /// Build tags, joined by commas; usually none.
+    pub(crate) tags: String,
 }
 
 /// A folder of the cache with programs in it.
@@ -148,9 +150,12 @@ fn build(program: &Program, place: &str, path: &Path) -> Result<()> {
         eprintln!("{place}: there");
         return Ok(());
     }
-    let Program { name: _, package, module, linker_flags } = program;
+    let Program { name: _, package, module, linker_flags, tags } = program;
     let mut go = go(module);
     go.args(["build", "-trimpath", "-buildvcs=false", "-ldflags", linker_flags]);
+    if !tags.is_empty() {
+        go.args(["-tags", tags]);
+    }
     // What Go tells is for the same reader, and our stdout is for folders only.
     go.stdout(std::io::stderr());
     let unfinished = path.with_extension("unfinished");

@@ -2,7 +2,8 @@
 //! resource definitions of somebody else.
 //!
 //! A folder's `go.mod` says all about it. With a `tool` line it is a program, named as its folder
-//! and built once; without one it is the folder of its only requirement, as Go downloads it.
+//! and built once, with what a comment `// tags:` asks for; without one it is the folder of its only
+//! requirement, as Go downloads it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -70,6 +71,8 @@ struct Recipe {
     folder: PathBuf,
     /// The package of the program, if it is one.
     package: Option<String>,
+    /// Build tags, joined by commas.
+    tags: String,
     /// The module that holds it, and its version.
     module: String,
     version: String,
@@ -106,13 +109,17 @@ impl Recipe {
             name: name.to_owned(),
             folder,
             package: package.map(str::to_owned),
+            tags: go_mod
+                .lines()
+                .find_map(|line| line.strip_prefix("// tags: "))
+                .map_or_else(String::new, |tags| tags.trim().to_owned()),
             module: module.to_owned(),
             version: version.to_owned(),
         })
     }
 
     fn build(&self) -> Result<PathBuf> {
-        let Self { name, folder, package, module: _, version } = self;
+        let Self { name, folder, package, tags, module: _, version } = self;
         let linker_flags = "-s -w".to_owned();
         let files = [folder.join("go.mod"), folder.join("go.sum")];
         let package = package.as_ref().context("it is no program")?;
@@ -127,6 +134,7 @@ impl Recipe {
                 package: package.clone(),
                 module: folder.clone(),
                 linker_flags,
+                tags: tags.clone(),
             }],
         };
         let cache = go::cache_folder(|name| std::env::var_os(name))?.join(MODULES);
@@ -175,6 +183,9 @@ mod tests {
         let program =
             "tool a.b/c/v4/cmd/x\nrequire (\n a.b/c v1.0.0\n a.b/c/v4 v4.3.1\n a.b/c/v v0.0.1\n)\n";
         assert_eq!(parsed(program), Ok((Some("a.b/c/v4/cmd/x".into()), "a.b/c/v4@v4.3.1".into())));
+        let tagged = format!("// Small.\n// tags: one,two\n{program}");
+        assert_eq!(Recipe::parse("x", PathBuf::new(), &tagged).unwrap().tags, "one,two");
+        assert_eq!(Recipe::parse("x", PathBuf::new(), program).unwrap().tags, "");
         assert_eq!(parsed("require a.b/c v1.0.0\n"), Ok((None, "a.b/c@v1.0.0".into())));
         assert_eq!(
             parsed("tool a.b/c\nrequire d.e/f v1.0.0\n").err(),
