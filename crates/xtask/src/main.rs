@@ -15,6 +15,7 @@
 
 mod codegen;
 mod control_plane;
+mod docs;
 mod go;
 mod sandbox;
 mod suite;
