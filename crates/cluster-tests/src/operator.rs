@@ -40,6 +40,8 @@ pub struct Setup {
     pub platform: String,
     pub speed: u32,
     pub version: String,
+    /// What it counts into.
+    pub metrics: Metrics,
 }
 
 impl Default for Setup {
@@ -49,6 +51,7 @@ impl Default for Setup {
             platform: PLATFORM.to_owned(),
             speed: 10,
             version: "1.0.0".to_owned(),
+            metrics: Metrics::new(),
         }
     }
 }
@@ -56,6 +59,8 @@ impl Default for Setup {
 /// Starts an operator for the nodes of the scene's namespace.
 pub async fn start(scene: &Scene, setup: Setup) -> Result<Operator> {
     let platform = Platform::parse(&setup.platform, "platform.yaml")?;
+    // There is no election here: it leads as soon as it runs.
+    setup.metrics.leading(true);
     let options = Options {
         platform: Arc::new(platform),
         platform_path: None,
@@ -63,7 +68,7 @@ pub async fn start(scene: &Scene, setup: Setup) -> Result<Operator> {
         sidecar_token: None,
         timing: Timing::faster(setup.speed),
         version: setup.version,
-        metrics: Metrics::new(),
+        metrics: setup.metrics,
     };
     let path = scene.plane().kubeconfig(setup.user);
     let kubeconfig = Kubeconfig::read_from(&path).context("failed to read a kubeconfig")?;

@@ -247,6 +247,7 @@ mod tests {
     use kube::CustomResourceExt as _;
     use sei_api::SeiNode;
     use sei_api::condition::Reason;
+    use sei_api::metric::Metric;
 
     use super::*;
 
@@ -304,6 +305,52 @@ mod tests {
                 });
                 assert_eq!(anchors.filter(|one| one == anchor).count(), 1, "{}", alert.alert);
             }
+        }
+    }
+
+    /// Words of a text that look like a metric of ours.
+    fn metrics_in(text: &str) -> Vec<&str> {
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        words.filter(|word| word.starts_with("sei_controller_")).collect()
+    }
+
+    #[test]
+    fn every_metric_of_alerts_and_dashboards_is_one_of_ours() {
+        let series: Vec<String> = METRICS.iter().flat_map(Metric::series).collect();
+        for file in [
+            "deploy/alerts/rules.yaml",
+            "deploy/alerts/statefulset-override.yaml",
+            "deploy/dashboards/sei-operator.json",
+        ] {
+            let text = read(file);
+            let used = metrics_in(&text);
+            assert!(!used.is_empty(), "{file}");
+            for metric in used {
+                assert!(series.iter().any(|one| one == metric), "{file}: {metric}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_metric_is_shown_on_the_dashboard() {
+        let text = read("deploy/dashboards/sei-operator.json");
+        let shown = metrics_in(&text);
+        for metric in METRICS {
+            let is_shown = metric.series().iter().any(|one| shown.contains(&one.as_str()));
+            assert!(is_shown, "{}", metric.name);
+        }
+    }
+
+    /// A reason that an alert goes by, and that nobody gives any more, would silence it.
+    #[test]
+    fn every_reason_of_an_alert_is_one_of_ours() {
+        let text =
+            read("deploy/alerts/rules.yaml") + &read("deploy/alerts/statefulset-override.yaml");
+        let quoted = text.split("{reason").skip(1).map(|rest| rest.split('"').nth(1).unwrap());
+        let reasons: Vec<&str> = quoted.flat_map(|value| value.split('|')).collect();
+        assert!(reasons.contains(&"AdoptedWithDrift"), "{reasons:?}");
+        for reason in reasons {
+            assert!(Reason::parse(reason).is_some(), "{reason}");
         }
     }
 
