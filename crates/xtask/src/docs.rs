@@ -250,6 +250,7 @@ mod tests {
     use sei_api::metric::Metric;
 
     use super::*;
+    use crate::codegen::{OVERRIDE_FILE, RULES_FILE};
 
     fn read(path: &str) -> String {
         std::fs::read_to_string(crate::repository().join(path)).unwrap()
@@ -294,8 +295,7 @@ mod tests {
     /// An anchor is a heading in lower case, with dashes for spaces.
     #[test]
     fn every_runbook_is_a_heading_that_is_there() {
-        let files = ["deploy/alerts/rules.yaml", "deploy/alerts/statefulset-override.yaml"];
-        for file in files {
+        for file in [RULES_FILE, OVERRIDE_FILE] {
             for alert in Rules::parse(&read(file)).unwrap().alerts() {
                 let (page, anchor) = alert.annotations.runbook.split_once('#').unwrap();
                 let text = read(page);
@@ -317,11 +317,7 @@ mod tests {
     #[test]
     fn every_metric_of_alerts_and_dashboards_is_one_of_ours() {
         let series: Vec<String> = METRICS.iter().flat_map(Metric::series).collect();
-        for file in [
-            "deploy/alerts/rules.yaml",
-            "deploy/alerts/statefulset-override.yaml",
-            "deploy/dashboards/sei-operator.json",
-        ] {
+        for file in [RULES_FILE, OVERRIDE_FILE, "deploy/dashboards/sei-operator.json"] {
             let text = read(file);
             let used = metrics_in(&text);
             assert!(!used.is_empty(), "{file}");
@@ -344,8 +340,7 @@ mod tests {
     /// A reason that an alert goes by, and that nobody gives any more, would silence it.
     #[test]
     fn every_reason_of_an_alert_is_one_of_ours() {
-        let text =
-            read("deploy/alerts/rules.yaml") + &read("deploy/alerts/statefulset-override.yaml");
+        let text = read(RULES_FILE) + &read(OVERRIDE_FILE);
         let quoted = text.split("{reason").skip(1).map(|rest| rest.split('"').nth(1).unwrap());
         let reasons: Vec<&str> = quoted.flat_map(|value| value.split('|')).collect();
         assert!(reasons.contains(&"AdoptedWithDrift"), "{reasons:?}");
@@ -356,7 +351,7 @@ mod tests {
 
     #[test]
     fn the_override_says_when_it_is_to_go() {
-        let rules = Rules::parse(&read("deploy/alerts/statefulset-override.yaml")).unwrap();
+        let rules = Rules::parse(&read(OVERRIDE_FILE)).unwrap();
         for alert in rules.alerts() {
             let removal = alert.annotations.removal.as_deref().unwrap_or_default();
             assert!(removal.contains("1.37"), "{}", alert.alert);

@@ -17,6 +17,7 @@ mod codegen;
 mod control_plane;
 mod docs;
 mod go;
+mod image;
 mod sandbox;
 mod suite;
 mod tasks;
@@ -49,6 +50,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Codegen { check: false } => codegen::write(&root),
         Task::Codegen { check: true } => codegen::check(&root),
         Task::ControlPlane(wanted) => control_plane::run(&root, &wanted),
+        Task::Image(wanted) => image::run(&root, &wanted),
         Task::Sandbox { arguments } => sandbox::run(&root, &arguments),
         Task::Tidy => tidy::run(&root),
         Task::Test => suite::run(&root),

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use anyhow::{Result, bail};
 
 use crate::control_plane::{MINORS, Wanted};
+use crate::image;
 
 /// One thing to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +15,7 @@ pub(crate) enum Task {
         check: bool,
     },
     ControlPlane(Wanted),
+    Image(image::Wanted),
     Sandbox {
         arguments: Vec<String>,
     },
@@ -36,6 +38,11 @@ const TASKS: &[(&str, &str)] = &[
          --bin-dir DIR",
     ),
     ("help", "this text"),
+    (
+        "image",
+        "write the operator's image without a daemon (target/sei-operator.oci.tar); --output PATH, \
+         --profile NAME, --root for its files as a folder",
+    ),
     (
         "sandbox",
         "the operator at work on a control plane of its own; --scenario NAME, --keep, --help",
@@ -60,6 +67,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Task> {
         ["codegen"] => Ok(Task::Codegen { check: false }),
         ["codegen", "--check"] => Ok(Task::Codegen { check: true }),
         ["control-plane", ref options @ ..] => parse_control_plane(options),
+        ["image", ref options @ ..] => parse_image(options),
         ["sandbox", ..] => Ok(Task::Sandbox { arguments: arguments[1..].to_vec() }),
         ["tidy"] => Ok(Task::Tidy),
         ["test"] => Ok(Task::Test),
@@ -97,6 +105,24 @@ fn parse_control_plane(options: &[&str]) -> Result<Task> {
         }
     }
     Ok(Task::ControlPlane(wanted))
+}
+
+fn parse_image(options: &[&str]) -> Result<Task> {
+    let mut wanted = image::Wanted::default();
+    let mut options = options.iter().copied();
+    while let Some(option) = options.next() {
+        let mut value = || match options.next() {
+            Some(value) => Ok(value.to_owned()),
+            None => bail!("{option} needs a value"),
+        };
+        match option {
+            "--output" => wanted.output = value()?.into(),
+            "--profile" => wanted.profile = value()?,
+            "--root" => wanted.root = true,
+            other => bail!("task `image` takes --output, --profile and --root, not `{other}`"),
+        }
+    }
+    Ok(Task::Image(wanted))
 }
 
 fn is_known(name: &str) -> bool {
@@ -162,6 +188,9 @@ mod tests {
         let wanted = Wanted { minor: Some("1.37"), bin_dir: Some("bin".into()) };
         let typed = "control-plane --bin-dir bin --kubernetes 1.37";
         assert_eq!(parsed(typed), Ok(Task::ControlPlane(wanted)));
+        assert_eq!(parsed("image"), Ok(Task::Image(image::Wanted::default())));
+        let wanted = image::Wanted { profile: "dev".into(), output: "a".into(), root: true };
+        assert_eq!(parsed("image --root --profile dev --output a"), Ok(Task::Image(wanted)));
         let arguments = vec!["--keep".to_owned()];
         assert_eq!(parsed("sandbox --keep"), Ok(Task::Sandbox { arguments }));
         assert_eq!(parsed("tidy"), Ok(Task::Tidy));
@@ -188,6 +217,8 @@ mod tests {
                 "control-plane now",
                 "task `control-plane` takes --kubernetes and --bin-dir, not `now`",
             ),
+            ("image --output", "--output needs a value"),
+            ("image now", "task `image` takes --output, --profile and --root, not `now`"),
             ("test now", "task `test` takes no arguments, not `now`"),
         ] {
             assert_eq!(parsed(typed), Err(said.to_owned()), "{typed}");
