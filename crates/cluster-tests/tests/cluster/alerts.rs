@@ -175,7 +175,12 @@ async fn an_update_that_fails_is_told() -> Result<()> {
     play.set_image("rpc", "seid:v2").await?;
     let attempts = "sei_controller_seinode_update_failed_attempts{";
     let failed = |line: &str| line.starts_with(attempts) && !line.ends_with(" 0");
-    let during = scraped.until_text("an update failed", |text| text.lines().any(failed)).await?;
+    // Of a pod that is a moment old the sidecar does not answer yet.
+    let answers = |line: &str| {
+        line.starts_with("sei_controller_seinode_sidecar_unreachable{") && line.ends_with(" 0")
+    };
+    let is_failing = |text: &str| text.lines().any(failed) && text.lines().any(answers);
+    let during = scraped.until_text("an update failed", is_failing).await?;
     let attempts = during.iter().find(|(series, _)| series.starts_with(attempts));
     let attempts = attempts.context("it was just there")?.1.to_string();
     play.sidecars().release(scraped.namespace(), "rpc", "config-validate");

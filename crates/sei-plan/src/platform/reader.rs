@@ -21,7 +21,7 @@ const FOOTPRINT: &[&str] = &["cpuRequest", "memory"];
 const BUCKET: &[&str] = &["bucket", "region"];
 
 /// Every key that exists, by section. `stateSync.syncers` is free: its keys are chains.
-const SCHEMA: &[(&str, &[&str])] = &[
+pub(super) const SCHEMA: &[(&str, &[&str])] = &[
     (
         "",
         &[
