@@ -67,7 +67,7 @@ fn start(plane: &ControlPlane, identity: &str) -> Result<Process> {
 }
 
 /// The answer of a small HTTP server on loopback, head and body.
-async fn get(port: u16, path: &str) -> Result<String> {
+pub(crate) async fn get(port: u16, path: &str) -> Result<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
