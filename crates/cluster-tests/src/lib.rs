@@ -14,6 +14,7 @@ pub mod docs;
 pub mod install;
 pub mod operator;
 pub mod play;
+pub mod wire;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -3,15 +3,19 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
+use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use sei_operator::metrics::Metrics;
 use sei_operator::{Operator, Options};
+use sei_plan::fingerprint::Algorithm;
 use sei_plan::platform::Platform;
 use sei_plan::timing::Timing;
 use sei_rig::User;
+use tower::layer::layer_fn;
 
 use crate::Scene;
+use crate::wire::Wire;
 
 /// The platform that tests run on.
 pub const PLATFORM: &str = "
@@ -42,6 +46,9 @@ pub struct Setup {
     pub version: String,
     /// What it counts into.
     pub metrics: Metrics,
+    pub algorithm: Algorithm,
+    /// What its requests go through, if anything.
+    pub wire: Option<Wire>,
 }
 
 impl Default for Setup {
@@ -52,6 +59,8 @@ impl Default for Setup {
             speed: 10,
             version: "1.0.0".to_owned(),
             metrics: Metrics::new(),
+            algorithm: Algorithm::CURRENT,
+            wire: None,
         }
     }
 }
@@ -68,12 +77,23 @@ pub async fn start(scene: &Scene, setup: Setup) -> Result<Operator> {
         sidecar_token: None,
         timing: Timing::faster(setup.speed),
         version: setup.version,
+        algorithm: setup.algorithm,
         metrics: setup.metrics,
     };
     let path = scene.plane().kubeconfig(setup.user);
     let kubeconfig = Kubeconfig::read_from(&path).context("failed to read a kubeconfig")?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-    let mut operator = Operator::start(move || Ok(Client::try_from(config)?), options)?;
+    let mut operator = Operator::start(move || client(config, setup.wire), options)?;
     operator.ready().await?;
     Ok(operator)
+}
+
+/// A client like that of the process: it repeats nothing by itself.
+fn client(mut config: Config, wire: Option<Wire>) -> Result<Client> {
+    config.default_retry = false;
+    let builder = ClientBuilder::try_from(config)?;
+    Ok(match wire {
+        Some(wire) => builder.with_layer(&layer_fn(|inner| wire.clone().around(inner))).build(),
+        None => builder.build(),
+    })
 }

@@ -7,23 +7,29 @@ use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, Service};
+use k8s_openapi::api::events::v1::Event;
 use kube::ResourceExt as _;
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
+use kube::api::{
+    Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams,
+};
 use sei_api::SeiNode;
 use sei_api::condition::{self, ConditionType};
 use sei_api::status::{SeiNodePhase, SeiNodeStatus};
 use sei_operator::Operator;
 use sei_plan::view::PodView;
-use sei_rig::{AuditEntry, AuditLog, Behaviour, Rule, RuleId, Sidecars, User};
+use sei_rig::{AuditEntry, AuditLog, Behaviour, Rule, RuleId, Sidecars, User, World};
 use serde_json::{Value, json};
 
 use crate::operator::{self, Setup};
+use crate::wire::{Answer, Wire, Write};
 use crate::{Scene, scene, wait_for};
 
 /// A scenario under way.
 pub struct Play {
     pub scene: Scene,
     pub operator: Option<Operator>,
+    /// Waits for what must happen, and tells why it did not.
+    world: World,
     witness: Arc<Mutex<Witness>>,
 }
 
@@ -51,10 +57,21 @@ impl Play {
         Ok(play)
     }
 
+    /// Starts an operator on a wire of its own.
+    pub async fn start_operator_on_wire(&mut self, answer: Answer) -> Result<Wire> {
+        let wire = Wire::new(answer);
+        self.start_with(Setup { wire: Some(wire.clone()), ..Setup::default() }).await?;
+        Ok(wire)
+    }
+
     /// Starts an operator; one that runs is dropped where it stands.
     pub async fn start_operator(&mut self, speed: u32) -> Result<()> {
+        self.start_with(Setup { speed, ..Setup::default() }).await
+    }
+
+    /// Starts an operator set up like this; one that runs is dropped where it stands.
+    pub async fn start_with(&mut self, setup: Setup) -> Result<()> {
         self.kill_operator();
-        let setup = Setup { speed, ..Setup::default() };
         self.operator = Some(operator::start(&self.scene, setup).await?);
         Ok(())
     }
@@ -72,8 +89,8 @@ impl Play {
 
     /// Opens a scenario in this scene, without an operator.
     pub async fn open_on(scene: Scene) -> Result<Self> {
-        let witness = Arc::default();
-        let play = Self { scene, operator: None, witness };
+        let world = World::of(scene.lane.clone(), scene.admin.clone(), scene.namespace.clone());
+        let play = Self { scene, operator: None, world, witness: Arc::default() };
         play.watch_pods().await?;
         play.watch_nodes().await?;
         Ok(play)
@@ -226,14 +243,8 @@ impl Play {
         is: impl Fn(&PodView) -> bool,
     ) -> Result<PodView> {
         let claim = format!("{name}: {claim}");
-        let seen = wait_for(&claim, async || Ok(self.pod(name).await?.filter(|pod| is(pod))));
-        match seen.await {
-            Ok(pod) => Ok(pod),
-            Err(error) => {
-                let (status, pod) = (self.status(name).await?, self.pod(name).await?);
-                Err(error.context(format!("{status:#?}\n{pod:#?}")))
-            }
-        }
+        let pod = self.world.wait_pod(name, &claim, |pod| is(&PodView::from(pod))).await?;
+        Ok(PodView::from(&pod))
     }
 
     /// Waits until a pod of the node is made of this image.
@@ -269,18 +280,9 @@ impl Play {
         is: impl Fn(&SeiNodeStatus) -> bool,
     ) -> Result<SeiNodeStatus> {
         let claim = format!("{name}: {claim}");
-        let seen = wait_for(&claim, async || {
-            let status = self.status(name).await?;
-            Ok(is(&status).then_some(status))
-        });
-        match seen.await {
-            Ok(status) => Ok(status),
-            Err(error) => {
-                let status = self.status(name).await?;
-                let pod = self.pod(name).await?;
-                Err(error.context(format!("{status:#?}\n{pod:#?}")))
-            }
-        }
+        let holds = |node: &SeiNode| node.status.as_ref().is_some_and(&is);
+        let node = self.world.wait_node(name, &claim, holds).await?;
+        Ok(node.status.unwrap_or_default())
     }
 
     /// Waits until a node runs what its spec asks for, with its gate open and no plan left.
@@ -293,11 +295,8 @@ impl Play {
                 && says(status, ConditionType::PodTemplateDrift).starts_with("False")
         })
         .await?;
-        wait_for(&format!("{name}: the gate is open"), async || {
-            let pod = self.pod(name).await?;
-            Ok(pod.filter(|pod| pod.seid.started && !pod.is_terminating()).map(drop))
-        })
-        .await
+        let is_open = |pod: &PodView| pod.seid.started && !pod.is_terminating();
+        self.until_pod(name, "the gate is open", is_open).await.map(drop)
     }
 
     /// Somebody takes all fields out of the status.
@@ -317,10 +316,21 @@ impl Play {
 
     /// Waits until the server knows no such node.
     pub async fn until_gone(&self, name: &str) -> Result<()> {
-        wait_for(&format!("{name} is gone"), async || {
-            Ok(self.nodes().get_opt(name).await?.is_none().then_some(()))
-        })
-        .await
+        Ok(self.world.wait_gone::<SeiNode>(name).await?)
+    }
+
+    /// What events say about a node, as `Reason: note`.
+    pub async fn events(&self, name: &str) -> Result<Vec<String>> {
+        let events: Api<Event> = Api::namespaced(self.scene.admin.clone(), &self.scene.namespace);
+        let events = events.list(&ListParams::default()).await?;
+        let about = |event: &&Event| {
+            event.regarding.as_ref().and_then(|one| one.name.as_deref()) == Some(name)
+        };
+        let told = events.items.iter().filter(about).map(|event| {
+            let word = |text: &Option<String>| text.clone().unwrap_or_default();
+            format!("{}: {}", word(&event.reason), word(&event.note))
+        });
+        Ok(told.collect())
     }
 
     /// Somebody else deletes the pod.
@@ -343,7 +353,7 @@ impl Play {
     /// The Secrets of a validator with these names.
     pub async fn validator_keys(&self, signing: &str, node: &str) -> Result<()> {
         let key = json!({ "type": "t", "value": "v" });
-        let signs = json!({ "address": "a", "pub_key": key, "priv_key": key });
+        let signs = json!({ "address": signing, "pub_key": key, "priv_key": key });
         self.secret(signing, "priv_validator_key.json", &signs).await?;
         self.secret(node, "node_key.json", &json!({ "priv_key": key })).await
     }
@@ -352,6 +362,42 @@ impl Play {
     pub fn pods_seen(&self, name: &str) -> usize {
         let witness = self.witness.lock().unwrap_or_else(PoisonError::into_inner);
         witness.pods.iter().filter(|(node, _)| node == name).count()
+    }
+
+    /// Waits until the operator has stopped at a write, or else has done all there is to do for this
+    /// node; then it is ended politely, because what it tells people comes last.
+    pub async fn until_stopped(&mut self, wire: &Wire, node: &str) -> Result<Option<Write>> {
+        let whole = async {
+            self.settled(node).await?;
+            let operator = self.operator.take().context("there is an operator")?;
+            operator.stop().await
+        };
+        tokio::select! {
+            biased;
+            write = wire.stopped() => Ok(Some(write)),
+            ended = whole => ended.map(|()| None),
+        }
+    }
+
+    /// Waits until another task of this type was given to a sidecar of the node than so many before.
+    pub async fn until_submitted(&self, node: &str, task: &str, before: usize) -> Result<()> {
+        wait_for(&format!("{node}: {task} is submitted"), async || {
+            Ok((self.submitted(node, task) > before).then_some(()))
+        })
+        .await
+    }
+
+    /// How many tasks of this type were given to sidecars of the node.
+    pub fn submitted(&self, node: &str, task: &str) -> usize {
+        let all = self.sidecars().submissions(&self.scene.namespace, node);
+        all.iter().filter(|one| one.task_type == task).count()
+    }
+
+    /// What was claimed of pods was so when it was claimed, says the lane's own witness.
+    pub async fn ensure_true(&self) -> Result<()> {
+        let lies = self.scene.lane.truth().violations(&self.scene.namespace).await;
+        ensure!(lies.is_empty(), "{lies:?}");
+        Ok(())
     }
 
     /// Ends the scenario: nothing was claimed that was not seen.

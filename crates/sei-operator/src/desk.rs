@@ -8,6 +8,7 @@ use sei_api::SeiNode;
 use sei_api::status::SeiNodeStatus;
 use sei_exec::sidecar::Health;
 use sei_plan::view::PodView;
+use tokio::sync::Notify;
 
 use crate::caches::NodeKey;
 
@@ -15,6 +16,8 @@ use crate::caches::NodeKey;
 #[derive(Debug, Default)]
 pub struct Desks {
     desks: Mutex<BTreeMap<NodeKey, Desk>>,
+    /// Told of every pass that ends.
+    left: Notify,
 }
 
 /// Notes on one node.
@@ -90,9 +93,23 @@ impl Desks {
     /// Ends a pass; true if another is due at once.
     pub fn leave(&self, key: &NodeKey) -> bool {
         let mut desks = self.desks();
+        self.left.notify_waiters();
         let Some(desk) = desks.get_mut(key) else { return false };
         desk.busy = false;
         std::mem::take(&mut desk.dirty)
+    }
+
+    /// Waits until no pass is under way.
+    pub async fn idle(&self) {
+        loop {
+            let mut left = std::pin::pin!(self.left.notified());
+            // Counted in before the look: a pass that ends in between is heard.
+            left.as_mut().enable();
+            if !self.desks().values().any(|desk| desk.busy) {
+                return;
+            }
+            left.await;
+        }
     }
 
     /// The number of the node's last pass.
@@ -106,6 +123,7 @@ impl Desks {
 
     pub fn forget(&self, key: &NodeKey) {
         self.desks().remove(key);
+        self.left.notify_waiters();
     }
 
     /// The pause after another failed pass: 1 s doubling to a minute.
@@ -118,20 +136,18 @@ impl Desks {
 }
 
 /// The newer of what a cache shows and what our own write returned.
-pub fn newest(cached: &SeiNode, own: Option<&SeiNode>) -> SeiNode {
+pub fn newest<'a>(cached: &'a SeiNode, own: Option<&'a SeiNode>) -> &'a SeiNode {
     let version = |node: &SeiNode| -> u64 {
         node.metadata.resource_version.as_ref().and_then(|text| text.parse().ok()).unwrap_or(0)
     };
-    match own {
-        Some(own) if own.metadata.uid == cached.metadata.uid && version(own) > version(cached) => {
-            own.clone()
-        }
-        _ => cached.clone(),
-    }
+    own.filter(|own| own.metadata.uid == cached.metadata.uid && version(own) > version(cached))
+        .unwrap_or(cached)
 }
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
+
     use super::*;
 
     fn key() -> NodeKey {
@@ -155,12 +171,23 @@ mod tests {
         assert!(!desks.leave(&key()));
     }
 
+    #[tokio::test]
+    async fn what_ends_waits_for_the_passes_under_way() {
+        let desks = Desks::default();
+        desks.idle().await;
+        assert!(desks.enter(&key()));
+        let mut idle = std::pin::pin!(desks.idle());
+        assert_eq!(idle.as_mut().now_or_never(), None);
+        desks.leave(&key());
+        assert_eq!(idle.as_mut().now_or_never(), Some(()));
+    }
+
     #[test]
     fn our_own_write_counts_until_the_cache_has_it() {
         let own = node("a", "12");
-        assert_eq!(newest(&node("a", "9"), Some(&own)), own);
-        assert_eq!(newest(&node("a", "100"), Some(&own)), node("a", "100"));
-        assert_eq!(newest(&node("b", "9"), Some(&own)), node("b", "9"), "made anew meanwhile");
+        assert_eq!(newest(&node("a", "9"), Some(&own)), &own);
+        assert_eq!(newest(&node("a", "100"), Some(&own)), &node("a", "100"));
+        assert_eq!(newest(&node("b", "9"), Some(&own)), &node("b", "9"), "made anew meanwhile");
     }
 
     #[test]

@@ -63,7 +63,12 @@ impl World {
         let object = Namespace { metadata, ..Namespace::default() };
         let made = Api::all(admin.clone()).create(&PostParams::default(), &object).await;
         asked(made, || format!("make namespace {namespace}"))?;
-        Ok(Self { lane, admin, namespace, within: WITHIN })
+        Ok(Self::of(lane, admin, namespace))
+    }
+
+    /// The world of a namespace that is there already.
+    pub fn of(lane: Arc<Lane>, admin: Client, namespace: String) -> Self {
+        Self { lane, admin, namespace, within: WITHIN }
     }
 
     /// The same, waiting this long for what must happen.

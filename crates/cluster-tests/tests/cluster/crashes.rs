@@ -48,6 +48,24 @@ async fn an_operator_killed_at_any_moment_ends_what_it_began() -> Result<()> {
 }
 
 #[tokio::test]
+async fn five_edits_at_random_moments_end_on_the_last() -> Result<()> {
+    let play = Play::open("edits").await?;
+    play.run("rpc", rpc("seid:v0")).await?;
+    let (mut moments, mut told) = (Moments::new(), Vec::new());
+    for edit in 1..=5 {
+        let moment = moments.next();
+        tokio::time::sleep(moment).await;
+        play.set_image("rpc", &format!("seid:v{edit}")).await?;
+        told.push(moment);
+    }
+    play.settled("rpc").await.with_context(|| format!("edited after {told:?}"))?;
+    assert_eq!(play.until_pod_of("rpc", "seid:v5").await?.uid, play.uid("rpc").await?);
+    assert!(play.pods_seen("rpc") <= 6, "{} pods, edited after {told:?}", play.pods_seen("rpc"));
+    play.ensure_true().await?;
+    play.close()
+}
+
+#[tokio::test]
 async fn an_operator_killed_ten_times_during_a_creation_ends_it() -> Result<()> {
     let mut play = Play::open("killed-new").await?;
     play.validator_keys("signing", "p2p").await?;

@@ -214,35 +214,6 @@ async fn a_forged_image_in_the_status_is_corrected_without_a_restart() -> Result
 }
 
 #[tokio::test]
-async fn a_pod_deleted_by_hand_during_an_update_costs_one_pod_at_most() -> Result<()> {
-    let play = Play::open("deleted-mid").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    play.set_image("rpc", "seid:v2").await?;
-    play.until_pod_of("rpc", "seid:v2").await?;
-    play.evict("rpc").await?;
-    play.settled("rpc").await?;
-    assert!(play.pods_seen("rpc") <= 3, "{} pods", play.pods_seen("rpc"));
-    play.close()
-}
-
-#[tokio::test]
-async fn a_pod_deleted_by_hand_before_its_turn_costs_one_pod_at_most() -> Result<()> {
-    let play = Play::open("deleted-early").await?;
-    let namespace = play.scene.namespace.clone();
-    play.run("rpc", rpc("seid:v1")).await?;
-    let before = play.uid("rpc").await?;
-    play.sidecars().hold(&namespace, "rpc", "config-patch");
-    play.set_image("rpc", "seid:v2").await?;
-    play.until("rpc", "an update runs", |status| status.plan.is_some()).await?;
-    play.evict("rpc").await?;
-    play.until_pod("rpc", "another pod is there", |pod| pod.uid != before).await?;
-    play.sidecars().release(&namespace, "rpc", "config-patch");
-    play.settled("rpc").await?;
-    assert!(play.pods_seen("rpc") <= 3, "{} pods", play.pods_seen("rpc"));
-    play.close()
-}
-
-#[tokio::test]
 async fn an_evicted_pod_gets_its_gate_opened_soon() -> Result<()> {
     let play = Play::open("evicted").await?;
     let namespace = play.scene.namespace.clone();

@@ -1,25 +1,30 @@
 //! One program, so that all tests share one control plane.
 
 mod admission;
+mod adoption;
 mod alerts;
+mod at_rest;
+mod back_off;
 mod broken;
 mod by_hand;
 mod controllers;
 mod crashes;
 mod creation;
 mod dashboard;
-mod documents;
+mod deaths;
 mod documents;
 mod hands;
 mod install;
+mod inventory;
 mod kubelet;
 mod modes;
+mod moments;
 mod pauses;
 mod plane;
 mod process;
 mod recording;
-mod rest;
 mod rollback;
+mod rollout;
 mod signers;
 mod statefulset_alert;
 mod updates;

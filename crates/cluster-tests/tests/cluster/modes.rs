@@ -12,7 +12,7 @@ use sei_rig::ClaimRule;
 use serde_json::{Value, json};
 
 /// The spec of each mode, by name.
-fn modes() -> Vec<(&'static str, Value)> {
+pub(crate) fn modes() -> Vec<(&'static str, Value)> {
     let node = |fields: Value| {
         let mut spec = json!({ "chainId": "demo-1", "image": "seid:v1" });
         for (key, value) in fields.as_object().into_iter().flatten() {

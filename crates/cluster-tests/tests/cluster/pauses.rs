@@ -6,7 +6,7 @@ use cluster_tests::wait_for;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{DeleteParams, PostParams};
 use sei_api::condition::ConditionType;
-use sei_rig::{Behaviour, ClaimRule};
+use sei_rig::ClaimRule;
 use serde_json::{Value, json};
 
 #[tokio::test]
@@ -71,32 +71,6 @@ async fn a_deleted_node_goes_with_its_volume() -> Result<()> {
     play.until_gone("rpc").await?;
     until_claim_gone(&play, "data-rpc").await?;
     assert!(play.statefulsets().get_opt("rpc").await?.is_none());
-    play.close()
-}
-
-#[tokio::test]
-async fn a_node_deleted_in_the_middle_of_an_update_goes_with_its_volume() -> Result<()> {
-    let play = Play::open("deleted-upd").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    let rule = play.image_is("seid:v2", Behaviour::ImageUnpullable);
-    play.set_image("rpc", "seid:v2").await?;
-    play.until_pod_of("rpc", "seid:v2").await?;
-    play.nodes().delete("rpc", &DeleteParams::default()).await?;
-    play.until_gone("rpc").await?;
-    until_claim_gone(&play, "data-rpc").await?;
-    play.lift(rule);
-    play.close()
-}
-
-#[tokio::test]
-async fn a_node_deleted_while_it_is_made_goes_with_its_volume() -> Result<()> {
-    let play = Play::open("deleted-new").await?;
-    play.sidecars().hold(&play.scene.namespace, "rpc", "configure-genesis");
-    play.create("rpc", rpc("seid:v1")).await?;
-    play.until_pod("rpc", "its sidecar runs", |pod| pod.sidecar.running).await?;
-    play.nodes().delete("rpc", &DeleteParams::default()).await?;
-    play.until_gone("rpc").await?;
-    until_claim_gone(&play, "data-rpc").await?;
     play.close()
 }
 

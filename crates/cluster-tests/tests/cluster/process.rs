@@ -8,13 +8,14 @@ use crate::alerts::check;
 use crate::recording::{Fires, Scrape, scrape};
 use anyhow::{Context as _, Result, ensure};
 use cluster_tests::operator::PLATFORM;
-use cluster_tests::{boot, wait_for};
+use cluster_tests::{boot, minor, wait_for};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::api::{Api, PostParams};
 use sei_api::SeiNode;
 use sei_api::names::LEASE_NAME;
-use sei_rig::{ControlPlane, User};
+use sei_api::status::SeiNodePhase;
+use sei_rig::{ControlPlane, Lane, Options, User};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -170,6 +171,78 @@ fn joined(lines: &[(u16, String)]) -> Result<Scrape> {
         all.extend(scrape(line, "sei-operator", &format!("127.0.0.1:{port}"))?);
     }
     Ok(all)
+}
+
+const README: &str = include_str!("../../../../README.md");
+
+/// The commands under this heading of the README.
+fn commands(heading: &str) -> Result<Vec<&'static str>> {
+    let (_, part) = README.split_once(heading).context("the README has such a heading")?;
+    let (_, block) = part.split_once("```sh\n").context("commands follow")?;
+    let (block, _) = block.split_once("```").context("they end")?;
+    Ok(block.lines().collect())
+}
+
+/// A folder like a clone, with the platform configuration that the README speaks of.
+fn clone() -> Result<tempfile::TempDir> {
+    let (folder, repository) =
+        (tempfile::tempdir()?, concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let repository = PathBuf::from(repository).canonicalize()?;
+    std::os::unix::fs::symlink(repository.join("deploy"), folder.path().join("deploy"))?;
+    let example = "crates/sei-plan/testdata/platform/example.yaml";
+    ensure!(README.contains(example), "the README names an example");
+    std::fs::copy(repository.join(example), folder.path().join("platform.yaml"))?;
+    Ok(folder)
+}
+
+#[tokio::test]
+async fn the_readmes_commands_bring_up_a_node_on_ones_own_cluster() -> Result<()> {
+    let plane = ControlPlane::boot(&sei_rig::bin_dir(&minor())?, Options::default()).await?;
+    let (kubeconfig, programs) = (plane.kubeconfig(User::Admin), plane.bin_dir().to_owned());
+    let lane = Lane::start(plane)?;
+    let folder = clone()?;
+    let shell = |line: &str| {
+        let mut command = Command::new("sh");
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.args(["-c", line]).current_dir(folder.path());
+        command.env("PATH", format!("{}:{path}", programs.display()));
+        command.env("KUBECONFIG", &kubeconfig);
+        command
+    };
+    let lines = commands("## On your own cluster")?;
+    let [install, run] = lines[..] else { panic!("{lines:?}") };
+    let installed = shell(install).output()?;
+    assert!(installed.status.success(), "{}", String::from_utf8_lossy(&installed.stderr));
+
+    // What cargo runs is built already, in another profile; the usual ports may be somebody else's.
+    let (metrics, health) = (free_port()?, free_port()?);
+    let run = run.replace(
+        "cargo run --release -p sei-operator --",
+        &format!("exec '{}'", program()?.display()),
+    );
+    ensure!(run.contains("exec "), "the README runs it by cargo: {run}");
+    let run = format!(
+        "{run} --metrics-bind-address=127.0.0.1:{metrics} \
+         --health-probe-bind-address=127.0.0.1:{health}"
+    );
+    let child = shell(&run).stderr(Stdio::null()).spawn()?;
+    let _operator = Process { child, metrics, health };
+
+    let nodes: Api<SeiNode> = Api::namespaced(lane.plane().client(User::Admin)?, "default");
+    let node: SeiNode = serde_json::from_value(json!({
+        "apiVersion": "sei.io/v1alpha1", "kind": "SeiNode", "metadata": { "name": "rpc" },
+        "spec": { "chainId": "demo-1", "image": "seid:v1", "fullNode": {} },
+    }))?;
+    wait_for("a node can be made", async || {
+        // The kind may not be served yet.
+        Ok(nodes.create(&PostParams::default(), &node).await.ok())
+    })
+    .await?;
+    wait_for("it runs", async || {
+        let status = nodes.get("rpc").await?.status.unwrap_or_default();
+        Ok((status.phase == Some(SeiNodePhase::Running)).then_some(()))
+    })
+    .await
 }
 
 #[test]

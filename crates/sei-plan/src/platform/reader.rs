@@ -71,6 +71,7 @@ pub(super) const SCHEMA: &[(&str, &[&str])] = &[
             "haltAfterFailures",
             "settleSeconds",
             "adoption",
+            "podCheck",
         ],
     ),
 ];

@@ -1,0 +1,68 @@
+//! An update that fails again and again.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use cluster_tests::play::{Play, rpc, says};
+use sei_api::condition::ConditionType;
+use sei_api::status::SeiNodeStatus;
+use sei_plan::timing::Timing;
+use tokio::time::Instant;
+
+/// Ten failures take half a minute.
+const SPEED: u32 = 150;
+
+/// Times of a status are whole seconds, cut off.
+const CUT_OFF: Duration = Duration::from_secs(1);
+
+/// Waits until the update has failed that often, and returns when that was seen.
+async fn failed(play: &Play, times: i32) -> Result<Instant> {
+    let claim = format!("it has failed {times} times");
+    let has_failed = |status: &SeiNodeStatus| {
+        let attempts = status.pending_update.as_ref().and_then(|one| one.attempts);
+        attempts >= Some(times)
+    };
+    let status = play.until("rpc", &claim, has_failed).await?;
+    let told = says(&status, ConditionType::NodeUpdateInProgress);
+    let is_told = told.contains("config validation failed: bad") || status.plan.is_some();
+    assert!(is_told, "{told}");
+    let pending = status.pending_update.context("it is pending")?;
+    assert_eq!(pending.attempts, Some(times), "none was missed");
+    assert!(pending.next_attempt_at.is_some(), "{pending:?}");
+    Ok(Instant::now())
+}
+
+#[tokio::test]
+async fn an_update_that_fails_ten_times_waits_longer_each_time_until_it_succeeds() -> Result<()> {
+    let play = Play::open_at("back-off", SPEED).await?;
+    let namespace = play.scene.namespace.clone();
+    play.run("rpc", rpc("seid:v1")).await?;
+    play.sidecars().fail(&namespace, "rpc", "config-validate", "config validation failed: bad");
+    play.set_image("rpc", "seid:v2").await?;
+    let mut last = failed(&play, 1).await?;
+    for times in 2..=10 {
+        let now = failed(&play, times).await?;
+        let pause = Timing::faster(SPEED).update_retry(times - 1).saturating_sub(CUT_OFF);
+        let waited = now - last;
+        assert!(waited >= pause, "failure {times} came after {waited:?}, not {pause:?}");
+        last = now;
+    }
+    let visible = play.until("rpc", "the failure is seen", |status| {
+        says(status, ConditionType::NodeUpdateInProgress).starts_with("False/UpdateFailed")
+            && says(status, ConditionType::PodTemplateDrift).starts_with("True/BackingOff")
+    });
+    visible.await?;
+    play.sidecars().release(&namespace, "rpc", "config-validate");
+    play.settled("rpc").await?;
+    assert_eq!(play.status("rpc").await?.pending_update, None);
+    assert_eq!(play.pods_seen("rpc"), 2, "a failed attempt replaces nothing");
+
+    // The next one begins to count anew.
+    play.sidecars().fail(&namespace, "rpc", "config-validate", "config validation failed: bad");
+    play.set_image("rpc", "seid:v3").await?;
+    failed(&play, 1).await?;
+    play.sidecars().release(&namespace, "rpc", "config-validate");
+    play.settled("rpc").await?;
+    play.ensure_true().await?;
+    play.close()
+}
