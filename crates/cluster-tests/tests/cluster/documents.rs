@@ -1,61 +1,64 @@
-//! The commands of the pages for people at work, run as they are written.
+//! Commands in documents are commands that were run.
 
-use anyhow::{Context as _, Result, ensure};
+use std::fs;
+
+use anyhow::Result;
 use cluster_tests::docs::sections;
-use cluster_tests::install::Shell;
-use cluster_tests::play::{Play, rpc};
-use sei_rig::Behaviour;
+use cluster_tests::install::repository;
 
-/// A command with names in the places of the capitals that stand for them.
-fn filled(block: &str, namespace: &str) -> String {
-    // The longer word first: it holds the shorter one.
-    block.replace("NAMESPACE", namespace).replace("IMAGE", "seid:v2").replace("NAME", "rpc")
-}
+/// Commands that no test here can run, and what runs them instead.
+const RUN_ELSEWHERE: &[(&str, &str)] = &[
+    ("cargo xtask sandbox", "its stories take minutes; it is what the README is tried with"),
+    ("cargo xtask test", "what CI runs, this test among it"),
+];
 
-/// Runs a block. What would never end is ended, and logs are asked for in vain: there are none where
-/// no container runs, but it is the server that says so, not kubectl that cannot read the command.
-fn run(shell: &Shell, block: &str) -> Result<()> {
-    if block.contains(" logs ") {
-        let refused = shell.run(block).err().context("there are no logs here")?;
-        ensure!(format!("{refused:#}").contains("Error from server"), "{refused:#}");
-        return Ok(());
-    }
-    let block = block.trim_end();
-    if block.ends_with(" -w") {
-        return shell.run(&format!("timeout 2 {block} || test $? = 124")).map(drop);
-    }
-    shell.run(block).map(drop)
-}
-
-#[tokio::test]
-async fn a_chain_upgrade_goes_as_it_is_written() -> Result<()> {
-    let play = Play::open("doc-upgrade").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    play.image_is("seid:v1", Behaviour::Halted);
-    play.until_pod("rpc", "it stands at the height", |pod| !pod.ready).await?;
-    let shell = Shell::on(play.scene.plane())?;
-    for section in sections("docs/chain-upgrade.md")? {
-        for block in section.blocks {
-            run(&shell, &filled(&block, &play.scene.namespace))?;
+/// All documents with commands for people.
+fn documents() -> Result<Vec<String>> {
+    let mut documents = vec!["README.md".to_owned()];
+    for entry in fs::read_dir(repository().join("docs"))? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "md") {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            documents.push(format!("docs/{name}"));
         }
     }
-    play.settled("rpc").await?;
-    let pod = play.until_pod("rpc", "it is ready", |pod| pod.ready).await?;
-    assert_eq!(pod.seid.image, "seid:v2");
-    play.close()
+    documents.sort();
+    Ok(documents)
 }
 
-#[tokio::test]
-async fn what_is_advised_when_a_rollout_does_not_move_can_be_typed() -> Result<()> {
-    let play = Play::open("doc-trouble").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    let shell = Shell::on(play.scene.plane())?;
-    for section in sections("docs/troubleshooting.md")? {
-        for block in section.blocks {
-            run(&shell, &filled(&block, &play.scene.namespace))?;
+/// The text of every test of this program.
+fn tests() -> Result<String> {
+    let mut text = String::new();
+    for entry in fs::read_dir(repository().join("crates/cluster-tests/tests/cluster"))? {
+        text.push_str(&fs::read_to_string(entry?.path())?);
+    }
+    Ok(text)
+}
+
+/// A section's commands are run by whoever calls `follow` with its document and heading, those of a
+/// whole document by whoever calls `follow_all` with it.
+#[test]
+fn every_command_in_a_document_is_run() -> Result<()> {
+    let tests = tests()?;
+    let mut missing = Vec::new();
+    for document in documents()? {
+        if tests.contains(&format!("follow_all(&shell, \"{document}\"")) {
+            continue;
+        }
+        for section in sections(&document)? {
+            let call = format!("follow(&shell, \"{document}\", \"{}\"", section.heading);
+            if tests.contains(&call) {
+                continue;
+            }
+            let lines = section.blocks.iter().flat_map(|block| block.lines());
+            for line in lines.filter(|line| !line.trim().is_empty()) {
+                let command = line.split('#').next().unwrap_or_default().trim();
+                if !RUN_ELSEWHERE.iter().any(|(known, _)| *known == command) {
+                    missing.push(format!("{document}, {}: {line}", section.heading));
+                }
+            }
         }
     }
-    let annotations = play.node("rpc").await?.metadata.annotations.unwrap_or_default();
-    assert!(annotations.contains_key("sei.io/retry"), "{annotations:?}");
-    play.close()
+    assert!(missing.is_empty(), "no test runs\n{}", missing.join("\n"));
+    Ok(())
 }

@@ -2,6 +2,7 @@
 
 mod admission;
 mod adoption;
+mod advice;
 mod alerts;
 mod at_rest;
 mod back_off;
