@@ -7,6 +7,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use sei_operator::metrics::Metrics;
 use sei_operator::{Operator, Options};
+use sei_plan::fingerprint::Algorithm;
 use sei_plan::platform::Platform;
 use sei_plan::timing::Timing;
 use sei_rig::User;
@@ -40,6 +41,7 @@ pub struct Setup {
     pub platform: String,
     pub speed: u32,
     pub version: String,
+    pub algorithm: Algorithm,
 }
 
 impl Default for Setup {
@@ -49,6 +51,7 @@ impl Default for Setup {
             platform: PLATFORM.to_owned(),
             speed: 10,
             version: "1.0.0".to_owned(),
+            algorithm: Algorithm::CURRENT,
         }
     }
 }
@@ -63,6 +66,7 @@ pub async fn start(scene: &Scene, setup: Setup) -> Result<Operator> {
         sidecar_token: None,
         timing: Timing::faster(setup.speed),
         version: setup.version,
+        algorithm: setup.algorithm,
         metrics: Metrics::new(),
     };
     let path = scene.plane().kubeconfig(setup.user);

@@ -7,8 +7,11 @@ use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, Service};
+use k8s_openapi::api::events::v1::Event;
 use kube::ResourceExt as _;
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
+use kube::api::{
+    Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams,
+};
 use sei_api::SeiNode;
 use sei_api::condition::{self, ConditionType};
 use sei_api::status::{SeiNodePhase, SeiNodeStatus};
@@ -53,8 +56,12 @@ impl Play {
 
     /// Starts an operator; one that runs is dropped where it stands.
     pub async fn start_operator(&mut self, speed: u32) -> Result<()> {
+        self.start_with(Setup { speed, ..Setup::default() }).await
+    }
+
+    /// Starts an operator set up like this; one that runs is dropped where it stands.
+    pub async fn start_with(&mut self, setup: Setup) -> Result<()> {
         self.kill_operator();
-        let setup = Setup { speed, ..Setup::default() };
         self.operator = Some(operator::start(&self.scene, setup).await?);
         Ok(())
     }
@@ -323,6 +330,20 @@ impl Play {
         .await
     }
 
+    /// What events say about a node, as `Reason: note`.
+    pub async fn events(&self, name: &str) -> Result<Vec<String>> {
+        let events: Api<Event> = Api::namespaced(self.scene.admin.clone(), &self.scene.namespace);
+        let events = events.list(&ListParams::default()).await?;
+        let about = |event: &&Event| {
+            event.regarding.as_ref().and_then(|one| one.name.as_deref()) == Some(name)
+        };
+        let told = events.items.iter().filter(about).map(|event| {
+            let word = |text: &Option<String>| text.clone().unwrap_or_default();
+            format!("{}: {}", word(&event.reason), word(&event.note))
+        });
+        Ok(told.collect())
+    }
+
     /// Somebody else deletes the pod.
     pub async fn evict(&self, name: &str) -> Result<()> {
         self.pods().delete(&format!("{name}-0"), &DeleteParams::default()).await?;
@@ -343,7 +364,7 @@ impl Play {
     /// The Secrets of a validator with these names.
     pub async fn validator_keys(&self, signing: &str, node: &str) -> Result<()> {
         let key = json!({ "type": "t", "value": "v" });
-        let signs = json!({ "address": "a", "pub_key": key, "priv_key": key });
+        let signs = json!({ "address": signing, "pub_key": key, "priv_key": key });
         self.secret(signing, "priv_validator_key.json", &signs).await?;
         self.secret(node, "node_key.json", &json!({ "priv_key": key })).await
     }

@@ -139,6 +139,9 @@ pub struct PlanTarget {
     /// Digest of the inputs that the template was rendered from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inputs_hash: Option<String>,
+    /// Whether the plan holds a slot of its chain's budget.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot: Option<bool>,
 }
 
 /// The StatefulSet as the plan's own apply left it.

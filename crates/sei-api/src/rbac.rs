@@ -68,6 +68,11 @@ pub const RULES: &[Rule] = &[
     rule("events.k8s.io", "events", &["create", "patch"], "what happened, for kubectl describe"),
 ];
 
+/// What `rollout.podCheck: DryRun` needs on top: whether a pod would be admitted is asked by a
+/// dry-run create, which no role can tell from a real one.
+pub const POD_CHECK_RULES: &[Rule] =
+    &[rule("", "pods", &["create"], "whether the server would admit a node's pod; dry-run only")];
+
 /// What it needs in its own namespace, to elect a leader.
 pub const LEADER_RULES: &[Rule] =
     &[rule("coordination.k8s.io", "leases", &["create", "get", "update"], "the leader's lease")];
@@ -78,7 +83,7 @@ mod tests {
 
     #[test]
     fn no_permission_is_wider_than_what_it_is_for() {
-        for rule in RULES.iter().chain(LEADER_RULES) {
+        for rule in RULES.iter().chain(POD_CHECK_RULES).chain(LEADER_RULES) {
             assert!(!rule.verbs.contains(&"*") && rule.resource != "*", "{rule:?}");
             for forbidden in ["escalate", "bind", "impersonate", "deletecollection"] {
                 assert!(!rule.verbs.contains(&forbidden), "{rule:?}");

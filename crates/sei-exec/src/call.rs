@@ -55,13 +55,11 @@ fn api_failure(what: &str, status: &Status) -> Failure {
     }
 }
 
-/// A quota, a terminating namespace and a webhook's no also answer 403: those refuse the object,
-/// not the operator.
+/// A quota, Pod Security, a terminating namespace and a webhook's no also answer 403: those refuse
+/// the object, not the operator. Only authorization says who `cannot` do what.
 fn forbidden(text: String, status: &Status) -> Failure {
-    let refuses_object = ["exceeded quota", "being terminated", "denied the request"]
-        .iter()
-        .any(|words| status.message.contains(words));
-    if refuses_object { Failure::Rejected(text) } else { Failure::Forbidden(text) }
+    let refuses_operator = status.code == 401 || status.message.contains("\" cannot ");
+    if refuses_operator { Failure::Forbidden(text) } else { Failure::Rejected(text) }
 }
 
 fn is_field_conflict(status: &Status) -> bool {
@@ -102,9 +100,14 @@ mod tests {
         assert_eq!(check(404, "NotFound", "no"), Failure::Gone);
         assert_eq!(check(409, "AlreadyExists", "no"), Failure::Exists);
         assert!(matches!(check(409, "Conflict", "no"), Failure::Conflict(_)));
-        assert!(matches!(check(403, "Forbidden", "cannot get"), Failure::Forbidden(_)));
+        assert!(matches!(
+            check(403, "Forbidden", r#"User "x" cannot get resource"#),
+            Failure::Forbidden(_)
+        ));
         assert!(matches!(check(401, "Unauthorized", "no"), Failure::Forbidden(_)));
         assert!(matches!(check(403, "Forbidden", "exceeded quota: q"), Failure::Rejected(_)));
+        let security = "pods \"n-0\" is forbidden: violates PodSecurity \"restricted:latest\"";
+        assert!(matches!(check(403, "Forbidden", security), Failure::Rejected(_)));
         assert!(matches!(check(422, "Invalid", "bad"), Failure::Rejected(_)));
         assert!(matches!(check(500, "InternalError", "oops"), Failure::Unknown(_)));
         assert!(matches!(check(504, "Timeout", "slow"), Failure::Unknown(_)));

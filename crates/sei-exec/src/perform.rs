@@ -148,6 +148,10 @@ impl Cluster {
                 let made = call("apply statefulset", made).await?;
                 return Ok(Outcome::Applied(Box::new(StatefulSetView::from(&made))));
             }
+            Request::TryPod(pod) => {
+                let dry_run = PostParams { dry_run: true, ..create };
+                call("dry-run create pod", self.api::<Pod>().create(&dry_run, pod)).await?;
+            }
             Request::PatchStatefulSet(patch) => {
                 let sets = self.api::<StatefulSet>();
                 let params = PatchParams {

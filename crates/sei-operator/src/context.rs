@@ -9,6 +9,8 @@ use kube::runtime::events::Recorder;
 use kube::runtime::reflector::Store;
 use sei_api::SeiNode;
 use sei_exec::sidecar::Sidecar;
+use sei_plan::budget::Budget;
+use sei_plan::fingerprint::Algorithm;
 use sei_plan::observation::Syncers;
 use sei_plan::platform::Platform;
 use sei_plan::timing::Timing;
@@ -16,8 +18,8 @@ use sei_plan::timing::Timing;
 use crate::Guarded;
 use crate::caches::{Caches, Wake};
 use crate::desk::Desks;
+use crate::ledger::Ledger;
 use crate::metrics::Metrics;
-use crate::slots::Slots;
 
 /// Shared by all passes.
 pub struct Context {
@@ -27,12 +29,17 @@ pub struct Context {
     pub nodes: Store<Guarded>,
     pub wake: Wake,
     pub desks: Desks,
-    pub slots: Slots,
+    pub ledger: Ledger,
+    /// Held from the look for other signers until a start is written: one start at a time.
+    pub signing: tokio::sync::Mutex<()>,
+    /// Only the nodes of this namespace; all without it.
+    pub namespace: Option<String>,
     pub platform: Arc<Platform>,
     pub witnesses: Witnesses,
     pub recorder: Recorder,
     pub timing: Timing,
     pub version: String,
+    pub algorithm: Algorithm,
     pub metrics: Metrics,
     /// Since when this process leads.
     pub leading_since: Instant,
@@ -48,9 +55,21 @@ pub enum NodeId {
 }
 
 impl Context {
-    /// Whether the lease was held for long enough to trust one's own view of the fleet.
-    pub fn settled(&self) -> bool {
-        self.leading_since.elapsed() >= self.timing.settle(self.platform.rollout.settle_seconds)
+    /// How much longer the lease must be held to trust one's own view of the fleet.
+    pub fn settles_in(&self) -> Option<Duration> {
+        let settle = self.timing.configured(self.platform.rollout.settle_seconds);
+        settle.checked_sub(self.leading_since.elapsed()).filter(|left| !left.is_zero())
+    }
+
+    /// The platform's figures for rolls that nobody asked for on the node itself.
+    pub fn budget(&self) -> Budget {
+        let rollout = &self.platform.rollout;
+        let whole = |number: u32| usize::try_from(number).unwrap_or(1);
+        Budget {
+            limit: whole(rollout.max_concurrent_per_chain),
+            halt_after: whole(rollout.halt_after_failures),
+            ready_deadline: self.timing.configured(rollout.ready_deadline_seconds),
+        }
     }
 
     /// Every node that could be decoded, in a fixed order.

@@ -118,16 +118,12 @@ impl Desks {
 }
 
 /// The newer of what a cache shows and what our own write returned.
-pub fn newest(cached: &SeiNode, own: Option<&SeiNode>) -> SeiNode {
+pub fn newest<'a>(cached: &'a SeiNode, own: Option<&'a SeiNode>) -> &'a SeiNode {
     let version = |node: &SeiNode| -> u64 {
         node.metadata.resource_version.as_ref().and_then(|text| text.parse().ok()).unwrap_or(0)
     };
-    match own {
-        Some(own) if own.metadata.uid == cached.metadata.uid && version(own) > version(cached) => {
-            own.clone()
-        }
-        _ => cached.clone(),
-    }
+    own.filter(|own| own.metadata.uid == cached.metadata.uid && version(own) > version(cached))
+        .unwrap_or(cached)
 }
 
 #[cfg(test)]
@@ -158,9 +154,9 @@ mod tests {
     #[test]
     fn our_own_write_counts_until_the_cache_has_it() {
         let own = node("a", "12");
-        assert_eq!(newest(&node("a", "9"), Some(&own)), own);
-        assert_eq!(newest(&node("a", "100"), Some(&own)), node("a", "100"));
-        assert_eq!(newest(&node("b", "9"), Some(&own)), node("b", "9"), "made anew meanwhile");
+        assert_eq!(newest(&node("a", "9"), Some(&own)), &own);
+        assert_eq!(newest(&node("a", "100"), Some(&own)), &node("a", "100"));
+        assert_eq!(newest(&node("b", "9"), Some(&own)), &node("b", "9"), "made anew meanwhile");
     }
 
     #[test]

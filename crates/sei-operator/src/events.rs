@@ -1,5 +1,6 @@
 //! Events that read well in `kubectl describe`.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Resource;
 use kube::runtime::events::{Event, EventType};
 use sei_api::SeiNode;
@@ -25,72 +26,111 @@ pub(crate) async fn status_changed(
 
 /// The events of a change of status.
 fn changes(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Vec<Event> {
-    let mut events = Vec::new();
-    if before.phase != after.phase
-        && let Some(to) = after.phase
-    {
-        let from = before.phase.map_or("nothing", |phase| phase.as_str());
-        let note = format!("{from} -> {}", to.as_str());
-        events.push(event(EventType::Normal, "PhaseTransition", to.as_str(), &note));
-    }
-    let changed = |kind: ConditionType| {
-        let one = condition::find(&after.conditions, kind)?;
-        let was = condition::find(&before.conditions, kind);
-        let same = was.is_some_and(|was| was.reason == one.reason && was.status == one.status);
-        (!same).then_some((one, was))
+    let told = [
+        phase(before, after),
+        update_started(before, after),
+        update_ended(before, after),
+        drift(before, after),
+        refusal(before, after),
+        stalled(before, after),
+        witnesses(before, after),
+        peers(before, after),
+        sidecar(before, after),
+    ];
+    told.into_iter().flatten().collect()
+}
+
+/// A condition whose status or reason has changed, with what it was before.
+fn changed<'a>(
+    before: &'a SeiNodeStatus,
+    after: &'a SeiNodeStatus,
+    kind: ConditionType,
+) -> Option<(&'a Condition, Option<&'a Condition>)> {
+    let one = condition::find(&after.conditions, kind)?;
+    let was = condition::find(&before.conditions, kind);
+    let same = was.is_some_and(|was| was.reason == one.reason && was.status == one.status);
+    (!same).then_some((one, was))
+}
+
+fn phase(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
+    let to = after.phase.filter(|_| before.phase != after.phase)?;
+    let from = before.phase.map_or("nothing", |phase| phase.as_str());
+    let note = format!("{from} -> {}", to.as_str());
+    Some(event(EventType::Normal, "PhaseTransition", to.as_str(), &note))
+}
+
+fn update_started(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
+    let (one, _) = changed(before, after, ConditionType::NodeUpdateInProgress)?;
+    (one.status == "True")
+        .then(|| event(EventType::Normal, "UpdateStarted", "Update", &one.message))
+}
+
+fn update_ended(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
+    let ended = |status: &SeiNodeStatus| {
+        status.last_update.as_ref().map(|last| (last.plan_id.clone(), last.outcome))
     };
-    if let Some((one, _)) = changed(ConditionType::NodeUpdateInProgress)
-        && one.status == "True"
-    {
-        events.push(event(EventType::Normal, "UpdateStarted", "Update", &one.message));
-    }
-    if before.last_update != after.last_update
-        && let Some(last) = &after.last_update
-    {
-        let detail = last.detail.clone().unwrap_or_default();
-        let (kind, reason, note) = match last.outcome {
-            UpdateOutcome::Complete => {
-                let image = after.current_image.clone().unwrap_or_default();
-                (EventType::Normal, "UpdateComplete", format!("runs {image}"))
-            }
-            UpdateOutcome::Failed => (EventType::Warning, "UpdateFailed", detail),
-            UpdateOutcome::Superseded => (EventType::Normal, "UpdateSuperseded", detail),
-        };
-        events.push(event(kind, reason, &last.plan_id, &note));
-    }
-    if let Some((one, _)) = changed(ConditionType::Stalled)
-        && one.status == "True"
-    {
-        events.push(event(EventType::Warning, &one.reason, "Stalled", &one.message));
-    }
-    if let Some((one, _)) = changed(ConditionType::StateSyncReady)
-        && ["NoSyncersConfigured", "SyncerSourceError"].contains(&one.reason.as_str())
-    {
-        events.push(event(EventType::Warning, "StateSyncBlocked", &one.reason, &one.message));
-    }
-    if let Some((one, _)) = changed(ConditionType::PeersResolved)
-        && one.status == "False"
-    {
-        events.push(event(EventType::Warning, &one.reason, "Peers", &one.message));
-    }
-    if let Some((one, Some(was))) = changed(ConditionType::SidecarReady) {
-        match (was.status.as_str(), one.status.as_str()) {
-            (_, "False") => events.push(event(
-                EventType::Warning,
-                "SidecarReadinessLost",
-                "Lost",
-                "the gate is closed",
-            )),
-            ("False", "True") => events.push(event(
-                EventType::Normal,
-                "SidecarReadinessRestored",
-                "Restored",
-                "the gate is open",
-            )),
-            _ => {}
+    let last = after.last_update.as_ref().filter(|_| ended(before) != ended(after))?;
+    let detail = last.detail.clone().unwrap_or_default();
+    let (kind, reason, note) = match last.outcome {
+        UpdateOutcome::Complete => {
+            let image = after.current_image.clone().unwrap_or_default();
+            (EventType::Normal, "UpdateComplete", format!("runs {image}"))
         }
+        UpdateOutcome::Failed => (EventType::Warning, "UpdateFailed", detail),
+        UpdateOutcome::Superseded => (EventType::Normal, "UpdateSuperseded", detail),
+    };
+    Some(event(kind, reason, &last.plan_id, &note))
+}
+
+/// A difference that waits for somebody: nothing else would tell them.
+fn drift(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
+    let (one, _) = changed(before, after, ConditionType::PodTemplateDrift)?;
+    ["AdoptedWithDrift", "Held"]
+        .contains(&one.reason.as_str())
+        .then(|| event(EventType::Normal, &one.reason, "Drift", &one.message))
+}
+
+/// An approval that was given for something else than what waits.
+fn refusal(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
+    let refused = |status: &SeiNodeStatus| {
+        status.pending_update.as_ref().and_then(|pending| pending.refused_approval.clone())
+    };
+    let given = refused(after).filter(|_| refused(before) != refused(after))?;
+    let target = &after.pending_update.as_ref()?.target_hash;
+    let note = format!("refuses the approval of {given}: the target is {target}");
+    Some(event(EventType::Warning, "ApprovalRefused", &given, &note))
+}
+
+fn stalled(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
+    let (one, _) = changed(before, after, ConditionType::Stalled)?;
+    (one.status == "True").then(|| event(EventType::Warning, &one.reason, "Stalled", &one.message))
+}
+
+fn witnesses(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
+    let (one, _) = changed(before, after, ConditionType::StateSyncReady)?;
+    ["NoSyncersConfigured", "SyncerSourceError"]
+        .contains(&one.reason.as_str())
+        .then(|| event(EventType::Warning, "StateSyncBlocked", &one.reason, &one.message))
+}
+
+fn peers(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
+    let (one, _) = changed(before, after, ConditionType::PeersResolved)?;
+    (one.status == "False").then(|| event(EventType::Warning, &one.reason, "Peers", &one.message))
+}
+
+fn sidecar(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
+    let (one, was) = changed(before, after, ConditionType::SidecarReady)?;
+    match (was?.status.as_str(), one.status.as_str()) {
+        (_, "False") => {
+            let (reason, note) = ("SidecarReadinessLost", "the gate is closed");
+            Some(event(EventType::Warning, reason, "Lost", note))
+        }
+        ("False", "True") => {
+            let (reason, note) = ("SidecarReadinessRestored", "the gate is open");
+            Some(event(EventType::Normal, reason, "Restored", note))
+        }
+        _ => None,
     }
-    events
 }
 
 /// The recorder counts events of one reason and action as one; the action holds what differs.

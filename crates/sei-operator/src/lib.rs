@@ -34,6 +34,7 @@ use kube::{Api, Client};
 use sei_api::SeiNode;
 use sei_api::names::EVENT_COMPONENT;
 use sei_exec::sidecar::Sidecar;
+use sei_plan::fingerprint::Algorithm;
 use sei_plan::platform::Platform;
 use sei_plan::timing::Timing;
 use tokio::runtime::{Builder, Runtime};
@@ -46,13 +47,13 @@ mod events;
 mod finalize;
 pub mod flags;
 pub mod lease;
+pub mod ledger;
 pub mod metrics;
 mod observe;
 pub mod peers;
 pub mod reconcile;
 pub mod serve;
 mod signers;
-pub mod slots;
 
 use caches::{Caches, Wake};
 use context::{Context, Witnesses};
@@ -75,6 +76,8 @@ pub struct Options {
     pub sidecar_token: Option<PathBuf>,
     pub timing: Timing,
     pub version: String,
+    /// How templates are hashed. A newer one restamps what is stored and rolls nothing.
+    pub algorithm: Algorithm,
     pub metrics: Metrics,
 }
 
@@ -120,7 +123,9 @@ pub async fn run(
         nodes: controller.store(),
         wake,
         desks: desk::Desks::default(),
-        slots: slots::Slots::default(),
+        ledger: ledger::Ledger::default(),
+        signing: tokio::sync::Mutex::default(),
+        namespace: options.namespace,
         witnesses: Witnesses::new(options.platform_path.clone(), options.platform.clone()),
         platform: options.platform,
         recorder: Recorder::new(
@@ -129,6 +134,7 @@ pub async fn run(
         ),
         timing: options.timing,
         version: options.version,
+        algorithm: options.algorithm,
         metrics: options.metrics,
         leading_since: Instant::now(),
         node_ids: Mutex::default(),

@@ -14,6 +14,7 @@ use sei_operator::lease::Elector;
 use sei_operator::metrics::Metrics;
 use sei_operator::serve::{Bind, Ready, health_router, listen, metrics_router, serve_on};
 use sei_operator::{Options, run};
+use sei_plan::fingerprint::Algorithm;
 use sei_plan::timing::Timing;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -70,6 +71,7 @@ async fn operate() -> Result<()> {
         sidecar_token: flags.sidecar_token_file(),
         timing: Timing::faster(flags.speed),
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        algorithm: Algorithm::CURRENT,
         metrics,
     };
     lead(client, options, elector, ready, stop).await

@@ -11,7 +11,8 @@ use sei_exec::sidecar::Health;
 use sei_plan::observation::{Claim, Observation, Rollout, Sidecar};
 use sei_plan::planner::gate;
 use sei_plan::planner::repair::Others;
-use sei_plan::platform::Adoption;
+use sei_plan::platform::{Adoption, PodCheck};
+use sei_plan::signers;
 use sei_plan::view::{PodView, is_owned};
 use sei_plan::wanted::{Wanted, want};
 use serde_json::Value;
@@ -19,7 +20,7 @@ use serde_json::Value;
 use crate::caches::{NodeKey, covers};
 use crate::context::{Context, NodeId, decoded};
 use crate::desk::{Probe, Subject};
-use crate::{peers, signers};
+use crate::peers;
 
 /// An observation, with what only repairs need.
 pub(crate) struct Observed {
@@ -46,13 +47,14 @@ pub(crate) async fn observe(
     let claim = claim(node, &mut status, key, context, cluster).await;
     let syncers = context.witnesses.of(&node.spec.chain_id);
     let witnesses = gate::judge(&node.spec, &syncers).syncers.unwrap_or_default();
-    let wanted = want(node, &context.platform, &resolved, &witnesses);
+    let wanted = want(node, &context.platform, &resolved, &witnesses)
+        .map(|wanted| wanted.hashed_by(context.algorithm));
     let statefulset = context.caches.statefulsets.get(key, &key.1);
     let pods = context.caches.pods.of(key);
     let own = statefulset.as_ref().and_then(|one| pods.iter().find(|pod| is_owned(pod, one)));
     let sidecar = health(own, key, context);
     let rollout = &context.platform.rollout;
-    let limit = usize::try_from(rollout.max_concurrent_per_chain).unwrap_or(1);
+    let known = SeiNode { status: Some(status), ..node.clone() };
     let observation = Observation {
         now: jiff::Timestamp::now(),
         plan_id: uuid::Uuid::new_v4().to_string(),
@@ -61,18 +63,20 @@ pub(crate) async fn observe(
         rollout: Rollout {
             on_operator_change: rollout.on_operator_change,
             adopt_automatically: rollout.adoption == Adoption::Auto,
-            settled: context.settled(),
+            settles_in: context.settles_in(),
+            checks_pods: rollout.pod_check == PodCheck::DryRun,
+            ready_deadline: context.budget().ready_deadline,
         },
         syncers,
         sidecar,
-        slot: context.slots.ask(node, key, &all, limit),
-        signing_conflict: signers::older_holder(node, all.iter().copied()),
+        slot: None,
+        signing_conflict: signers::older_holder(&known, all.iter().copied()),
         job: context.caches.jobs.of(key).pop(),
         claim,
         adoption: None,
         waiting: None,
         in_flight: false,
-        node: SeiNode { status: Some(status), ..node.clone() },
+        node: known,
         statefulset,
         pods,
         wanted: wanted.map_err(|error| error.to_string()),

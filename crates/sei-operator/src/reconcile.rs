@@ -85,8 +85,12 @@ pub async fn reconcile(node: Arc<Guarded>, context: Arc<Context>) -> Result<Acti
             tokio::spawn(go_on(run, request));
             Ok(Action::await_change())
         }
-        Ok(Went::Ended(pause)) => Ok(settle(&context, &key, pause)),
+        Ok(Went::Ended(pause)) => {
+            context.ledger.looked_at(&key, &context);
+            Ok(settle(&context, &key, pause))
+        }
         Err(error) => {
+            context.ledger.looked_at(&key, &context);
             context.desks.leave(&key);
             Err(error)
         }
@@ -116,6 +120,7 @@ async fn go_on(mut run: Box<Run>, request: Box<Request>) {
             Err(error) => break Err(error),
         }
     };
+    context.ledger.looked_at(&key, &context);
     let pause = match ended {
         Ok(pause) => {
             context.desks.with(&key, |desk| desk.failures = 0);
@@ -143,7 +148,7 @@ fn name(key: &NodeKey) -> String {
 
 async fn look(cached: &SeiNode, key: &NodeKey, context: &Arc<Context>) -> Result<Went, Error> {
     let own = context.desks.with(key, |desk| desk.latest.clone());
-    let node = newest(cached, own.as_ref());
+    let node = newest(cached, own.as_ref()).clone();
     if node.metadata.deletion_timestamp.is_some() {
         return finalize::finalize(&node, key, context).await.map(Went::Ended);
     }
@@ -213,6 +218,10 @@ impl Run {
                     self.pass.tell(outcome);
                 }
                 Ask::Judge { pod_uid } => self.judge(pod_uid).await,
+                Ask::Slot => {
+                    let slot = self.context.ledger.ask(&self.node, &self.key, &self.context);
+                    self.pass.tell_slot(slot);
+                }
                 Ask::Write(status) => {
                     if !self.write(*status).await? {
                         return Ok(Went::Ended(Some(Duration::from_millis(100))));
@@ -224,17 +233,30 @@ impl Run {
     }
 
     async fn perform(&self, request: &Request) -> Outcome {
-        if matches!(request, Request::CreateStatefulSet(_))
-            && let Err(failure) = self.still_wanted().await
-        {
-            return Outcome::Failed(failure);
+        let starts = match request {
+            Request::CreateStatefulSet(_) => true,
+            Request::PatchStatefulSet(patch) => patch["spec"]["replicas"] == 1,
+            _ => false,
+        };
+        if !starts {
+            return self.cluster.perform(request).await;
         }
-        self.cluster.perform(request).await
+        let live = match self.still_wanted().await {
+            Ok(live) => live,
+            Err(failure) => return Outcome::Failed(failure),
+        };
+        if !sei_plan::signers::is_exclusive(&live) {
+            return self.cluster.perform(request).await;
+        }
+        let _alone = self.context.signing.lock().await;
+        match signers::ensure_alone(&live, &self.context).await {
+            Ok(()) => self.cluster.perform(request).await,
+            Err(failure) => Outcome::Failed(failure),
+        }
     }
 
-    /// Nothing is made for a node that is gone, going, or another one of the same name, and no signer
-    /// beside another one.
-    async fn still_wanted(&self) -> Result<(), Failure> {
+    /// Nothing is made for a node that is gone, going, or another one of the same name.
+    async fn still_wanted(&self) -> Result<SeiNode, Failure> {
         let nodes: Api<SeiNode> = Api::namespaced(self.context.client.clone(), &self.key.0);
         let live = call("get seinode", nodes.get(&self.key.1)).await?;
         let same = live.metadata.uid == self.node.metadata.uid
@@ -242,7 +264,7 @@ impl Run {
         if !same {
             return Err(Failure::Conflict("the node was replaced".to_owned()));
         }
-        signers::ensure_alone(&live, &self.context).await
+        Ok(live)
     }
 
     async fn judge(&mut self, pod_uid: String) {
@@ -295,9 +317,6 @@ impl Run {
         self.context.desks.with(&self.key, |desk| desk.delete_conflicts = conflicts);
         if self.pass.opened_gate() {
             observe::gate_opened(&self.context, &self.key);
-        }
-        if ending.takes_slot {
-            self.context.slots.take(&self.node, &self.key);
         }
         let report: Vec<String> = ending.report.iter().map(ToString::to_string).collect();
         let waits = ending.waiting.as_ref().map(|one| one.message.as_str()).unwrap_or_default();

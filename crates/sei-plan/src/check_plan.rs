@@ -225,6 +225,7 @@ mod tests {
                 from: None,
                 config: std::collections::BTreeMap::new(),
                 inputs_hash: None,
+                slot: None,
             }),
             applied: None,
             abandoned: Vec::new(),

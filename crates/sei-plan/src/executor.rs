@@ -87,7 +87,15 @@ fn complete(
     generation: i64,
     now: Timestamp,
 ) -> Progress {
-    let Effects { stamp, verdict, applied, statefulset, claim, abandoned_cleared } = effects;
+    let Effects {
+        stamp,
+        verdict,
+        applied,
+        statefulset,
+        claim,
+        signing_identity,
+        abandoned_cleared,
+    } = effects;
     let Some(task) = current(status) else { return Progress::Continue };
     task.status = TaskStatus::Complete;
     task.error = None;
@@ -112,6 +120,9 @@ fn complete(
     }
     if claim.is_some() {
         status.data_claim.clone_from(claim);
+    }
+    if signing_identity.is_some() {
+        status.signing_identity.clone_from(signing_identity);
     }
     finish(status, now)
 }

@@ -24,6 +24,7 @@
 //!   `the_last_edit_arrives_from_every_state`.
 
 pub mod adoption;
+pub mod budget;
 pub mod check_plan;
 pub mod diff;
 pub mod executor;
@@ -37,6 +38,7 @@ pub mod quantity;
 pub mod render;
 pub mod request;
 pub mod seen;
+pub mod signers;
 pub mod tasks;
 pub mod timing;
 pub mod view;

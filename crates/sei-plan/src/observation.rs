@@ -1,5 +1,7 @@
 //! Everything that a decision about one node is made from.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use sei_api::SeiNode;
 use sei_api::names::annotation;
@@ -33,7 +35,8 @@ pub struct Observation {
     pub job: Option<JobView>,
     pub claim: Claim,
     pub sidecar: Sidecar,
-    pub slot: Slot,
+    /// What the chain's budget answered; nothing before it was asked.
+    pub slot: Option<Slot>,
     /// The server's judgement of a pod that was never observed, for the pod of this uid.
     pub adoption: Option<(String, Comparison)>,
     /// Another node with the same signing key or claim.
@@ -49,8 +52,12 @@ pub struct Observation {
 pub struct Rollout {
     pub on_operator_change: OnOperatorChange,
     pub adopt_automatically: bool,
-    /// The lease has been held for long enough to trust one's own view of the fleet.
-    pub settled: bool,
+    /// How much longer the lease must be held to trust one's own view of the fleet.
+    pub settles_in: Option<Duration>,
+    /// The server is asked whether it would admit the pod before a template is written.
+    pub checks_pods: bool,
+    /// How long a node may take to be Ready again after its roll.
+    pub ready_deadline: Duration,
 }
 
 impl Default for Rollout {
@@ -58,7 +65,9 @@ impl Default for Rollout {
         Self {
             on_operator_change: OnOperatorChange::Auto,
             adopt_automatically: false,
-            settled: true,
+            settles_in: None,
+            checks_pods: false,
+            ready_deadline: Duration::from_secs(1800),
         }
     }
 }
@@ -94,14 +103,21 @@ pub enum Sidecar {
 }
 
 /// Whether the chain's budget lets this node roll.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Slot {
-    #[default]
     Granted,
-    /// Every slot is used, by these nodes.
-    Taken { by: String },
-    /// A roll of this node failed, and the chain waits for it.
-    Halted { by: String },
+    /// It is next, and every slot is used: by whom, and how.
+    Taken {
+        by: String,
+    },
+    /// Others of its chain come first.
+    InLine {
+        limit: usize,
+    },
+    /// Rolls of these nodes failed, and the chain waits for them.
+    Halted {
+        by: String,
+    },
 }
 
 impl Observation {

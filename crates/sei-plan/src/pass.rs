@@ -14,11 +14,11 @@ use sei_api::task::TaskType;
 
 use crate::adoption::Comparison;
 use crate::executor::{self, Progress};
-use crate::observation::{Observation, Sidecar};
+use crate::observation::{Observation, Sidecar, Slot};
 use crate::planner::repair::{self, Others};
-use crate::planner::{self, Decision, Note, PlanMove};
+use crate::planner::{self, Decision, Note};
 use crate::request::{Failure, Outcome, Request, SidecarCall};
-use crate::seen::{Look, Seen};
+use crate::seen::{Look, PodTry, Seen};
 use crate::tasks::{Next, Waiting, in_bootstrap, step};
 
 /// More requests than any pass needs; past it something answers in circles.
@@ -33,6 +33,8 @@ pub enum Ask {
     Judge {
         pod_uid: String,
     },
+    /// Ask the chain's budget for a slot, and tell its answer.
+    Slot,
     /// Write this status, with the resourceVersion that the pass began with.
     Write(Box<SeiNodeStatus>),
     End(Box<Ending>),
@@ -44,8 +46,6 @@ pub struct Ending {
     pub report: Vec<Note>,
     pub wake: Option<Duration>,
     pub waiting: Option<Waiting>,
-    /// A plan that takes a slot of the chain's budget was started.
-    pub takes_slot: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -103,6 +103,9 @@ impl Pass {
         let wanted = observation.wanted.clone().unwrap_or_default();
         let mut seen = Seen::new(observation.node.clone(), wanted, observation.now);
         seen.timing = observation.timing;
+        if observation.rollout.checks_pods {
+            seen.pod_try = PodTry::Due;
+        }
         seen.operator_version.clone_from(&observation.operator_version);
         seen.statefulset = Look::Cached(observation.statefulset.clone());
         seen.pods = Look::Cached(Some(observation.pods.clone()));
@@ -136,8 +139,8 @@ impl Pass {
             match self.stage.clone() {
                 Stage::Decide => {
                     let before = self.status.clone();
-                    if let Some(pod_uid) = self.decide() {
-                        return Ask::Judge { pod_uid };
+                    if let Some(ask) = self.decide() {
+                        return ask;
                     }
                     self.keep_what_blocks(&before);
                     self.stage = Stage::Repair(repair::repairs(&self.observation, self.others));
@@ -157,9 +160,9 @@ impl Pass {
                 },
                 Stage::DecideAgain => {
                     self.stage = Stage::Write;
-                    if let Some(pod_uid) = self.decide() {
+                    if let Some(ask) = self.decide() {
                         self.stage = Stage::DecideAgain;
-                        return Ask::Judge { pod_uid };
+                        return ask;
                     }
                 }
                 Stage::Write => {
@@ -208,6 +211,11 @@ impl Pass {
         self.observation.adoption = Some((pod_uid, comparison));
     }
 
+    /// Takes in what the chain's budget says. It counts for the rest of this pass.
+    pub fn tell_slot(&mut self, slot: Slot) {
+        self.observation.slot = Some(slot);
+    }
+
     /// The server could not be asked; the pod stays unjudged for now.
     pub fn judgement_failed(&mut self, pod_uid: String, failure: &Failure) {
         self.unjudged = Some(pod_uid);
@@ -230,16 +238,19 @@ impl Pass {
         Ask::Perform(Box::new(request))
     }
 
-    /// Decides, and applies the decision to the status. Returns the pod that must be judged first.
-    fn decide(&mut self) -> Option<String> {
+    /// Decides, and applies the decision to the status. Returns what must be known first.
+    fn decide(&mut self) -> Option<Ask> {
         self.observation.node.status = Some(self.status.clone());
         self.observation.waiting = self.waiting.clone().or_else(|| self.repair_waits.clone());
         let decision = planner::plan(&self.observation);
         if let Some(uid) = &decision.judge {
             let known = self.observation.adoption.as_ref().is_some_and(|(known, _)| known == uid);
             if !known && self.unjudged.as_ref() != Some(uid) {
-                return Some(uid.clone());
+                return Some(Ask::Judge { pod_uid: uid.clone() });
             }
+        }
+        if decision.asks_slot && self.observation.slot.is_none() {
+            return Some(Ask::Slot);
         }
         self.take(&decision);
         None
@@ -274,9 +285,6 @@ impl Pass {
             (Some(wake), Some(retry)) => Some(wake.min(retry)),
             (wake, retry) => wake.or(retry),
         };
-        if matches!(decision.plan, PlanMove::Start(_)) {
-            self.ending.takes_slot = decision.takes_slot;
-        }
     }
 
     /// Steps the stored plan as far as it goes; returns the request it needs next.
@@ -289,6 +297,8 @@ impl Pass {
                 return None;
             }
             self.seen.node.status = Some(self.status.clone());
+            self.seen.identity_is_stored =
+                self.before.signing_identity == self.status.signing_identity;
             let Some(next) = step(plan, &self.seen) else {
                 executor::finish(&mut self.status, self.observation.now);
                 return None;

@@ -100,6 +100,7 @@ pub struct Rollout {
     pub halt_after_failures: u32,
     pub settle_seconds: u32,
     pub adoption: Adoption,
+    pub pod_check: PodCheck,
 }
 
 /// What to do with a pod that another operator made and that differs from our render.
@@ -109,6 +110,14 @@ pub enum Adoption {
     Hold,
     /// Roll it, under the chain's budget.
     Auto,
+}
+
+/// Whether the server is asked if it would admit a pod before a template is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PodCheck {
+    Off,
+    /// By a dry-run create, which needs a role of its own.
+    DryRun,
 }
 
 impl Default for Rollout {
@@ -125,6 +134,8 @@ impl Default for Rollout {
             settle_seconds: 120,
             // Taking over a fleet must not restart it.
             adoption: Adoption::Hold,
+            // It needs the right to create pods, which nothing else here does.
+            pod_check: PodCheck::Off,
         }
     }
 }
@@ -273,6 +284,7 @@ impl Rollout {
     fn read(file: &Reader) -> Result<Self, Problem> {
         let default = Self::default();
         let changes = [("Auto", OnOperatorChange::Auto), ("Hold", OnOperatorChange::Hold)];
+        let checks = [("Off", PodCheck::Off), ("DryRun", PodCheck::DryRun)];
         let adoptions = [("Hold", Adoption::Hold), ("Auto", Adoption::Auto)];
         let whole = |key: &str, least: u32, absent: u32| -> Result<u32, Problem> {
             Ok(file.whole_number(key, least)?.unwrap_or(absent))
@@ -298,6 +310,7 @@ impl Rollout {
             )?,
             settle_seconds: whole("rollout.settleSeconds", 0, default.settle_seconds)?,
             adoption: file.choice("rollout.adoption", &adoptions)?.unwrap_or(default.adoption),
+            pod_check: file.choice("rollout.podCheck", &checks)?.unwrap_or(default.pod_check),
         })
     }
 }

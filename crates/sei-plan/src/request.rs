@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Service};
 use serde_json::Value;
 
 use crate::view::{JobView, ObjectView, PodView, StatefulSetView};
@@ -26,6 +26,8 @@ pub enum Request {
     CreateStatefulSet(Box<StatefulSet>),
     /// Full server-side apply. The object carries the uid and resourceVersion it was decided on.
     ApplyStatefulSet(Box<StatefulSet>),
+    /// Dry-run create: would the server admit this pod? Nothing is made.
+    TryPod(Box<Pod>),
     /// Merge patch of fields outside of the template; the patch carries the resourceVersion.
     PatchStatefulSet(Value),
     DeletePod(PodDelete),

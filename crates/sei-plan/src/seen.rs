@@ -33,6 +33,18 @@ impl<T> Look<T> {
     }
 }
 
+/// Whether the server would admit the pod that a template makes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PodTry {
+    /// Nobody wants to know.
+    #[default]
+    Off,
+    /// It is to be asked before the template is written.
+    Due,
+    /// It would, as it said in this pass.
+    Admitted,
+}
+
 /// What has been seen.
 #[derive(Clone, Debug)]
 pub struct Seen {
@@ -60,6 +72,9 @@ pub struct Seen {
     pub submitted: Vec<String>,
     /// Uid of the pod whose deletion was accepted in this pass.
     pub deleted_pod: Option<String>,
+    pub pod_try: PodTry,
+    /// Whom the node signs as was stored when the pass began, so that others can see it.
+    pub identity_is_stored: bool,
     /// What this plan's own apply returned in this pass.
     pub applied: Option<StatefulSetView>,
     /// The claim that was created in this pass.
@@ -96,6 +111,8 @@ impl Seen {
             tasks: BTreeMap::new(),
             submitted: Vec::new(),
             deleted_pod: None,
+            pod_try: PodTry::Off,
+            identity_is_stored: true,
             applied: None,
             created: None,
             service_is_current: false,
@@ -151,6 +168,7 @@ impl Seen {
                 self.delete_conflicts = 0;
                 self.pods = Look::Unread;
             }
+            Request::TryPod(_) => self.pod_try = PodTry::Admitted,
             Request::PatchStatefulSet(_) => self.statefulset = Look::Unread,
             Request::DeleteJob { .. } | Request::CreateJob(_) => self.job = Look::Unread,
             Request::DeleteService { .. } | Request::CreateService(_) => {
@@ -177,6 +195,10 @@ impl Seen {
 
     /// A failed write says that the world is not what it was taken for: it is read again.
     fn absorb_failure(&mut self, request: &Request, failure: Failure) {
+        if matches!(request, Request::TryPod(_)) && is_no_refusal(&failure) {
+            self.pod_try = PodTry::Admitted;
+            return;
+        }
         match request {
             Request::DeletePod(_) => {
                 self.delete_conflicts = match failure {
@@ -201,9 +223,22 @@ impl Seen {
                 }
                 SidecarCall::Poll { .. } => {}
             },
-            Request::Read(_) | Request::ApplyConfigMap(_) | Request::ApplyService(_) => {}
+            Request::Read(_)
+            | Request::TryPod(_)
+            | Request::ApplyConfigMap(_)
+            | Request::ApplyService(_) => {}
         }
         self.failure = Some(failure);
+    }
+}
+
+/// Whether a failed try of a pod still means that it would be admitted: the name is taken, which is
+/// found out after admission; or a quota is used up, to which the pod that runs still counts.
+fn is_no_refusal(failure: &Failure) -> bool {
+    match failure {
+        Failure::Exists => true,
+        Failure::Rejected(text) => text.contains("exceeded quota"),
+        _ => false,
     }
 }
 

@@ -45,8 +45,8 @@ impl Timing {
         self.scaled(15)
     }
 
-    /// How long a leader keeps its hands off what nobody asked for, as the platform has it.
-    pub fn settle(self, seconds: u32) -> Duration {
+    /// A wait that the platform's configuration gives.
+    pub fn configured(self, seconds: u32) -> Duration {
         self.scaled(u64::from(seconds))
     }
 

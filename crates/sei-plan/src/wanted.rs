@@ -8,10 +8,19 @@ use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Service};
 use sei_api::SeiNode;
 use serde_json::Value;
 
-use crate::fingerprint::{digest_of, fingerprint};
+use crate::fingerprint::{Algorithm, digest_of, fingerprint, fingerprint_with};
 use crate::inputs::{SpecError, TemplateInputs, check_spec};
 use crate::platform::Platform;
 use crate::render::{self, Owner, RenderError};
+
+impl Wanted {
+    /// The same with its fingerprint by another algorithm.
+    #[must_use]
+    pub fn hashed_by(self, algorithm: Algorithm) -> Self {
+        let hash = fingerprint_with(algorithm, &self.statefulset.spec.template).to_string();
+        Self { hash, ..self }
+    }
+}
 
 #[cfg(test)]
 mod tests;

@@ -2,6 +2,7 @@
 //! enough that decisions can be carried out on it. Every step checks what must always hold.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use sei_api::SeiNode;
@@ -14,9 +15,10 @@ use sei_api::task::TaskType;
 use serde_json::{Value, json};
 
 use crate::adoption::compare;
+use crate::budget::{self, Budget, Member, Standing};
 use crate::check_plan::check_plan;
 use crate::fingerprint::digest_of;
-use crate::observation::{Claim, Observation, Sidecar};
+use crate::observation::{Claim, Observation, Sidecar, Slot};
 use crate::pass::{Ask, Pass};
 use crate::planner::fixture::{self, NODE_UID};
 use crate::planner::repair::Others;
@@ -50,6 +52,8 @@ pub(crate) struct World {
     /// Sidecar tasks of these types fail.
     pub(crate) failing: BTreeSet<String>,
     pub(crate) signing_secret_missing: bool,
+    /// Another node of the chain has the only slot.
+    pub(crate) slot_taken: bool,
     /// Uids of pods whose deletion by us was accepted.
     pub(crate) deleted: Vec<String>,
     /// Images that a pod was seen running, by the checker.
@@ -114,6 +118,7 @@ impl World {
             halted: false,
             failing: BTreeSet::new(),
             signing_secret_missing: false,
+            slot_taken: false,
             deleted: Vec::new(),
             ran: BTreeSet::new(),
             serial: 0,
@@ -232,6 +237,7 @@ impl World {
                     let comparison = compare(&rendered, &rendered, &body.unwrap_or_default());
                     pass.tell_judgement(pod_uid, comparison);
                 }
+                Ask::Slot => pass.tell_slot(self.slot()),
                 Ask::Write(status) => {
                     trace.calls += 1;
                     trace.writes += 1;
@@ -244,6 +250,7 @@ impl World {
     /// The status after one decision, and after deciding again on it.
     fn decide_twice(&mut self) -> (SeiNodeStatus, SeiNodeStatus) {
         let mut observation = self.observe();
+        observation.slot = Some(self.slot());
         let mut decide = || {
             let decision = planner::plan(&observation);
             let mut status = observation.status().clone();
@@ -263,6 +270,16 @@ impl World {
 
     pub(crate) fn pass(&mut self) -> Trace {
         self.pass_dying_after(usize::MAX)
+    }
+
+    /// What the chain's budget says, with one other node in the chain.
+    fn slot(&self) -> Slot {
+        let budget = Budget { limit: 1, halt_after: 1, ready_deadline: Duration::from_secs(1800) };
+        let pods = self.pods();
+        let me = Member::of(&self.node, pods.first(), &budget, self.now);
+        let standing = if self.slot_taken { Standing::Rolls } else { Standing::Idle };
+        let other = Member { name: "ns/other".into(), signs: false, ready: false, standing };
+        budget::grant(&me, &[other], &budget)
     }
 
     fn rendered_template(&self) -> Value {
@@ -294,6 +311,7 @@ impl World {
                 None => Claim::Missing,
             },
             sidecar,
+            slot: None,
             ..fixture::new_node(self.node.spec.clone())
         }
     }

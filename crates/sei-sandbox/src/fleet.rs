@@ -13,6 +13,7 @@ use kube::{Client, Config, ResourceExt as _};
 use sei_api::SeiNode;
 use sei_operator::metrics::Metrics;
 use sei_operator::{Operator, Options};
+use sei_plan::fingerprint::Algorithm;
 use sei_plan::platform::Platform;
 use sei_plan::timing::Timing;
 use sei_plan::view::PodView;
@@ -64,6 +65,7 @@ impl Fleet {
             sidecar_token: None,
             timing: Timing::default(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            algorithm: Algorithm::CURRENT,
             metrics: Metrics::new(),
         };
         let mut operator = Operator::start(move || Ok(Client::try_from(config)?), options)?;

@@ -1,6 +1,7 @@
 //! One program, so that all tests share one control plane.
 
 mod admission;
+mod adoption;
 mod broken;
 mod by_hand;
 mod controllers;
@@ -16,6 +17,7 @@ mod plane;
 mod process;
 mod rest;
 mod rollback;
+mod rollout;
 mod signers;
 mod updates;
 mod world;

@@ -122,3 +122,67 @@ async fn a_signer_without_its_volume_is_held_until_somebody_consents() -> Result
     assert_ne!(claim.metadata.uid.as_deref(), Some(lost.as_str()));
     play.close()
 }
+
+/// A copy of a key under another name.
+async fn copy_key(play: &Play, address: &str, signing: &str, p2p: &str) -> Result<()> {
+    let key = json!({ "type": "t", "value": "v" });
+    let signs = json!({ "address": address, "pub_key": key, "priv_key": key });
+    play.secret(signing, "priv_validator_key.json", &signs).await?;
+    play.secret(p2p, "node_key.json", &json!({ "priv_key": key })).await
+}
+
+#[tokio::test]
+async fn copies_of_a_key_made_all_at_once_start_one_validator() -> Result<()> {
+    let play = Play::open("key-copies").await?;
+    let names = ["d", "c", "b", "a"];
+    for name in names {
+        let (signing, p2p) = (format!("signing-{name}"), format!("p2p-{name}"));
+        copy_key(&play, "00AA", &signing, &p2p).await?;
+    }
+    for name in names {
+        let (signing, p2p) = (format!("signing-{name}"), format!("p2p-{name}"));
+        play.create(name, validator("seid:v1", &signing, &p2p)).await?;
+    }
+    wait_for("all but one wait", async || {
+        let mut waiting = 0;
+        for name in names {
+            let status = play.status(name).await?;
+            let told = says(&status, ConditionType::Stalled);
+            waiting += usize::from(told.starts_with("True/SigningKeyConflict"));
+        }
+        let started: Vec<_> = names.iter().filter(|name| play.pods_seen(name) > 0).collect();
+        Ok((waiting == 3 && started.len() == 1).then_some(()))
+    })
+    .await?;
+    play.close()
+}
+
+#[tokio::test]
+async fn a_stopped_signer_does_not_start_again_beside_another() -> Result<()> {
+    let play = Play::open("key-unpaused").await?;
+    play.validator_keys("signing", "p2p").await?;
+    play.run("a", validator("seid:v1", "signing", "p2p")).await?;
+    play.edit("a", json!({ "spec": { "paused": true } })).await?;
+    wait_for("its pod is gone", async || {
+        Ok(play.pods().get_opt("a-0").await?.is_none().then_some(()))
+    })
+    .await?;
+    // Somebody runs the same key by hand meanwhile.
+    let pod = serde_json::from_value(json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": "by-hand", "labels": { "sei.io/node": "by-hand" } },
+        "spec": { "containers": [{ "name": "seid", "image": "seid:v1" }],
+                  "volumes": [{ "name": "k", "secret": { "secretName": "signing" } }] },
+    }))?;
+    play.pods().create(&kube::api::PostParams::default(), &pod).await?;
+    play.edit("a", json!({ "spec": { "paused": false } })).await?;
+    play.until("a", "it is told that the pod has the key", |status| {
+        says(status, ConditionType::Stalled).contains("pod by-hand still has the signing key")
+    })
+    .await?;
+    assert_eq!(play.pods_seen("a"), 1);
+    let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+    play.pods().delete("by-hand", &now).await?;
+    play.settled("a").await?;
+    play.close()
+}

@@ -351,6 +351,7 @@ fn everything() -> Effects {
         applied: Some(Applied { uid: "sts-uid".to_owned(), generation: 7 }),
         statefulset: Some(StatefulSetRef { name: "n".to_owned(), uid: "sts-uid".to_owned() }),
         claim: Some(ClaimRef { name: "data-n".to_owned(), uid: "claim-uid".to_owned() }),
+        signing_identity: Some("v1:me".to_owned()),
         abandoned_cleared: true,
     }
 }
@@ -367,6 +368,7 @@ fn effects_land_in_status() {
     assert_eq!(status.pod_template_hash, Some(stamp.hash));
     assert_eq!(status.pod_template, Some(stamp.template));
     assert_eq!((&status.stateful_set, &status.data_claim), (&statefulset, &claim));
+    assert_eq!(status.signing_identity.as_deref(), Some("v1:me"));
     assert!(find(&status.conditions, ConditionType::SigningKeyReady).is_some());
     assert_eq!(plan_of(&status).applied, applied);
     assert!(plan_of(&status).abandoned.is_empty());

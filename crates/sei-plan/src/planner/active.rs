@@ -165,7 +165,10 @@ fn decide_small(observation: &Observation, plan: &TaskPlan, decision: &mut Decis
             *decision = instead;
             hand_over(plan, decision);
         }
-        _ => resume(observation, plan, decision),
+        _ => {
+            decision.asks_slot = instead.asks_slot;
+            resume(observation, plan, decision);
+        }
     }
 }
 
@@ -213,7 +216,11 @@ fn supersede(observation: &Observation, plan: &TaskPlan, by: &str, decision: &mu
         let detail = Some(format!("superseded by {by}"));
         decision.last_update = Some(ended(observation, plan, UpdateOutcome::Superseded, detail));
     }
-    decide_at_rest(&without_plan(observation), decision);
+    let mut after = without_plan(observation);
+    if let (Some(status), Some(last)) = (after.node.status.as_mut(), &decision.last_update) {
+        status.last_update = Some(last.clone());
+    }
+    decide_at_rest(&after, decision);
     hand_over(plan, decision);
     let goes_on =
         matches!(&decision.plan, PlanMove::Start(next) if kind_of(next) == PlanKind::NodeUpdate);
@@ -293,7 +300,7 @@ pub(super) fn start_late(observation: &Observation, plan: &TaskPlan, decision: &
         supersede(observation, plan, &wanted.hash, decision);
         return;
     }
-    let next = build::node_update(observation, wanted, cause, build::Shape::Late);
+    let next = build::node_update(observation, wanted, cause, build::Shape::Late, false);
     running::start(decision, next, &why);
     set_update(
         decision,

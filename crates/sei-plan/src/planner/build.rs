@@ -8,6 +8,7 @@ use sei_api::status::{Cause, SeiNodePhase};
 use sei_api::task::TaskType;
 use serde_json::{Value, json};
 
+use crate::budget;
 use crate::observation::Observation;
 use crate::wanted::Wanted;
 
@@ -41,12 +42,14 @@ pub fn init(observation: &Observation, wanted: &Wanted, bootstrapped: bool) -> T
     plan
 }
 
-/// The plan that brings a running node to the wanted template.
+/// The plan that brings a running node to the wanted template. `takes_slot`: it was granted a slot
+/// of its chain's budget.
 pub fn node_update(
     observation: &Observation,
     wanted: &Wanted,
     cause: Cause,
     shape: Shape,
+    takes_slot: bool,
 ) -> TaskPlan {
     let mut tasks = key_tasks(&observation.node.spec);
     let config = [T::ConfigPatch, T::ConfigValidate];
@@ -57,7 +60,14 @@ pub fn node_update(
     }
     tasks.push(T::MarkReady);
     let mut plan = assemble(observation, wanted, PlanKind::NodeUpdate, &tasks);
-    plan.target = Some(target(observation, wanted, cause));
+    // A slot that an earlier roll has not given back goes on with this one.
+    let status = observation.status();
+    let holds = budget::open_roll(status).is_some()
+        || status.plan.as_ref().is_some_and(|plan| plan.is_active() && budget::has_slot(plan));
+    plan.target = Some(PlanTarget {
+        slot: (takes_slot || holds).then_some(true),
+        ..target(observation, wanted, cause)
+    });
     plan
 }
 
@@ -85,6 +95,7 @@ fn target(observation: &Observation, wanted: &Wanted, cause: Cause) -> PlanTarge
         from: observation.status().pod_template_hash.clone(),
         config: wanted.config.clone(),
         inputs_hash: Some(wanted.inputs_hash.clone()),
+        slot: None,
     }
 }
 

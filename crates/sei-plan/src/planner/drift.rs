@@ -5,6 +5,8 @@
 //! revisions of the StatefulSet say which pod is stale; they never say that something has drifted,
 //! because they also move when Kubernetes itself is upgraded.
 
+use std::time::Duration;
+
 use sei_api::node::OnOperatorChange;
 use sei_api::status::{Cause, FieldChange};
 
@@ -112,6 +114,16 @@ fn judge_unknown(observation: &Observation, wanted: &Wanted, pod: &PodView) -> D
         let changes = image_changes(pod, wanted);
         return Drift::Differs(Difference { cause: Cause::Spec, image_changed: true, changes });
     }
+    if let Some(statefulset) = observation.own_statefulset()
+        && is_of_our_last_roll(observation, statefulset, pod)
+        && statefulset.template_hash.as_ref() != Some(&wanted.hash)
+    {
+        return Drift::Differs(Difference {
+            cause: cause(observation, wanted),
+            image_changed: false,
+            changes: changes(statefulset, wanted, pod),
+        });
+    }
     let judged = observation.adoption.as_ref().filter(|(uid, _)| *uid == pod.uid);
     match judged.map(|(_, comparison)| comparison) {
         None => Drift::Unjudged,
@@ -125,6 +137,20 @@ fn judge_unknown(observation: &Observation, wanted: &Wanted, pod: &PodView) -> D
             changes: changes.clone(),
         }),
     }
+}
+
+/// Whether a pod that was never seen running was made by the last roll of ours: it may never run,
+/// so nobody else can tell what it was made from, and what replaces it is no adoption.
+fn is_of_our_last_roll(
+    observation: &Observation,
+    statefulset: &StatefulSetView,
+    pod: &PodView,
+) -> bool {
+    let rolled = observation.status().last_update.as_ref().and_then(|last| last.to.as_ref());
+    rolled.is_some()
+        && rolled == statefulset.template_hash.as_ref()
+        && pod.revision.is_some()
+        && pod.revision.as_deref() == statefulset.observed_revision()
 }
 
 /// A difference that was there before us stays one until somebody changes the spec.
@@ -195,9 +221,11 @@ pub enum Permit {
     Paused,
     /// Somebody has to agree; why.
     Held(String),
+    /// Only the chain's budget can tell; it has to be asked.
+    AsksSlot,
     Queued(Slot),
-    /// The lease is too young to trust one's view of the fleet.
-    Settling,
+    /// The lease is too young to trust one's view of the fleet; for how much longer.
+    Settling(Duration),
     BacksOff {
         attempts: i32,
         seconds: i64,
@@ -264,13 +292,14 @@ fn hold(observation: &Observation) -> Option<String> {
 }
 
 fn settled_turn(observation: &Observation) -> Permit {
-    if observation.rollout.settled { in_turn(observation) } else { Permit::Settling }
+    observation.rollout.settles_in.map_or_else(|| in_turn(observation), Permit::Settling)
 }
 
 fn in_turn(observation: &Observation) -> Permit {
     match &observation.slot {
-        Slot::Granted => Permit::Go { takes_slot: true },
-        busy => Permit::Queued(busy.clone()),
+        None => Permit::AsksSlot,
+        Some(Slot::Granted) => Permit::Go { takes_slot: true },
+        Some(busy) => Permit::Queued(busy.clone()),
     }
 }
 

@@ -181,7 +181,7 @@ pub(crate) fn new_node(spec: SeiNodeSpec) -> Observation {
         job: None,
         claim: Claim::Unknown,
         sidecar: Sidecar::Unknown,
-        slot: Slot::Granted,
+        slot: Some(Slot::Granted),
         adoption: None,
         signing_conflict: None,
         waiting: None,

@@ -15,6 +15,7 @@ use sei_api::status::{
     Blocked, Cause, ClaimRef, LastUpdate, PendingUpdate, SeiNodePhase, SeiNodeStatus, UpdateOutcome,
 };
 
+use crate::budget;
 use crate::observation::{Observation, Sidecar};
 use crate::tasks::{Stamp, kind_of};
 
@@ -51,8 +52,8 @@ pub struct Decision {
     pub syncers: Option<Vec<String>>,
     /// The uid of a pod whose template the server must judge before anything can be decided.
     pub judge: Option<String>,
-    /// The plan that starts takes a slot of its chain's budget.
-    pub takes_slot: bool,
+    /// The chain's budget must be asked before anything can be decided.
+    pub asks_slot: bool,
     /// What is done and why, or why nothing is.
     pub report: Vec<Note>,
     /// When to look again although nothing was reported.
@@ -90,6 +91,7 @@ pub fn plan(observation: &Observation) -> Decision {
         Some((_, plan)) => settle(observation, plan, &mut decision),
         None => decide_at_rest(observation, &mut decision),
     }
+    give_back(observation, &mut decision);
     mirror_sidecar(observation, &mut decision);
     stall::report(observation, &mut decision);
     decision
@@ -280,6 +282,46 @@ pub(crate) fn ended(
         finished_at: Time(observation.now),
         outcome,
         detail,
+        slot: plan.target.as_ref().and_then(|target| target.slot),
+        ready_at: None,
+    }
+}
+
+/// Gives the slot of the last roll back once the node is Ready, and sees to it that somebody looks
+/// when it should have been.
+fn give_back(observation: &Observation, decision: &mut Decision) {
+    let status = observation.status();
+    let plan = match &decision.plan {
+        PlanMove::Start(plan) => Some(&**plan),
+        PlanMove::Keep => status.plan.as_ref().filter(|plan| plan.is_active()),
+        PlanMove::Clear => None,
+    };
+    let roll = plan.filter(|plan| kind_of(plan) == PlanKind::NodeUpdate);
+    let last = decision.last_update.clone().or_else(|| status.last_update.clone());
+    let after = SeiNodeStatus {
+        last_update: last.clone(),
+        pod_template: status.pod_template.clone(),
+        ..SeiNodeStatus::default()
+    };
+    let since = match (roll, budget::open_roll(&after)) {
+        (Some(roll), _) if budget::has_slot(roll) => roll.started_at(),
+        (None, Some(open)) => {
+            let pending = decision.pending_update.as_ref();
+            let failed = pending.and_then(|one| one.attempts).unwrap_or(0) > 0;
+            let back = observation.pod().is_some_and(|pod| budget::is_back(&after, pod));
+            if back && !failed {
+                let ready_at = Some(Time(observation.now));
+                decision.last_update = last.map(|last| LastUpdate { ready_at, ..last });
+                return;
+            }
+            Some(open.finished_at.0)
+        }
+        _ => None,
+    };
+    let due = since.map(|since| later(since, observation.rollout.ready_deadline));
+    if let Some(due) = due.filter(|due| *due > observation.now) {
+        let left = due.duration_since(observation.now).unsigned_abs();
+        decision.wake = Some(decision.wake.map_or(left, |wake| wake.min(left)));
     }
 }
 

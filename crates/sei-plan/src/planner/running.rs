@@ -36,6 +36,7 @@ pub(super) fn decide(observation: &Observation, decision: &mut Decision) {
             None => decide_drift(observation, wanted, decision),
         },
     }
+    leave_the_line(decision);
     let idle = !matches!(decision.plan, PlanMove::Start(_));
     // Never delayed by anything above: an evicted node must come back.
     let stopped = observation.node.spec.is_paused();
@@ -46,6 +47,23 @@ pub(super) fn decide(observation: &Observation, decision: &mut Decision) {
     let idle = !matches!(decision.plan, PlanMove::Start(_));
     if idle && let Ok(wanted) = &observation.wanted {
         put_back(observation, wanted, decision);
+    }
+}
+
+/// A node that cannot be updated at all must not keep others waiting behind it.
+fn leave_the_line(decision: &mut Decision) {
+    let why = decision.report.iter().find_map(|note| match note {
+        Note::Refused { .. }
+        | Note::VolumeGoing
+        | Note::SigningKeyConflict { .. }
+        | Note::NodePaused => Some(note.to_string()),
+        _ => None,
+    });
+    if let (Some(why), Some(pending)) = (why, decision.pending_update.as_mut())
+        && pending.state == UpdateState::Queued
+    {
+        pending.state = UpdateState::Held;
+        pending.reason = Some(why);
     }
 }
 
@@ -76,7 +94,7 @@ fn decide_drift(observation: &Observation, wanted: &Wanted, decision: &mut Decis
         Drift::Reapply => {
             // Applied first of all: until then an eviction brings up what nobody wants any more.
             let late = build::Shape::Late;
-            let plan = build::node_update(observation, wanted, Cause::Spec, late);
+            let plan = build::node_update(observation, wanted, Cause::Spec, late, false);
             decision.pending_update = Some(pending(
                 observation,
                 wanted,
@@ -162,7 +180,6 @@ fn differs(
     let permit = drift::permit(observation, wanted, difference);
     let (state, why) = match permit {
         Permit::Go { takes_slot } => {
-            decision.takes_slot = takes_slot;
             set_drift(decision, Truth::True, Reason::Rolling, &words);
             set_update(
                 decision,
@@ -170,9 +187,14 @@ fn differs(
                 Reason::UpdateStarted,
                 started(observation, wanted, &words),
             );
-            let plan = build::node_update(observation, wanted, cause, shape(observation));
+            let shape = shape(observation);
+            let plan = build::node_update(observation, wanted, cause, shape, takes_slot);
             start(decision, plan, &words);
             (UpdateState::Rolling, String::new())
+        }
+        Permit::AsksSlot => {
+            decision.asks_slot = true;
+            (UpdateState::Queued, "asks for a slot of its chain".to_owned())
         }
         Permit::Paused => {
             set_drift(decision, Truth::True, Reason::Paused, &words);
@@ -187,9 +209,10 @@ fn differs(
             (UpdateState::Held, why)
         }
         Permit::Queued(slot) => (UpdateState::Queued, queued(&slot, decision)),
-        Permit::Settling => {
+        Permit::Settling(left) => {
             let why = "waits until the operator has settled as leader".to_owned();
             set_drift(decision, Truth::True, Reason::WaitingForSlot, &why);
+            decision.wake = Some(decision.wake.map_or(left, |wake| wake.min(left)));
             decision.report.push(Note::WaitsForSlot { by: "the operator's own settling".into() });
             (UpdateState::Queued, why)
         }
@@ -206,10 +229,17 @@ fn differs(
 }
 
 fn queued(slot: &Slot, decision: &mut Decision) -> String {
+    // What others in line do is not told here: each step of a fleet would be a write on each node.
     let (note, why) = match slot {
         Slot::Granted => return String::new(),
         Slot::Taken { by } => {
-            (Note::WaitsForSlot { by: by.clone() }, format!("waits for its turn: {by} rolls"))
+            (Note::WaitsForSlot { by: by.clone() }, format!("is next in its chain: {by}"))
+        }
+        Slot::InLine { limit } => {
+            let why = format!(
+                "waits for its turn in its chain: {limit} at a time, nodes that sign go last"
+            );
+            (Note::WaitsForSlot { by: "others go first".to_owned() }, why)
         }
         Slot::Halted { by } => (
             Note::ChainHalted { by: by.clone() },
@@ -298,6 +328,10 @@ pub(super) fn pending(
         changes: cut_changes(changes).0,
         attempts: same.and_then(|pending| pending.attempts),
         next_attempt_at: same.and_then(|pending| pending.next_attempt_at.clone()),
+        refused_approval: observation
+            .approved()
+            .filter(|given| *given != wanted.hash)
+            .map(crate::tasks::bounded),
     }
 }
 

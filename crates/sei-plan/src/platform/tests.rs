@@ -70,6 +70,7 @@ fn every_key_can_be_set() {
             halt_after_failures: 3,
             settle_seconds: 0,
             adoption: Adoption::Auto,
+            pod_check: PodCheck::DryRun,
         }
     );
     assert_eq!(platform.resources.node.memory.unwrap().canonical(), "64Gi");
@@ -128,7 +129,7 @@ fn unknown_keys_fail_with_the_nearest_known_name() {
     check(
         &format!("{MINIMAL}rollout: {{ budget: 1 }}\n"),
         expect![
-            "rollout.budget: unknown key; known here: onOperatorChange, maxConcurrentPerChain, readyDeadlineSeconds, haltAfterFailures, settleSeconds, adoption"
+            "rollout.budget: unknown key; known here: onOperatorChange, maxConcurrentPerChain, readyDeadlineSeconds, haltAfterFailures, settleSeconds, adoption, podCheck"
         ],
     );
     check(

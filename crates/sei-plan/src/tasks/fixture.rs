@@ -196,6 +196,7 @@ pub(crate) fn plan(tasks: &[TaskType]) -> TaskPlan {
             from: None,
             config: std::collections::BTreeMap::new(),
             inputs_hash: Some("inputs:plan".to_owned()),
+            slot: None,
         }),
         applied: None,
         abandoned: Vec::new(),
@@ -329,7 +330,15 @@ pub(crate) fn shown(next: &Next) -> String {
 }
 
 fn shown_effects(effects: &Effects) -> String {
-    let Effects { stamp, verdict, applied, statefulset, claim, abandoned_cleared } = effects;
+    let Effects {
+        stamp,
+        verdict,
+        applied,
+        statefulset,
+        claim,
+        signing_identity: _,
+        abandoned_cleared,
+    } = effects;
     let parts = [
         Some("done".to_owned()),
         stamp.as_ref().map(|one| format!("stamp {} {} {}", one.image, one.sidecar_image, one.hash)),
@@ -361,6 +370,7 @@ fn shown_request(request: &Request) -> String {
         Request::CreateJob(job) => format!("create Job {}", name(&job.metadata)),
         Request::CreateStatefulSet(object) => format!("create {}", shown_statefulset(object)),
         Request::ApplyStatefulSet(object) => format!("apply {}", shown_statefulset(object)),
+        Request::TryPod(pod) => format!("try pod {}", name(&pod.metadata)),
         Request::PatchStatefulSet(patch) => format!("patch StatefulSet {patch}"),
         Request::DeletePod(delete) => format!(
             "delete pod {} uid={} version={}",

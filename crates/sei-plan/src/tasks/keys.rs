@@ -6,6 +6,7 @@ use sei_api::task::TaskType;
 use serde_json::Value;
 
 use super::{Effects, Failed, Next, Waiting, bounded, read, text_param};
+use crate::fingerprint::digest_of;
 use crate::request::{Read, SecretView};
 use crate::seen::{Look, Seen};
 
@@ -44,7 +45,10 @@ const KEYRING: Voice = Voice {
 
 pub(super) fn step(task_type: TaskType, task: &PlannedTask, seen: &Seen) -> Next {
     match task_type {
-        TaskType::ValidateSigningKey => check(SIGNING, task, seen, check_signing_key),
+        TaskType::ValidateSigningKey => {
+            let next = check(SIGNING, task, seen, check_signing_key);
+            with_identity(next, text_param(task, "secretName"), seen)
+        }
         TaskType::ValidateNodeKey => check(NODE, task, seen, check_node_key),
         _ => check_keyring(task, seen),
     }
@@ -96,6 +100,17 @@ fn check_signing_key(secret: &SecretView) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Adds whom the key signs as. A digest, because content of Secrets is never repeated; the address
+/// itself is public, but nobody says that this Secret holds one.
+fn with_identity(next: Next, name: &str, seen: &Seen) -> Next {
+    let Next::Done(mut effects) = next else { return next };
+    let secret = seen.secrets.get(name).and_then(Look::any);
+    let key = secret.and_then(|secret| json_file(secret, SIGNING_KEY).ok());
+    let address = key.as_ref().and_then(|key| key["address"].as_str());
+    effects.signing_identity = address.map(|address| digest_of(&address.to_ascii_uppercase()));
+    Next::Done(effects)
 }
 
 fn check_node_key(secret: &SecretView) -> Result<(), String> {

@@ -67,6 +67,8 @@ pub struct Effects {
     pub applied: Option<Applied>,
     pub statefulset: Option<StatefulSetRef>,
     pub claim: Option<ClaimRef>,
+    /// Whom the node signs as.
+    pub signing_identity: Option<String>,
     /// The abandoned sidecar tasks of older plans are dealt with.
     pub abandoned_cleared: bool,
 }

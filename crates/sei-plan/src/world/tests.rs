@@ -351,6 +351,7 @@ enum Event {
     Pause(bool),
     LoseStatefulSet,
     FailConfig(bool),
+    TakeSlot(bool),
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -372,6 +373,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => any::<bool>().prop_map(Event::Pause),
         1 => Just(Event::LoseStatefulSet),
         1 => any::<bool>().prop_map(Event::FailConfig),
+        1 => any::<bool>().prop_map(Event::TakeSlot),
     ]
 }
 
@@ -397,6 +399,7 @@ fn happen(world: &mut World, event: &Event) {
             }
         }
         Event::Halt(halted) => world.halted = *halted,
+        Event::TakeSlot(taken) => world.slot_taken = *taken,
         Event::WipeStatus => world.node.status = None,
         Event::PauseUpdates(paused) => pause_updates(world, *paused),
         Event::Pause(paused) => world.edit(|spec| spec.paused = Some(*paused)),
@@ -423,6 +426,7 @@ fn heal(world: &mut World) {
     world.edit(|spec| spec.paused = Some(false));
     world.failing.clear();
     world.signing_secret_missing = false;
+    world.slot_taken = false;
     if let Some(pod) = world.pod.as_mut() {
         // The kubelet restarts the container; its memory is empty.
         pod.gate_open &= !pod.sidecar_lost;

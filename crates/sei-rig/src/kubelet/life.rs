@@ -335,13 +335,19 @@ impl Life {
                 }
                 0
             }
-            None => return None,
+            None => return self.catches_up_until(rules),
         };
         if Instant::now() < end {
             return Some(end);
         }
         self.end_seid(index, Ended { code, since, at: Timestamp::now() });
         (!self.subject.is_bootstrap).then(|| self.seid_since + self.back_off())
+    }
+
+    /// When the chain process will have caught up, if that is still to come.
+    fn catches_up_until(&self, rules: &Rules) -> Option<Instant> {
+        let delay = rules.ready_delay(self.whose()).filter(|_| self.gate.is_passed)?;
+        Some(self.seid_since + delay).filter(|until| *until > Instant::now())
     }
 
     fn end_seid(&mut self, index: usize, ended: Ended) {
@@ -371,7 +377,8 @@ impl Life {
 
     /// What follows from the containers for the pod.
     fn judge(&mut self, rules: &Rules) {
-        let halted = rules.has(self.whose(), &Behaviour::Halted);
+        let halted =
+            rules.has(self.whose(), &Behaviour::Halted) || self.catches_up_until(rules).is_some();
         let is_bootstrap = self.subject.is_bootstrap;
         let Gate { is_open, is_passed, was_passed } = self.gate;
         for one in &mut self.subject.containers {

@@ -25,6 +25,8 @@ pub enum Behaviour {
     Halted,
     /// Containers start after this time, if that is longer than usual.
     StartsSlowly(Duration),
+    /// The chain process is ready only this long after it was let start: it catches up first.
+    ReadySlowly(Duration),
     /// Deleted, it stays.
     StuckTerminating,
     /// No machine has room for it.
@@ -110,11 +112,23 @@ impl Rules {
     }
 
     pub(super) fn start_delay(&self, whose: Whose<'_>) -> Option<Duration> {
-        let delay = |rule: &Rule| match rule.behaviour {
-            Behaviour::StartsSlowly(delay) if is_of_image(rule, whose.image) => Some(delay),
-            _ => None,
-        };
-        self.of(whose).filter_map(delay).max()
+        let rules = self.of(whose).filter(|rule| is_of_image(rule, whose.image));
+        rules
+            .filter_map(|rule| match rule.behaviour {
+                Behaviour::StartsSlowly(delay) => Some(delay),
+                _ => None,
+            })
+            .max()
+    }
+
+    pub(super) fn ready_delay(&self, whose: Whose<'_>) -> Option<Duration> {
+        let rules = self.of(whose).filter(|rule| is_of_image(rule, whose.image));
+        rules
+            .filter_map(|rule| match rule.behaviour {
+                Behaviour::ReadySlowly(delay) => Some(delay),
+                _ => None,
+            })
+            .max()
     }
 
     /// Whether a container that wants this image does not get it.

@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use sei_api::node::OnOperatorChange;
 use sei_api::status::{Cause, FieldChange, UpdateState};
 
+use std::time::Duration;
+
 use super::*;
 use crate::adoption::Comparison;
 use crate::observation::Slot;
@@ -204,17 +206,17 @@ fn a_sidecar_that_cannot_answer_is_not_asked_before_the_pod_is_replaced() {
 
 #[test]
 fn a_label_rolls_at_once_except_on_a_node_that_signs() {
-    let taken = Slot::Taken { by: "ns/other".into() };
-    let busy = |spec| labelled(spec).with(|seen| seen.slot = taken.clone());
+    let taken = Slot::Taken { by: "ns/other rolls".into() };
+    let busy = |spec| labelled(spec).with(|seen| seen.slot = Some(taken.clone()));
     assert_eq!(started_tasks(&busy(full_node())), UPDATE);
     assert_eq!(started_tasks(&busy(validator())), "none");
     let status = after(&busy(validator()));
     assert_eq!(
         says(&status, ConditionType::PodTemplateDrift),
-        "True/WaitingForSlot: waits for its turn: ns/other rolls"
+        "True/WaitingForSlot: is next in its chain: ns/other rolls"
     );
     assert_eq!(status.pending_update.unwrap().state, UpdateState::Queued);
-    assert!(plan(&labelled(validator())).takes_slot);
+    assert_eq!(started(&labelled(validator())).unwrap().target.unwrap().slot, Some(true));
     let unready = busy(validator()).with(|seen| seen.pods[0].ready = false);
     assert!(started(&unready).is_some(), "a node that is down never waits");
 }
@@ -222,7 +224,7 @@ fn a_label_rolls_at_once_except_on_a_node_that_signs() {
 #[test]
 fn an_image_never_waits_for_a_slot() {
     let halted = Slot::Halted { by: "ns/other".into() };
-    let observation = bumped(validator()).with(|seen| seen.slot = halted);
+    let observation = bumped(validator()).with(|seen| seen.slot = Some(halted));
     assert!(started(&observation).is_some());
 }
 
@@ -230,11 +232,13 @@ fn an_image_never_waits_for_a_slot() {
 fn a_change_of_the_operator_takes_its_turn() {
     let changed = running(full_node()).platform("b");
     assert_eq!(started(&changed).unwrap().target.unwrap().cause, Cause::Operator);
-    assert!(plan(&changed).takes_slot);
-    let halted = changed.clone().with(|seen| seen.slot = Slot::Halted { by: "ns/bad".into() });
+    assert_eq!(started(&changed).unwrap().target.unwrap().slot, Some(true));
+    let halted =
+        changed.clone().with(|seen| seen.slot = Some(Slot::Halted { by: "ns/bad".into() }));
     assert_eq!(started_tasks(&halted), "none");
     assert!(report(&halted).contains("the roll of ns/bad failed"));
-    let unsettled = changed.clone().with(|seen| seen.rollout.settled = false);
+    let unsettled =
+        changed.clone().with(|seen| seen.rollout.settles_in = Some(Duration::from_secs(9)));
     assert_eq!(started_tasks(&unsettled), "none");
     let younger = changed.with(|seen| seen.operator_version = "0.9.0".into());
     assert_eq!(started_tasks(&younger), "none", "never towards an older operator");
@@ -262,7 +266,7 @@ fn a_hold_is_lifted_by_its_own_approval_only() {
     assert_eq!(started_tasks(&approve("v1:other")), "none");
     assert!(report(&approve("v1:other")).contains("refuses the approval of v1:other"));
     let busy = approve(&pending.target_hash)
-        .with(|seen| seen.slot = Slot::Taken { by: "ns/other".into() });
+        .with(|seen| seen.slot = Some(Slot::Taken { by: "ns/other".into() }));
     assert_eq!(started_tasks(&busy), "none", "an approval never lifts the budget");
     let own = held.edit(|spec| {
         let update = spec.update.get_or_insert_default();
@@ -279,8 +283,9 @@ fn a_closed_gate_is_opened_whatever_holds_the_update() {
         .platform("b")
         .with(|seen| seen.rollout.on_operator_change = OnOperatorChange::Hold);
     assert_eq!(started_tasks(&closed(held)), "mark-ready");
-    let queued =
-        running(full_node()).platform("b").with(|seen| seen.slot = Slot::Taken { by: "x".into() });
+    let queued = running(full_node())
+        .platform("b")
+        .with(|seen| seen.slot = Some(Slot::Taken { by: "x".into() }));
     assert_eq!(started_tasks(&closed(queued)), "mark-ready");
     let paused =
         bumped(full_node()).edit(|spec| spec.update.get_or_insert_default().paused = Some(true));
@@ -407,7 +412,41 @@ fn the_platforms_sidecar_image_is_nobodys_wish_for_a_node() {
     let queued = labelled(validator()).with(|seen| {
         let wanted = seen.wanted.as_mut().unwrap();
         wanted.sidecar_image = "seictl:2".into();
-        seen.slot = Slot::Taken { by: "ns/other".into() };
+        seen.slot = Some(Slot::Taken { by: "ns/other".into() });
     });
     assert_eq!(started_tasks(&queued), "none", "signers do not roll together for it");
+}
+
+/// An operator's change was rolled out, its pod never ran, and the platform was changed again.
+#[test]
+fn a_pod_of_our_own_that_never_ran_is_no_adoption() {
+    let bad = fixture::wanted(&full_node(), "bad");
+    let stuck = running(full_node()).with(|seen| {
+        seen.statefulset = Some(fixture::statefulset(
+            &serde_json::to_value(&bad.statefulset.spec.template).unwrap(),
+            &bad.hash,
+            "rev-bad",
+        ));
+        seen.pods[0].revision = Some("rev-bad".into());
+        seen.pods[0].ready = false;
+        seen.pods[0].sidecar.running = false;
+        seen.status_mut().last_update = Some(sei_api::status::LastUpdate {
+            plan_id: "p".into(),
+            cause: Cause::Operator,
+            from: None,
+            to: Some(bad.hash.clone()),
+            started_at: None,
+            finished_at: k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(seen.now),
+            outcome: sei_api::status::UpdateOutcome::Superseded,
+            detail: None,
+            slot: Some(true),
+            ready_at: None,
+        });
+    });
+    for platform in ["a", "better"] {
+        let plan = started(&stuck.clone().platform(platform)).expect("it is replaced");
+        assert_eq!(plan.target.unwrap().cause, Cause::Operator);
+    }
+    let anothers = stuck.with(|seen| seen.status_mut().last_update = None);
+    assert_eq!(started_tasks(&anothers), "none", "nobody knows who made it");
 }

@@ -466,7 +466,7 @@ fn an_image_edit_during_init_supersedes_and_a_label_does_not() {
 #[test]
 fn a_pending_update_keeps_its_first_sight() {
     let observation = running(full_node()).platform("b").with(|seen| {
-        seen.slot = crate::observation::Slot::Taken { by: "x".into() };
+        seen.slot = Some(crate::observation::Slot::Taken { by: "x".into() });
     });
     let first = after(&observation);
     let again = observation.with(|seen| {
@@ -494,6 +494,7 @@ fn a_target_names_what_it_leads_to() {
             from: running(full_node()).status().pod_template_hash.clone(),
             config: wanted.config,
             inputs_hash: Some(wanted.inputs_hash),
+            slot: None,
         }
     );
 }

@@ -3,7 +3,7 @@ use sei_api::task::TaskType;
 use serde_json::{Value, json};
 
 use crate::request::{Failure, Outcome};
-use crate::seen::{CONFIG_MAP, Look, SERVICE};
+use crate::seen::{CONFIG_MAP, Look, PodTry, SERVICE};
 use crate::tasks::fixture::{OLD, World, assert_transcript, from, statefulset, template};
 
 const APPLIES: &str = "apply StatefulSet n uid=sts-uid version=70 hash=v1:new image=seid:new";
@@ -83,6 +83,38 @@ fn a_missing_statefulset_is_created_only_after_a_live_look() {
             ("missing", |world| world.seen.statefulset = Look::Live(None), CREATES),
         ],
     );
+}
+
+#[test]
+fn nobody_starts_to_sign_before_others_can_see_as_whom() {
+    let mut world = update();
+    world.seen.statefulset = Look::Live(None);
+    world.seen.identity_is_stored = false;
+    world.check("not stored yet", "wait -: whom the node signs as is recorded first");
+}
+
+#[test]
+fn a_pod_that_would_not_be_admitted_costs_nothing() {
+    let with = |found| {
+        let mut world = update();
+        world.seen.pod_try = PodTry::Due;
+        world.seen.statefulset = Look::Live(found);
+        world
+    };
+    for (found, writes) in [(Some(statefulset()), APPLIES), (None, CREATES)] {
+        let admitted = with(found.clone()).transcript([Outcome::Accepted]);
+        assert_transcript(&admitted, &["try pod n-0", writes]);
+        let taken = with(found.clone()).transcript([Outcome::Failed(Failure::Exists)]);
+        assert_transcript(&taken, &["try pod n-0", writes]);
+        // The pod that runs still counts.
+        let quota = Failure::Rejected("dry-run create pod: exceeded quota: pods".to_owned());
+        let quota = with(found.clone()).transcript([Outcome::Failed(quota)]);
+        assert_transcript(&quota, &["try pod n-0", writes]);
+        let refused = Failure::Rejected("violates PodSecurity".to_owned());
+        let refused = with(found).transcript([Outcome::Failed(refused)]);
+        let waits = "wait ApplyRejected again 30s: violates PodSecurity";
+        assert_transcript(&refused, &["try pod n-0", waits]);
+    }
 }
 
 #[test]

@@ -1,0 +1,193 @@
+//! Taking over a fleet that another operator made: nothing restarts, and everything is told.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, Result, ensure};
+use cluster_tests::operator::{PLATFORM, Setup};
+use cluster_tests::play::{Play, rpc, says, validator};
+use k8s_openapi::api::apps::v1::StatefulSet;
+use kube::api::{Patch, PatchParams};
+use sei_api::condition::ConditionType;
+use sei_api::names::FIELD_MANAGER;
+use sei_api::status::{Cause, SeiNodeStatus, UpdateState};
+use sei_exec::sidecar::Sidecar;
+use sei_plan::platform::Platform;
+use sei_plan::request::{SidecarCall, SidecarRequest};
+use sei_plan::wanted::want;
+use serde_json::{Value, json};
+
+/// What the other operator renders differently, and we do not render at all.
+const DIFFERS: [&str; 5] = [
+    "containers[seid].env[PEER_ONLY]",
+    "containers[seid].workingDir",
+    "hostAliases",
+    "metadata.annotations[peer.example.org/revision]",
+    "terminationGracePeriodSeconds",
+];
+
+fn fleet() -> Vec<String> {
+    (0..10).map(|at| format!("rpc{at:02}")).chain(["val0".into(), "val1".into()]).collect()
+}
+
+/// Nodes that run, made by our own hands, with nobody in charge.
+async fn running(play: &mut Play, names: &[String]) -> Result<()> {
+    play.start_with(Setup { speed: 50, ..Setup::default() }).await?;
+    for name in names {
+        let spec = if name.starts_with("val") {
+            let (signing, p2p) = (format!("{name}-signing"), format!("{name}-p2p"));
+            play.validator_keys(&signing, &p2p).await?;
+            validator("seid:v1", &signing, &p2p)
+        } else {
+            rpc("seid:v1")
+        };
+        play.create(name, spec).await?;
+    }
+    for name in names {
+        play.settled(name).await?;
+    }
+    play.kill_operator();
+    Ok(())
+}
+
+/// The StatefulSet as the other operator renders it.
+async fn theirs(play: &Play, name: &str) -> Result<StatefulSet> {
+    let platform = Platform::parse(PLATFORM, "platform.yaml")?;
+    let node = play.node(name).await?;
+    let mut set = want(&node, &platform, &[], &[])?.statefulset;
+    let metadata = set.spec.template.metadata.get_or_insert_default();
+    let annotations = metadata.annotations.get_or_insert_default();
+    annotations.insert("peer.example.org/revision".to_owned(), "7".to_owned());
+    let mut pod = serde_json::to_value(set.spec.template.spec.take().context("a template")?)?;
+    pod["terminationGracePeriodSeconds"] = json!(60);
+    pod["hostAliases"] = json!([{ "ip": "10.0.0.9", "hostnames": ["peer"] }]);
+    let containers = pod["containers"].as_array_mut().context("containers")?;
+    let seid = containers.iter_mut().find(|one| one["name"] == "seid").context("seid")?;
+    seid["workingDir"] = json!("/peer");
+    let env = seid["env"].as_array_mut().context("env")?;
+    env.push(json!({ "name": "PEER_ONLY", "value": "1" }));
+    set.spec.template.spec = Some(serde_json::from_value(pod)?);
+    Ok(set)
+}
+
+/// Makes a running node one of the other operator's: its template under its field manager, its pod
+/// made from that, its words in the status.
+async fn hand_to_peer(play: &Play, name: &str, foreign: bool) -> Result<()> {
+    let apply = PatchParams::apply(FIELD_MANAGER).force();
+    let set = theirs(play, name).await?;
+    play.statefulsets().patch(name, &apply, &Patch::Apply(&set)).await?;
+    if foreign {
+        // Somebody else has a hand in the template too.
+        let patch = json!({ "spec": { "template": {
+            "metadata": { "annotations": { "mesh.example.org/inject": "yes" } },
+            "spec": { "priority": null, "schedulerName": "custom-scheduler" },
+        }}});
+        let person = PatchParams { field_manager: Some("person".into()), ..PatchParams::default() };
+        play.statefulsets().patch(name, &person, &Patch::Strategic(&patch)).await?;
+    }
+    let before = play.uid(name).await?;
+    play.evict(name).await?;
+    let pod = play
+        .until_pod(name, "another pod runs", |pod| {
+            pod.uid != before && pod.ip.is_some() && pod.sidecar.running
+        })
+        .await?;
+    open_gate(&pod.ip.clone().unwrap_or_default(), &pod.uid).await?;
+    play.until_pod(name, "is Ready", |pod| pod.ready).await?;
+    play.wipe_status(name).await?;
+    let mut status = json!({
+        "phase": "Running",
+        "currentImage": "seid:v1",
+        "currentSidecarImage": "registry.example.org/seictl:v1",
+    });
+    if name == "rpc01" {
+        status["plan"] = plan_under_way();
+    }
+    play.edit_status(name, status).await
+}
+
+/// An update that the other operator was about to begin: it has no target.
+fn plan_under_way() -> Value {
+    let tasks =
+        ["apply-statefulset", "apply-service", "replace-pod", "observe-image", "mark-ready"];
+    let tasks: Vec<Value> = tasks
+        .into_iter()
+        .enumerate()
+        .map(|(at, kind)| {
+            let id = format!("00000000-0000-4000-8000-00000000000{at}");
+            json!({ "type": kind, "id": id, "status": "Pending", "params": {} })
+        })
+        .collect();
+    json!({ "id": "7e5b0c1a-0000-4000-8000-000000000000", "phase": "Active",
+            "targetPhase": "Running", "tasks": tasks })
+}
+
+async fn open_gate(ip: &str, pod_uid: &str) -> Result<()> {
+    let call = SidecarCall::Submit {
+        id: "5f0c0000-0000-4000-8000-000000000000".to_owned(),
+        task_type: "mark-ready".to_owned(),
+        params: json!({}),
+    };
+    let request = SidecarRequest { pod_uid: pod_uid.to_owned(), ip: ip.to_owned(), call };
+    let answer = Sidecar::new(None).call(&request).await;
+    answer.map(drop).map_err(|failure| anyhow::anyhow!("{failure:?}"))
+}
+
+fn adopted(status: &SeiNodeStatus) -> bool {
+    says(status, ConditionType::PodTemplateDrift).starts_with("True/AdoptedWithDrift")
+}
+
+/// What a fleet looks like from outside: pods, and generations of their owners.
+async fn look(play: &Play, names: &[String]) -> Result<BTreeSet<(String, String, Option<i64>)>> {
+    let mut seen = BTreeSet::new();
+    for name in names {
+        let generation = play.statefulsets().get(name).await?.metadata.generation;
+        seen.insert((name.clone(), play.uid(name).await?, generation));
+    }
+    Ok(seen)
+}
+
+async fn take_over(name: &str, foreign: bool) -> Result<()> {
+    let mut play = Play::open_without_operator(name).await?;
+    let all = fleet();
+    running(&mut play, &all).await?;
+    let handed = all.iter().map(|node| hand_to_peer(&play, node, foreign));
+    futures::future::try_join_all(handed).await?;
+    let before = look(&play, &all).await?;
+    play.start_with(Setup { speed: 50, ..Setup::default() }).await?;
+    for node in &all {
+        let status = play.until(node, "is adopted with its differences", adopted).await?;
+        let pending = status.pending_update.context("says what differs")?;
+        let paths: Vec<_> = pending.changes.iter().map(|one| one.path.as_str()).collect();
+        let mut expected: Vec<_> = DIFFERS.to_vec();
+        expected.sort_unstable();
+        let mut told = paths.clone();
+        told.sort_unstable();
+        assert_eq!(told, expected, "{node}");
+        assert_eq!((pending.cause, pending.state), (Cause::Adoption, UpdateState::Held));
+        ensure!(status.plan.is_none(), "{node} has a plan");
+    }
+    // Also after another start.
+    play.start_with(Setup { speed: 50, ..Setup::default() }).await?;
+    for node in &all {
+        play.until(node, "is still adopted", adopted).await?;
+    }
+    assert_eq!(look(&play, &all).await?, before, "nothing was restarted or written");
+    play.set_image("rpc00", "seid:v2").await?;
+    play.settled("rpc00").await?;
+    let others: Vec<String> = all.iter().filter(|node| *node != "rpc00").cloned().collect();
+    let untouched = before.into_iter().filter(|(node, _, _)| node != "rpc00").collect();
+    assert_eq!(look(&play, &others).await?, untouched, "that one only");
+    let pod = play.pods().get("rpc00-0").await?.spec.context("has a spec")?;
+    assert_eq!(pod.termination_grace_period_seconds, Some(120), "and it is ours now");
+    play.close()
+}
+
+#[tokio::test]
+async fn taking_over_a_fleet_restarts_nothing_and_tells_every_difference() -> Result<()> {
+    take_over("adopt", false).await
+}
+
+#[tokio::test]
+async fn what_others_added_to_a_template_is_no_difference_of_ours() -> Result<()> {
+    take_over("adopt-foreign", true).await
+}

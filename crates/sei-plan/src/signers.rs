@@ -1,0 +1,157 @@
+//! One key, one signer: who stands in the way of a node that is about to sign.
+
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use sei_api::SeiNode;
+use sei_api::names::label;
+
+/// An older node with the same key or volume. Of two the older one keeps them, so that both agree
+/// on who waits.
+pub fn older_holder<'a>(
+    node: &SeiNode,
+    all: impl IntoIterator<Item = &'a SeiNode>,
+) -> Option<String> {
+    let other = all.into_iter().find(|other| shares(node, other) && age(other) < age(node))?;
+    Some(named(other))
+}
+
+/// Every other node that would sign as the same validator, or on the same volume.
+pub fn rivals<'a>(node: &SeiNode, all: impl IntoIterator<Item = &'a SeiNode>) -> Vec<&'a SeiNode> {
+    all.into_iter().filter(|other| shares(node, other)).collect()
+}
+
+/// Whatever still has the node's key or volume in its own namespace: a StatefulSet that could start
+/// a pod with it, or a pod that has not ended, long after its node is gone.
+pub fn still_used<'a>(
+    node: &SeiNode,
+    sets: impl IntoIterator<Item = &'a StatefulSet>,
+    pods: impl IntoIterator<Item = &'a Pod>,
+) -> Option<String> {
+    let is_others = |metadata: &ObjectMeta| {
+        let labels = metadata.labels.as_ref();
+        labels.and_then(|labels| labels.get(label::NODE)) != node.metadata.name.as_ref()
+    };
+    let name = |metadata: &ObjectMeta| metadata.name.clone().unwrap_or_default();
+    let sets = sets.into_iter().filter_map(|one| {
+        let used = uses(one.spec.template.spec.as_ref(), node) && is_others(&one.metadata);
+        used.then(|| format!("StatefulSet {}", name(&one.metadata)))
+    });
+    let pods = pods.into_iter().filter_map(|one| {
+        let used = uses(one.spec.as_ref(), node) && is_others(&one.metadata) && !has_ended(one);
+        used.then(|| format!("pod {}", name(&one.metadata)))
+    });
+    sets.chain(pods).next()
+}
+
+/// Whether a node has anything that only one may have.
+pub fn is_exclusive(node: &SeiNode) -> bool {
+    let spec = &node.spec;
+    spec.signs() && (spec.signing_secret().is_some() || spec.imported_claim().is_some())
+}
+
+fn shares(node: &SeiNode, other: &SeiNode) -> bool {
+    if !node.spec.signs() || other.metadata.uid == node.metadata.uid {
+        return false;
+    }
+    let same = |one: Option<&str>, other: Option<&str>| one.is_some() && one == other;
+    let here = other.metadata.namespace == node.metadata.namespace;
+    let identity = |node: &SeiNode| node.status.as_ref()?.signing_identity.clone();
+    let as_validator = other.spec.chain_id == node.spec.chain_id
+        && same(identity(node).as_deref(), identity(other).as_deref());
+    as_validator
+        || (here && same(node.spec.signing_secret(), other.spec.signing_secret()))
+        || (here && same(node.spec.imported_claim(), other.spec.imported_claim()))
+}
+
+fn age(node: &SeiNode) -> (Option<jiff::Timestamp>, Option<&String>, Option<&String>) {
+    let made = node.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    (made, node.metadata.name.as_ref(), node.metadata.namespace.as_ref())
+}
+
+/// `namespace/name`.
+pub fn named(node: &SeiNode) -> String {
+    let namespace = node.metadata.namespace.as_deref().unwrap_or_default();
+    format!("{namespace}/{}", node.metadata.name.as_deref().unwrap_or_default())
+}
+
+fn uses(pod: Option<&PodSpec>, node: &SeiNode) -> bool {
+    let (secret, claim) = (node.spec.signing_secret(), node.spec.imported_claim());
+    let volumes = pod.and_then(|pod| pod.volumes.as_ref());
+    volumes.into_iter().flatten().any(|volume| {
+        let of_secret = volume.secret.as_ref().and_then(|one| one.secret_name.as_deref());
+        let of_claim = volume.persistent_volume_claim.as_ref().map(|one| one.claim_name.as_str());
+        (of_secret.is_some() && of_secret == secret) || (of_claim.is_some() && of_claim == claim)
+    })
+}
+
+/// Ended for good: nothing in it runs or will run.
+fn has_ended(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn validator(namespace: &str, name: &str, second: u8, secret: &str, identity: &str) -> SeiNode {
+        serde_json::from_value(json!({
+            "apiVersion": "sei.io/v1alpha1", "kind": "SeiNode",
+            "metadata": { "name": name, "namespace": namespace, "uid": name,
+                          "creationTimestamp": format!("2026-01-01T00:00:0{second}Z") },
+            "spec": { "chainId": "c", "image": "i", "validator": {
+                "signingKey": { "secret": { "secretName": secret } },
+                "nodeKey": { "secret": { "secretName": "p2p" } },
+            }},
+            "status": { "signingIdentity": identity },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn the_older_node_holds_the_key() {
+        let old = validator("ns", "z", 1, "key", "one");
+        let new = validator("ns", "a", 2, "key", "two");
+        let other = validator("ns", "b", 0, "another", "three");
+        let all = [old.clone(), new.clone(), other];
+        assert_eq!(older_holder(&new, &all).as_deref(), Some("ns/z"));
+        assert_eq!(older_holder(&old, &all), None);
+        assert_eq!(rivals(&old, &all).len(), 1);
+    }
+
+    #[test]
+    fn a_copy_of_the_key_is_the_same_validator_wherever_it_lies() {
+        let old = validator("here", "z", 1, "key", "same");
+        let new = validator("there", "a", 2, "copy", "same");
+        let all = [old.clone(), new.clone()];
+        assert_eq!(older_holder(&new, &all).as_deref(), Some("here/z"));
+        let mut elsewhere = new.clone();
+        elsewhere.spec.chain_id = "another".into();
+        assert_eq!(older_holder(&elsewhere, &all), None, "another chain has other blocks");
+        let namesake = validator("there", "a", 2, "key", "other");
+        assert_eq!(older_holder(&namesake, &all), None, "a name means nothing elsewhere");
+    }
+
+    #[test]
+    fn a_key_or_claim_is_used_by_whoever_mounts_it_and_has_not_ended() {
+        let node = validator("ns", "n", 1, "key", "one");
+        let pod = |name: &str, volumes: Value, phase: &str| -> Pod {
+            serde_json::from_value(json!({
+                "metadata": { "name": name, "labels": { "sei.io/node": name } },
+                "spec": { "containers": [], "volumes": volumes },
+                "status": { "phase": phase },
+            }))
+            .unwrap()
+        };
+        let key = json!([{ "name": "k", "secret": { "secretName": "key" } }]);
+        let plain = json!([{ "name": "e", "emptyDir": {} }]);
+        let used = |pod: Pod| still_used(&node, [], [&pod]);
+        assert_eq!(used(pod("x", key.clone(), "Running")).as_deref(), Some("pod x"));
+        assert_eq!(used(pod("x", key.clone(), "Failed")), None);
+        assert_eq!(used(pod("n", key, "Running")), None, "its own");
+        assert_eq!(used(pod("x", plain, "Running")), None);
+    }
+}
