@@ -24,8 +24,8 @@ struct Output {
 fn outputs() -> Result<Vec<Output>> {
     let crd = yaml(&SeiNode::crd())?;
     let role = yaml(&role("ClusterRole", "sei-operator", RULES))?;
-    let pod_check = yaml(&self::role("ClusterRole", "sei-operator-pod-check", POD_CHECK_RULES))?;
     let leader = yaml(&self::role("Role", "sei-operator-leader-election", LEADER_RULES))?;
+    let pod_check = yaml(&self::role("ClusterRole", "sei-operator-pod-check", POD_CHECK_RULES))?;
     let policy = wrapped(
         "admissionregistration.k8s.io/v1",
         "ValidatingAdmissionPolicy",
@@ -38,12 +38,14 @@ fn outputs() -> Result<Vec<Output>> {
     Ok(vec![
         output("deploy/crds/seinodes.sei.io.yaml", &crd),
         output("deploy/rbac/cluster-role.yaml", &role),
-        output("deploy/rbac/pod-check-role.yaml", &pod_check),
         output("deploy/rbac/leader-election-role.yaml", &leader),
+        output("deploy/rbac/pod-check-role.yaml", &pod_check),
         // A chart is packed, so it can have nothing that lies outside of it.
         output("deploy/chart/sei-operator/files/crds/seinodes.sei.io.yaml", &crd),
         output("deploy/chart/sei-operator/files/rbac/cluster-role.yaml", &role),
         output("deploy/chart/sei-operator/files/rbac/leader-election-role.yaml", &leader),
+        output("deploy/chart/sei-operator/files/rbac/pod-check-role.yaml", &pod_check),
+        output("config/components/pod-check/role.yaml", &pod_check),
         output("config/components/admission-policy/policy.yaml", &policy),
         output("config/components/prometheus/rules.yaml", &alerting("sei-operator", RULES_FILE)?),
         output(

@@ -27,7 +27,7 @@ const CHART: &str = "deploy/chart/sei-operator";
 const EVERYTHING: &str = "--set metrics.serviceMonitor.enabled=true \
     --set metrics.prometheusRule.enabled=true \
     --set metrics.prometheusRule.statefulSetOverride=true --set networkPolicy.enabled=true \
-    --set admissionPolicy.enabled=true --set namespace.create=true";
+    --set admissionPolicy.enabled=true --set namespace.create=true --set rbac.podCheck=true";
 
 /// Nothing that can be left out.
 const NOTHING: &str = "--set crds.install=false --set serviceAccount.create=false \

@@ -341,3 +341,21 @@ fn one_line(text: &str, most: usize) -> String {
     }
     line
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// People copy it, and look in it for what there is.
+    #[test]
+    fn the_sample_has_every_key() {
+        let sample = include_str!("../../../../deploy/samples/platform.yaml");
+        let reader = Reader::of(sample).unwrap();
+        for (section, keys) in SCHEMA {
+            let found = reader.section(section).unwrap().unwrap_or_else(|| panic!("no {section}"));
+            for key in *keys {
+                assert!(found.contains_key(*key), "the sample has no {section}.{key}");
+            }
+        }
+    }
+}
