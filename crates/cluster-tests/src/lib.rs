@@ -10,6 +10,8 @@
 //! Invariants:
 //! - What is tested is the minor that was asked for. Guarded by `the_plane_is_of_its_minor`.
 
+pub mod docs;
+pub mod install;
 pub mod operator;
 pub mod play;
 pub mod wire;

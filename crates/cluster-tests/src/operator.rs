@@ -44,6 +44,8 @@ pub struct Setup {
     pub platform: String,
     pub speed: u32,
     pub version: String,
+    /// What it counts into.
+    pub metrics: Metrics,
     pub algorithm: Algorithm,
     /// What its requests go through, if anything.
     pub wire: Option<Wire>,
@@ -56,6 +58,7 @@ impl Default for Setup {
             platform: PLATFORM.to_owned(),
             speed: 10,
             version: "1.0.0".to_owned(),
+            metrics: Metrics::new(),
             algorithm: Algorithm::CURRENT,
             wire: None,
         }
@@ -65,6 +68,8 @@ impl Default for Setup {
 /// Starts an operator for the nodes of the scene's namespace.
 pub async fn start(scene: &Scene, setup: Setup) -> Result<Operator> {
     let platform = Platform::parse(&setup.platform, "platform.yaml")?;
+    // There is no election here: it leads as soon as it runs.
+    setup.metrics.leading(true);
     let options = Options {
         platform: Arc::new(platform),
         platform_path: None,
@@ -73,7 +78,7 @@ pub async fn start(scene: &Scene, setup: Setup) -> Result<Operator> {
         timing: Timing::faster(setup.speed),
         version: setup.version,
         algorithm: setup.algorithm,
-        metrics: Metrics::new(),
+        metrics: setup.metrics,
     };
     let path = scene.plane().kubeconfig(setup.user);
     let kubeconfig = Kubeconfig::read_from(&path).context("failed to read a kubeconfig")?;

@@ -13,10 +13,13 @@
 //! - The CRDs in `deploy/crds` are generated from these types. Guarded by `crds_are_current`.
 //! - Every reason a condition can carry stands in one table. Guarded by
 //!   `every_reason_is_explained`.
+//! - Every metric stands in one table, from which it is registered. Guarded by
+//!   `what_is_scraped_is_what_the_table_has`.
 
 #![allow(unreachable_pub, reason = "KubeSchema repeats each struct inside a private block")]
 
 pub mod condition;
+pub mod metric;
 pub mod mode;
 pub mod names;
 pub mod node;

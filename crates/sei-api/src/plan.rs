@@ -36,6 +36,7 @@ pub struct TaskPlan {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     pub phase: PlanPhase,
+    /// What is done, in order; the first that is not Complete is under way.
     #[serde(default)]
     pub tasks: Vec<PlannedTask>,
     /// Phase of the node once the plan is complete.
@@ -44,6 +45,7 @@ pub struct TaskPlan {
     /// Phase of the node if the plan fails; without it the node keeps its phase.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_phase: Option<SeiNodePhase>,
+    /// Which task failed, counted from 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_task_index: Option<i32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -61,6 +63,7 @@ pub struct TaskPlan {
     /// deleted if they still run, before this plan submits anything.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub abandoned: Vec<String>,
+    /// When it was built.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created_at: Option<Time>,
 }
@@ -123,6 +126,7 @@ pub struct PlanTarget {
     pub hash: String,
     /// Image of the chain process.
     pub image: String,
+    /// Image of the sidecar.
     pub sidecar_image: String,
     /// Generation of the node that the plan was built for.
     pub generation: i64,
@@ -147,7 +151,9 @@ pub struct PlanTarget {
 /// The StatefulSet as the plan's own apply left it.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Applied {
+    /// Its uid.
     pub uid: String,
+    /// Its generation after the apply.
     pub generation: i64,
 }
 
@@ -155,10 +161,15 @@ pub struct Applied {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct FailedTaskDetail {
+    /// What kind of task.
     pub r#type: String,
+    /// Its id, under which the sidecar knows it.
     pub id: String,
+    /// Why it failed.
     pub error: String,
+    /// How often it was repeated.
     pub retry_count: i32,
+    /// How often it may be repeated.
     pub max_retries: i32,
 }
 
@@ -168,18 +179,23 @@ pub struct FailedTaskDetail {
 pub struct PlannedTask {
     /// Text, not an enum: a plan of a newer operator may hold types that this one does not know.
     pub r#type: String,
+    /// Derived from the plan's id, so that it is never submitted twice.
     pub id: String,
     pub status: TaskStatus,
     /// Frozen when the plan is built, never derived again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_params")]
     pub params: Option<Value>,
+    /// When it first ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub submitted_at: Option<Time>,
+    /// What it met last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// How often it may be repeated after a failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_retries: Option<i32>,
+    /// How often it was repeated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_count: Option<i32>,
     /// The next run waits until then, whatever wakes the operator before.

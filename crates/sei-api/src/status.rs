@@ -15,6 +15,7 @@ use crate::plan::TaskPlan;
 pub struct SeiNodeStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<SeiNodePhase>,
+    /// When `phase` last changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase_transition_time: Option<Time>,
     /// Generation that the last pass acted on.
@@ -42,6 +43,7 @@ pub struct SeiNodeStatus {
     /// What keeps the node from getting on, since it was first seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocked: Option<Blocked>,
+    /// What holds of the node now; every reason stands in the reference.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
@@ -103,11 +105,14 @@ impl SeiNodePhase {
 pub struct ObservedTemplate {
     /// Revision of the pod; `podTemplateHash` speaks for this one only.
     pub revision: String,
+    /// The pod that was looked at.
     #[serde(rename = "podUID")]
     pub pod_uid: String,
     /// Digest of everything in the spec that may land in a template.
     pub inputs_hash: String,
+    /// Version of the operator that rolled it.
     pub operator_version: String,
+    /// When it was seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_at: Option<Time>,
     /// Digests of the configuration that is not in the template, by the name of the setting.
@@ -119,6 +124,7 @@ pub struct ObservedTemplate {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct PendingUpdate {
+    /// Fingerprint of the wanted template; an approval names it.
     pub target_hash: String,
     /// Inputs at the time the difference was first seen; a later change of the spec shows by it.
     pub base_inputs_hash: String,
@@ -127,12 +133,15 @@ pub struct PendingUpdate {
     /// Why it is in that state, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// When this target was first wanted.
     pub since: Time,
+    /// The fields that differ: at most 20, never the content of a Secret.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<FieldChange>,
     /// Failed attempts at this target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempts: Option<i32>,
+    /// When it is tried again after a failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_attempt_at: Option<Time>,
     /// An approval that was given for another target and counts for nothing.
@@ -172,8 +181,10 @@ pub enum UpdateState {
 pub struct FieldChange {
     /// e.g. `containers[seid].env[HOME]`.
     pub path: String,
+    /// Value in the running pod; absent if the field is new.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
+    /// Wanted value; absent if the field goes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
 }
@@ -182,6 +193,7 @@ pub struct FieldChange {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct LastUpdate {
+    /// The plan that carried it out.
     #[serde(rename = "planID")]
     pub plan_id: String,
     pub cause: Cause,
@@ -191,8 +203,10 @@ pub struct LastUpdate {
     /// Fingerprint that was wanted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
+    /// When its plan was built.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started_at: Option<Time>,
+    /// When its plan ended.
     pub finished_at: Time,
     pub outcome: UpdateOutcome,
     /// Why it did not complete.
@@ -221,6 +235,7 @@ pub struct Blocked {
     pub reason: String,
     /// First sight; `Stalled` turns True once the reason's deadline has passed since then.
     pub since: Time,
+    /// What exactly, with the names of the things concerned.
     pub message: String,
 }
 
@@ -228,22 +243,29 @@ pub struct Blocked {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct AdoptedWorkflow {
+    /// Its name.
     pub name: String,
+    /// Its uid.
     pub uid: String,
+    /// Since when.
     pub adopted_at: Time,
 }
 
 /// The node's StatefulSet.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct StatefulSetRef {
+    /// Its name, the same as the node's.
     pub name: String,
+    /// Its uid.
     pub uid: String,
 }
 
 /// The node's claim.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClaimRef {
+    /// Its name.
     pub name: String,
+    /// Its uid; a claim of the same name with another uid is another volume.
     pub uid: String,
 }
 
@@ -251,12 +273,16 @@ pub struct ClaimRef {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Endpoint {
+    /// URL of the EVM JSON-RPC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evm_json_rpc: Option<String>,
+    /// URL of the EVM websocket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evm_ws: Option<String>,
+    /// URL of the Tendermint RPC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tendermint_rpc: Option<String>,
+    /// URL of the REST API.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tendermint_rest: Option<String>,
 }

@@ -235,6 +235,32 @@ mod tests {
     }
 
     #[test]
+    fn every_flag_and_its_variable_stand_in_the_docs() {
+        let docs = include_str!("../../../docs/configuration.md");
+        let command = Flags::command();
+        let flags: Vec<String> = command
+            .get_arguments()
+            .filter_map(|argument| Some(format!("--{}", argument.get_long()?)))
+            .collect();
+        assert!(flags.len() > 15, "{flags:?}");
+        for flag in &flags {
+            assert!(docs.contains(&format!("`{flag}`")), "{flag}");
+        }
+        for argument in command.get_arguments() {
+            let (flag, variable) = (argument.get_long(), argument.get_env());
+            let variable = variable.map(|name| name.to_string_lossy().into_owned());
+            if let (Some(flag), Some(variable)) = (flag, variable) {
+                let row = format!("| `--{flag}` | `{variable}` |");
+                assert!(docs.contains(&row), "{row}");
+            }
+        }
+        let told = docs.split('`').filter(|word| word.starts_with("--"));
+        for flag in told {
+            assert!(flags.iter().any(|one| one == flag), "{flag} is in the docs and nowhere else");
+        }
+    }
+
+    #[test]
     fn the_command_is_well_formed() {
         Flags::command().debug_assert();
     }

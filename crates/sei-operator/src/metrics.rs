@@ -20,13 +20,15 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::{self, Registry, Unit};
 use sei_api::condition::{self, ConditionType, Reason, Truth};
+use sei_api::metric::{self, Metric};
 use sei_api::plan::{PlanKind, PlanPhase};
-use sei_api::status::{Cause, SeiNodePhase, UpdateOutcome, UpdateState};
+use sei_api::status::{Cause, PendingUpdate, SeiNodePhase, UpdateOutcome, UpdateState};
 use sei_api::task::TaskType;
 use sei_api::{SeiNode, SeiNodeStatus, TaskPlan};
 use sei_exec::sidecar::Health;
+use sei_plan::planner::HALTED;
 
 /// Value of the label `controller`: the peer has several, and tells them apart by it.
 const CONTROLLER: &str = "seinode";
@@ -79,35 +81,13 @@ impl Metrics {
     }
 
     fn registered(&self) -> Registry {
-        let mut registry = Registry::with_prefix("sei_controller");
-        registry.register("leader", "Whether this process leads", self.leader.clone());
-        registry.register(
-            "seinode_phase_transitions",
-            "Changes of a node's phase",
-            self.transitions.clone(),
-        );
-        registry.register_with_unit(
-            "seinode_phase_duration",
-            "How long nodes were in the phase that they left",
-            Unit::Seconds,
-            self.phase_durations.clone(),
-        );
-        registry.register_with_unit(
-            "plan_duration",
-            "How long plans took that ended",
-            Unit::Seconds,
-            self.plan_durations.clone(),
-        );
-        registry.register(
-            "seinode_sidecar_health_probes",
-            "Health probes of sidecars by what they found",
-            self.probes.clone(),
-        );
-        registry.register(
-            "reconcile_errors",
-            "Passes over a node that ended in an error",
-            self.errors.clone(),
-        );
+        let mut registry = Registry::with_prefix(metric::PREFIX);
+        register(&mut registry, &metric::LEADER, self.leader.clone());
+        register(&mut registry, &metric::SEINODE_PHASE_TRANSITIONS, self.transitions.clone());
+        register(&mut registry, &metric::SEINODE_PHASE_DURATION, self.phase_durations.clone());
+        register(&mut registry, &metric::PLAN_DURATION, self.plan_durations.clone());
+        register(&mut registry, &metric::SEINODE_SIDECAR_HEALTH_PROBES, self.probes.clone());
+        register(&mut registry, &metric::RECONCILE_ERRORS, self.errors.clone());
         registry.register_collector(Box::new(self.nodes.clone()));
         registry
     }
@@ -215,6 +195,18 @@ impl Metrics {
             outcome,
         };
         self.plan_durations.get_or_create(&labels).observe(seconds_between(started, now));
+    }
+}
+
+/// Registers a metric as the table has it.
+fn register(registry: &mut Registry, metric: &Metric, counted: impl registry::Metric) {
+    match metric.kind {
+        metric::Kind::Histogram => {
+            registry.register_with_unit(metric.stem(), metric.help, Unit::Seconds, counted);
+        }
+        metric::Kind::Counter | metric::Kind::Gauge => {
+            registry.register(metric.stem(), metric.help, counted);
+        }
     }
 }
 
@@ -336,14 +328,25 @@ struct ErrorLabels {
 /// What the gauges say of one node.
 #[derive(Debug)]
 struct NodeWords {
+    chain_id: String,
     phase: SeiNodePhase,
     has_active_plan: bool,
     sidecar_ready: Option<bool>,
+    sidecar_unreachable: Option<bool>,
     /// Status and reason of the condition.
     drifted: Option<(bool, &'static str)>,
     stalled: Option<(bool, &'static str)>,
-    /// Cause and state.
-    pending_update: Option<(&'static str, &'static str)>,
+    pending_update: Option<UpdateWords>,
+}
+
+/// What the gauges say of an update that has not arrived.
+#[derive(Debug)]
+struct UpdateWords {
+    cause: &'static str,
+    state: &'static str,
+    since_seconds: i64,
+    failed_attempts: i64,
+    is_halted: bool,
 }
 
 impl NodeWords {
@@ -355,16 +358,29 @@ impl NodeWords {
             let reason = Reason::parse(&condition.reason).map_or("Other", Reason::as_str);
             Some((condition.status == Truth::True.as_str(), reason))
         };
+        let sidecar = truth(ConditionType::SidecarReady);
         Self {
+            chain_id: escaped(&node.spec.chain_id),
             phase: phase_of(status),
             has_active_plan: status.plan.as_ref().is_some_and(TaskPlan::is_active),
-            sidecar_ready: truth(ConditionType::SidecarReady).map(|(is_ready, _)| is_ready),
+            sidecar_ready: sidecar.map(|(is_ready, _)| is_ready),
+            sidecar_unreachable: sidecar.map(|(_, why)| why == Reason::Unreachable.as_str()),
             drifted: truth(ConditionType::PodTemplateDrift),
             stalled: truth(ConditionType::Stalled),
-            pending_update: status
-                .pending_update
-                .as_ref()
-                .map(|update| (cause_word(update.cause), state_word(update.state))),
+            pending_update: status.pending_update.as_ref().map(UpdateWords::of),
+        }
+    }
+}
+
+impl UpdateWords {
+    fn of(update: &PendingUpdate) -> Self {
+        let why = update.reason.as_deref().unwrap_or_default();
+        Self {
+            cause: cause_word(update.cause),
+            state: state_word(update.state),
+            since_seconds: update.since.0.as_second(),
+            failed_attempts: i64::from(update.attempts.unwrap_or(0)),
+            is_halted: update.state == UpdateState::Queued && why.starts_with(HALTED),
         }
     }
 }
@@ -402,36 +418,39 @@ impl Nodes {
 impl Collector for Nodes {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
         let nodes = self.lock();
-        encode_phases(&nodes, &mut encoder)?;
-        encode_active_plans(&nodes, &mut encoder)?;
-        let help = "Whether the node's sidecar was ready at its last probe.";
-        let mut family = gauges(&mut encoder, "seinode_sidecar_ready", help)?;
-        for ((namespace, name), words) in nodes.iter() {
-            if let Some(is_ready) = words.sidecar_ready {
-                let labels = [("namespace", namespace.as_str()), ("name", name.as_str())];
-                family.encode_family(&labels)?.encode_gauge(&i64::from(is_ready))?;
-            }
-        }
-        let help = "Whether the node's pod differs from the wanted one.";
-        let family = gauges(&mut encoder, "seinode_drifted", help)?;
-        encode_conditions(&nodes, family, |words| words.drifted)?;
-        let help = "Whether something keeps the node from getting on.";
-        let family = gauges(&mut encoder, "seinode_stalled", help)?;
-        encode_conditions(&nodes, family, |words| words.stalled)?;
-        encode_pending_updates(&nodes, &mut encoder)
+        let encoder = &mut encoder;
+        encode_phases(&nodes, encoder)?;
+        encode_active_plans(&nodes, encoder)?;
+        encode_conditions(&nodes, encoder, &metric::SEINODE_DRIFTED, |words| words.drifted)?;
+        encode_pending_updates(&nodes, encoder)?;
+        encode_numbers(&nodes, encoder, &metric::SEINODE_PENDING_UPDATE_SINCE, |words| {
+            words.pending_update.as_ref().map(|update| update.since_seconds)
+        })?;
+        encode_numbers(&nodes, encoder, &metric::SEINODE_UPDATE_FAILED_ATTEMPTS, |words| {
+            words.pending_update.as_ref().map(|update| update.failed_attempts)
+        })?;
+        encode_halted_chains(&nodes, encoder)?;
+        encode_conditions(&nodes, encoder, &metric::SEINODE_STALLED, |words| words.stalled)?;
+        encode_numbers(&nodes, encoder, &metric::SEINODE_SIDECAR_READY, |words| {
+            words.sidecar_ready.map(i64::from)
+        })?;
+        encode_numbers(&nodes, encoder, &metric::SEINODE_SIDECAR_UNREACHABLE, |words| {
+            words.sidecar_unreachable.map(i64::from)
+        })
     }
 }
 
 fn gauges<'a>(
     encoder: &'a mut DescriptorEncoder<'_>,
-    name: &'a str,
-    help: &str,
+    metric: &'a Metric,
 ) -> Result<MetricEncoder<'a>, fmt::Error> {
-    encoder.encode_descriptor(name, help, None, MetricType::Gauge)
+    // A registry adds the full stop by itself, a collector does not.
+    let help = format!("{}.", metric.help);
+    encoder.encode_descriptor(metric.stem(), &help, None, MetricType::Gauge)
 }
 
 fn encode_phases(nodes: &NodeMap, encoder: &mut DescriptorEncoder) -> Result<(), fmt::Error> {
-    let mut family = gauges(encoder, "seinode_phase", "1 for the phase that the node is in.")?;
+    let mut family = gauges(encoder, &metric::SEINODE_PHASE)?;
     for ((namespace, name), words) in nodes {
         for phase in PHASES {
             let labels = [
@@ -450,7 +469,7 @@ fn encode_active_plans(nodes: &NodeMap, encoder: &mut DescriptorEncoder) -> Resu
     for ((namespace, _), words) in nodes {
         *active.entry(namespace).or_default() += i64::from(words.has_active_plan);
     }
-    let mut family = gauges(encoder, "plan_active", "Nodes whose plan is being carried out.")?;
+    let mut family = gauges(encoder, &metric::PLAN_ACTIVE)?;
     for (namespace, count) in active {
         let labels = [("controller", CONTROLLER), ("namespace", namespace)];
         family.encode_family(&labels)?.encode_gauge(&count)?;
@@ -458,11 +477,46 @@ fn encode_active_plans(nodes: &NodeMap, encoder: &mut DescriptorEncoder) -> Resu
     Ok(())
 }
 
+fn encode_halted_chains(
+    nodes: &NodeMap,
+    encoder: &mut DescriptorEncoder,
+) -> Result<(), fmt::Error> {
+    let mut halted: BTreeMap<&str, i64> = BTreeMap::new();
+    for words in nodes.values() {
+        let is_halted = words.pending_update.as_ref().is_some_and(|update| update.is_halted);
+        *halted.entry(&words.chain_id).or_default() += i64::from(is_halted);
+    }
+    let mut family = gauges(encoder, &metric::CHAIN_HALTED_NODES)?;
+    for (chain_id, count) in halted {
+        family.encode_family(&[("chain_id", chain_id)])?.encode_gauge(&count)?;
+    }
+    Ok(())
+}
+
+/// One number for each node that has it.
+fn encode_numbers(
+    nodes: &NodeMap,
+    encoder: &mut DescriptorEncoder,
+    metric: &Metric,
+    of: impl Fn(&NodeWords) -> Option<i64>,
+) -> Result<(), fmt::Error> {
+    let mut family = gauges(encoder, metric)?;
+    for ((namespace, name), words) in nodes {
+        if let Some(value) = of(words) {
+            let labels = [("namespace", namespace.as_str()), ("name", name.as_str())];
+            family.encode_family(&labels)?.encode_gauge(&value)?;
+        }
+    }
+    Ok(())
+}
+
 fn encode_conditions(
     nodes: &NodeMap,
-    mut family: MetricEncoder<'_>,
+    encoder: &mut DescriptorEncoder,
+    metric: &Metric,
     of: impl Fn(&NodeWords) -> Option<(bool, &'static str)>,
 ) -> Result<(), fmt::Error> {
+    let mut family = gauges(encoder, metric)?;
     for ((namespace, name), words) in nodes {
         if let Some((is_true, reason)) = of(words) {
             let labels =
@@ -477,10 +531,9 @@ fn encode_pending_updates(
     nodes: &NodeMap,
     encoder: &mut DescriptorEncoder,
 ) -> Result<(), fmt::Error> {
-    let help = "Nodes that wait for an update, by its cause and what happens with it.";
-    let mut family = gauges(encoder, "seinode_pending_update", help)?;
+    let mut family = gauges(encoder, &metric::SEINODE_PENDING_UPDATE)?;
     for ((namespace, name), words) in nodes {
-        if let Some((cause, state)) = words.pending_update {
+        if let Some(UpdateWords { cause, state, .. }) = words.pending_update {
             let labels = [
                 ("namespace", namespace.as_str()),
                 ("name", name.as_str()),

@@ -1,4 +1,4 @@
-//! Where the programs of a control plane are.
+//! Where the programs of a control plane and the tools of tests are.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -18,7 +18,17 @@ pub enum ProgramsError {
 /// It asks `cargo xtask control-plane`, so that one place knows the rule: `KUBEBUILDER_ASSETS` if
 /// it holds that minor, else what is cached.
 pub fn bin_dir(minor: &str) -> Result<PathBuf, ProgramsError> {
-    let arguments = ["xtask", "control-plane", "--kubernetes", minor];
+    ask(&["xtask", "control-plane", "--kubernetes", minor])
+}
+
+/// The program of a tool like `helm`, or the folder of a pinned module like `prometheus-operator`;
+/// built or downloaded when missing. What there is stands in `tools`.
+pub fn tool(name: &str) -> Result<PathBuf, ProgramsError> {
+    ask(&["xtask", "tool", name])
+}
+
+/// The path that a command of cargo prints last.
+fn ask(arguments: &[&str]) -> Result<PathBuf, ProgramsError> {
     let command = format!("cargo {}", arguments.join(" "));
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(program)
@@ -33,7 +43,7 @@ pub fn bin_dir(minor: &str) -> Result<PathBuf, ProgramsError> {
     };
     let told = String::from_utf8_lossy(&output.stdout);
     match told.lines().last() {
-        Some(folder) if output.status.success() => Ok(PathBuf::from(folder)),
+        Some(path) if output.status.success() => Ok(PathBuf::from(path)),
         _ => Err(ProgramsError::Failed { command }),
     }
 }

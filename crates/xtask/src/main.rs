@@ -15,10 +15,14 @@
 
 mod codegen;
 mod control_plane;
+mod docs;
+mod go;
+mod image;
 mod sandbox;
 mod suite;
 mod tasks;
 mod tidy;
+mod tool;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -46,9 +50,11 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Codegen { check: false } => codegen::write(&root),
         Task::Codegen { check: true } => codegen::check(&root),
         Task::ControlPlane(wanted) => control_plane::run(&root, &wanted),
+        Task::Image(wanted) => image::run(&root, &wanted),
         Task::Sandbox { arguments } => sandbox::run(&root, &arguments),
         Task::Tidy => tidy::run(&root),
         Task::Test => suite::run(&root),
+        Task::Tool { name } => tool::run(&root, name.as_deref()),
     }
 }
 

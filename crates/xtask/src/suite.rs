@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::{codegen, control_plane};
+use crate::{codegen, control_plane, tool};
 
 /// One step of the suite.
 enum Step {
@@ -15,6 +15,8 @@ enum Step {
         environment: Option<(&'static str, &'static str)>,
     },
     GeneratedFiles,
+    /// What the cluster tests use besides a control plane; built or downloaded if missing.
+    Tools,
     /// The cluster tests on a real control plane of this minor, which is built if missing.
     Cluster {
         kubernetes: &'static str,
@@ -38,6 +40,7 @@ const STEPS: &[(&str, Step)] = &[
         },
     ),
     ("generated files", Step::GeneratedFiles),
+    ("tools", Step::Tools),
     ("cluster 1.34", Step::Cluster { kubernetes: "1.34" }),
     ("cluster 1.37", Step::Cluster { kubernetes: "1.37" }),
 ];
@@ -64,6 +67,7 @@ impl Step {
         match self {
             Self::Cargo { arguments, .. } => format!("cargo {}", arguments.join(" ")),
             Self::GeneratedFiles => "cargo xtask codegen --check".to_owned(),
+            Self::Tools => "cargo xtask tool".to_owned(),
             Self::Cluster { kubernetes } => {
                 format!("{KUBERNETES}={kubernetes} cargo {}", CLUSTER_TESTS.join(" "))
             }
@@ -73,6 +77,7 @@ impl Step {
     fn run(&self, root: &Path) -> Result<()> {
         match self {
             Self::GeneratedFiles => codegen::check(root),
+            Self::Tools => tool::ensure_all(root),
             Self::Cargo { arguments, environment } => {
                 let mut command = Command::new(cargo_program());
                 command.current_dir(root).args(*arguments).envs(environment.iter().copied());
@@ -119,6 +124,7 @@ mod tests {
             cargo test
             cargo doc --workspace --no-deps
             cargo xtask codegen --check
+            cargo xtask tool
             SEI_KUBERNETES=1.34 cargo test --package cluster-tests
             SEI_KUBERNETES=1.37 cargo test --package cluster-tests
         "#]]

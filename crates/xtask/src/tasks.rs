@@ -5,16 +5,26 @@ use std::fmt::Write as _;
 use anyhow::{Result, bail};
 
 use crate::control_plane::{MINORS, Wanted};
+use crate::image;
 
 /// One thing to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Task {
     Help,
-    Codegen { check: bool },
+    Codegen {
+        check: bool,
+    },
     ControlPlane(Wanted),
-    Sandbox { arguments: Vec<String> },
+    Image(image::Wanted),
+    Sandbox {
+        arguments: Vec<String>,
+    },
     Tidy,
     Test,
+    /// A tool by name, or all of them.
+    Tool {
+        name: Option<String>,
+    },
 }
 
 const TASKS: &[(&str, &str)] = &[
@@ -29,11 +39,17 @@ const TASKS: &[(&str, &str)] = &[
     ),
     ("help", "this text"),
     (
+        "image",
+        "write the operator's image without a daemon (target/sei-operator.oci.tar); --output PATH, \
+         --profile NAME, --root for its files as a folder",
+    ),
+    (
         "sandbox",
         "the operator at work on a control plane of its own; --scenario NAME, --keep, --help",
     ),
     ("test", "everything CI runs: format, lints, tests, docs, generated files, real clusters"),
     ("tidy", "the rules of this repository that no compiler checks; part of test"),
+    ("tool", "build or download what tests use (helm, ...), print where it is; one NAME, or all"),
 ];
 
 pub(crate) fn help() -> String {
@@ -51,11 +67,18 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Task> {
         ["codegen"] => Ok(Task::Codegen { check: false }),
         ["codegen", "--check"] => Ok(Task::Codegen { check: true }),
         ["control-plane", ref options @ ..] => parse_control_plane(options),
+        ["image", ref options @ ..] => parse_image(options),
         ["sandbox", ..] => Ok(Task::Sandbox { arguments: arguments[1..].to_vec() }),
         ["tidy"] => Ok(Task::Tidy),
         ["test"] => Ok(Task::Test),
+        ["tool"] => Ok(Task::Tool { name: None }),
+        ["tool", name] => Ok(Task::Tool { name: Some(name.to_owned()) }),
         [task, extra, ..] if is_known(task) => {
-            let takes = if task == "codegen" { "only --check" } else { "no arguments" };
+            let takes = match task {
+                "codegen" => "only --check",
+                "tool" => "only one name",
+                _ => "no arguments",
+            };
             bail!("task `{task}` takes {takes}, not `{extra}`")
         }
         [unknown, ..] => bail!("{}", explain_unknown(unknown)),
@@ -82,6 +105,24 @@ fn parse_control_plane(options: &[&str]) -> Result<Task> {
         }
     }
     Ok(Task::ControlPlane(wanted))
+}
+
+fn parse_image(options: &[&str]) -> Result<Task> {
+    let mut wanted = image::Wanted::default();
+    let mut options = options.iter().copied();
+    while let Some(option) = options.next() {
+        let mut value = || match options.next() {
+            Some(value) => Ok(value.to_owned()),
+            None => bail!("{option} needs a value"),
+        };
+        match option {
+            "--output" => wanted.output = value()?.into(),
+            "--profile" => wanted.profile = value()?,
+            "--root" => wanted.root = true,
+            other => bail!("task `image` takes --output, --profile and --root, not `{other}`"),
+        }
+    }
+    Ok(Task::Image(wanted))
 }
 
 fn is_known(name: &str) -> bool {
@@ -147,10 +188,15 @@ mod tests {
         let wanted = Wanted { minor: Some("1.37"), bin_dir: Some("bin".into()) };
         let typed = "control-plane --bin-dir bin --kubernetes 1.37";
         assert_eq!(parsed(typed), Ok(Task::ControlPlane(wanted)));
+        assert_eq!(parsed("image"), Ok(Task::Image(image::Wanted::default())));
+        let wanted = image::Wanted { profile: "dev".into(), output: "a".into(), root: true };
+        assert_eq!(parsed("image --root --profile dev --output a"), Ok(Task::Image(wanted)));
         let arguments = vec!["--keep".to_owned()];
         assert_eq!(parsed("sandbox --keep"), Ok(Task::Sandbox { arguments }));
         assert_eq!(parsed("tidy"), Ok(Task::Tidy));
         assert_eq!(parsed("test"), Ok(Task::Test));
+        assert_eq!(parsed("tool"), Ok(Task::Tool { name: None }));
+        assert_eq!(parsed("tool helm"), Ok(Task::Tool { name: Some("helm".into()) }));
         for (name, what) in TASKS {
             assert!(parsed(name).is_ok() && help().contains(what), "{name}");
         }
@@ -161,7 +207,7 @@ mod tests {
         for (typed, said) in [
             ("tets", "unknown task `tets`; did you mean `test`?"),
             ("code", "unknown task `code`; did you mean `codegen`?"),
-            ("t", "unknown task `t`; did you mean `test` or `tidy`?"),
+            ("t", "unknown task `t`; did you mean `test` or `tidy` or `tool`?"),
             ("deploy", "unknown task `deploy`; `cargo xtask help` lists them"),
             ("codegen --force", "task `codegen` takes only --check, not `--force`"),
             ("control", "unknown task `control`; did you mean `control-plane`?"),
@@ -171,6 +217,8 @@ mod tests {
                 "control-plane now",
                 "task `control-plane` takes --kubernetes and --bin-dir, not `now`",
             ),
+            ("image --output", "--output needs a value"),
+            ("image now", "task `image` takes --output, --profile and --root, not `now`"),
             ("test now", "task `test` takes no arguments, not `now`"),
         ] {
             assert_eq!(parsed(typed), Err(said.to_owned()), "{typed}");

@@ -4,6 +4,8 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
+use crate::alerts::check;
+use crate::recording::{Fires, Scrape, scrape};
 use anyhow::{Context as _, Result, ensure};
 use cluster_tests::operator::PLATFORM;
 use cluster_tests::{boot, minor, wait_for};
@@ -66,7 +68,7 @@ fn start(plane: &ControlPlane, identity: &str) -> Result<Process> {
 }
 
 /// The answer of a small HTTP server on loopback, head and body.
-async fn get(port: u16, path: &str) -> Result<String> {
+pub(crate) async fn get(port: u16, path: &str) -> Result<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
@@ -130,6 +132,9 @@ async fn of_two_processes_one_leads_and_the_other_takes_over() -> Result<()> {
     })
     .await?;
 
+    let both = [scraped(&first).await?, scraped(&second).await?].concat();
+    let waiting = scraped(&second).await?;
+
     // A polite end gives the lease back at once.
     let id = first.child.id().to_string();
     ensure!(Command::new("kill").args(["-TERM", &id]).status()?.success(), "failed to signal");
@@ -138,7 +143,34 @@ async fn of_two_processes_one_leads_and_the_other_takes_over() -> Result<()> {
     wait_for("the second leads", async || {
         Ok(holder(&plane).await?.filter(|name| name == "second").map(drop))
     })
-    .await
+    .await?;
+    let led = wait_for("the second tells that it leads", async || {
+        let lines = scraped(&second).await?;
+        Ok(lines.iter().any(|(_, line)| line == "sei_controller_leader 1").then_some(lines))
+    })
+    .await?;
+
+    let fires = |alert| Fires { alert, labels: vec![], value: "1".to_owned() };
+    let (absent, headless) = (fires("SeiOperatorAbsent"), fires("SeiOperatorWithoutLeader"));
+    check(joined(&both)?, Scrape::new(), joined(&led)?, vec![absent])?;
+    check(joined(&both)?, joined(&waiting)?, joined(&led)?, vec![headless])
+}
+
+/// What a process tells, each line with the port it came from.
+async fn scraped(process: &Process) -> Result<Vec<(u16, String)>> {
+    let answer = get(process.metrics, "/metrics").await?;
+    let (_, body) = answer.split_once("\r\n\r\n").context("an answer has a body")?;
+    // Whose nodes are well is not the question here.
+    let own = body.lines().filter(|line| line.starts_with("sei_controller_leader"));
+    Ok(own.map(|line| (process.metrics, line.to_owned())).collect())
+}
+
+fn joined(lines: &[(u16, String)]) -> Result<Scrape> {
+    let mut all = Scrape::new();
+    for (port, line) in lines {
+        all.extend(scrape(line, "sei-operator", &format!("127.0.0.1:{port}"))?);
+    }
+    Ok(all)
 }
 
 const README: &str = include_str!("../../../../README.md");

@@ -64,8 +64,11 @@ const GAUGES: &[&str] = &[
     "plan_active",
     "seinode_sidecar_ready",
     "seinode_drifted",
+    "seinode_sidecar_unreachable",
     "seinode_stalled",
     "seinode_pending_update",
+    "seinode_update_failed_attempts",
+    "chain_halted_nodes",
 ];
 
 #[test]
@@ -74,17 +77,21 @@ fn a_node_shows_in_every_gauge() {
         &observed(),
         GAUGES,
         &expect![[r#"
-        sei_controller_plan_active{controller="seinode",namespace="sei"} 1
-        sei_controller_seinode_drifted{namespace="sei",name="a",reason="Rolling"} 1
-        sei_controller_seinode_pending_update{namespace="sei",name="a",cause="Spec",state="Rolling"} 1
-        sei_controller_seinode_phase{namespace="sei",name="a",phase="Failed"} 0
-        sei_controller_seinode_phase{namespace="sei",name="a",phase="Initializing"} 0
-        sei_controller_seinode_phase{namespace="sei",name="a",phase="Pending"} 0
-        sei_controller_seinode_phase{namespace="sei",name="a",phase="Running"} 1
-        sei_controller_seinode_phase{namespace="sei",name="a",phase="Terminating"} 0
-        sei_controller_seinode_sidecar_ready{namespace="sei",name="a"} 1
-        sei_controller_seinode_stalled{namespace="sei",name="a",reason="ImagePullFailed"} 1
-    "#]],
+            sei_controller_chain_halted_nodes{chain_id="pacific-1"} 0
+            sei_controller_plan_active{controller="seinode",namespace="sei"} 1
+            sei_controller_seinode_drifted{namespace="sei",name="a",reason="Rolling"} 1
+            sei_controller_seinode_pending_update_since_timestamp_seconds{namespace="sei",name="a"} 1785924000
+            sei_controller_seinode_pending_update{namespace="sei",name="a",cause="Spec",state="Rolling"} 1
+            sei_controller_seinode_phase{namespace="sei",name="a",phase="Failed"} 0
+            sei_controller_seinode_phase{namespace="sei",name="a",phase="Initializing"} 0
+            sei_controller_seinode_phase{namespace="sei",name="a",phase="Pending"} 0
+            sei_controller_seinode_phase{namespace="sei",name="a",phase="Running"} 1
+            sei_controller_seinode_phase{namespace="sei",name="a",phase="Terminating"} 0
+            sei_controller_seinode_sidecar_ready{namespace="sei",name="a"} 1
+            sei_controller_seinode_sidecar_unreachable{namespace="sei",name="a"} 0
+            sei_controller_seinode_stalled{namespace="sei",name="a",reason="ImagePullFailed"} 1
+            sei_controller_seinode_update_failed_attempts{namespace="sei",name="a"} 0
+        "#]],
     );
 }
 
@@ -128,16 +135,18 @@ fn older_label_values_go() {
         &metrics,
         GAUGES,
         &expect![[r#"
-        sei_controller_plan_active{controller="seinode",namespace="sei"} 0
-        sei_controller_seinode_drifted{namespace="sei",name="a",reason="InSync"} 0
-        sei_controller_seinode_phase{namespace="sei",name="a",phase="Failed"} 1
-        sei_controller_seinode_phase{namespace="sei",name="a",phase="Initializing"} 0
-        sei_controller_seinode_phase{namespace="sei",name="a",phase="Pending"} 0
-        sei_controller_seinode_phase{namespace="sei",name="a",phase="Running"} 0
-        sei_controller_seinode_phase{namespace="sei",name="a",phase="Terminating"} 0
-        sei_controller_seinode_sidecar_ready{namespace="sei",name="a"} 0
-        sei_controller_seinode_stalled{namespace="sei",name="a",reason="Other"} 0
-    "#]],
+            sei_controller_chain_halted_nodes{chain_id="pacific-1"} 0
+            sei_controller_plan_active{controller="seinode",namespace="sei"} 0
+            sei_controller_seinode_drifted{namespace="sei",name="a",reason="InSync"} 0
+            sei_controller_seinode_phase{namespace="sei",name="a",phase="Failed"} 1
+            sei_controller_seinode_phase{namespace="sei",name="a",phase="Initializing"} 0
+            sei_controller_seinode_phase{namespace="sei",name="a",phase="Pending"} 0
+            sei_controller_seinode_phase{namespace="sei",name="a",phase="Running"} 0
+            sei_controller_seinode_phase{namespace="sei",name="a",phase="Terminating"} 0
+            sei_controller_seinode_sidecar_ready{namespace="sei",name="a"} 0
+            sei_controller_seinode_sidecar_unreachable{namespace="sei",name="a"} 0
+            sei_controller_seinode_stalled{namespace="sei",name="a",reason="Other"} 0
+        "#]],
     );
 }
 
@@ -149,13 +158,14 @@ fn a_node_without_a_status_is_pending() {
         &metrics,
         GAUGES,
         &expect![[r#"
-        sei_controller_plan_active{controller="seinode",namespace="sei"} 0
-        sei_controller_seinode_phase{namespace="sei",name="new",phase="Failed"} 0
-        sei_controller_seinode_phase{namespace="sei",name="new",phase="Initializing"} 0
-        sei_controller_seinode_phase{namespace="sei",name="new",phase="Pending"} 1
-        sei_controller_seinode_phase{namespace="sei",name="new",phase="Running"} 0
-        sei_controller_seinode_phase{namespace="sei",name="new",phase="Terminating"} 0
-    "#]],
+            sei_controller_chain_halted_nodes{chain_id="pacific-1"} 0
+            sei_controller_plan_active{controller="seinode",namespace="sei"} 0
+            sei_controller_seinode_phase{namespace="sei",name="new",phase="Failed"} 0
+            sei_controller_seinode_phase{namespace="sei",name="new",phase="Initializing"} 0
+            sei_controller_seinode_phase{namespace="sei",name="new",phase="Pending"} 1
+            sei_controller_seinode_phase{namespace="sei",name="new",phase="Running"} 0
+            sei_controller_seinode_phase{namespace="sei",name="new",phase="Terminating"} 0
+        "#]],
     );
 }
 
@@ -379,25 +389,103 @@ fn a_hostile_chain_id_stays_in_its_quotes() {
     assert!(!metrics.encode().contains("\nup"));
 }
 
+/// A node that waits because the roll of another one of its chain failed.
+fn halted(name: &str) -> SeiNode {
+    node(
+        name,
+        &json!({
+            "phase": "Running",
+            "pendingUpdate": {
+                "targetHash": "v1:b", "baseInputsHash": "x", "cause": "Operator",
+                "state": "Queued", "since": "2026-08-05T10:00:00Z", "attempts": 2,
+                "reason": format!("{HALTED}: the roll of sei/a failed"),
+            },
+        }),
+    )
+}
+
 #[test]
-fn every_metric_is_described() {
-    let text = Metrics::new().encode();
-    let about: Vec<&str> = text.lines().filter(|line| line.starts_with('#')).collect();
-    expect![[r#"
-        # HELP sei_controller_leader Whether this process leads.
-        # TYPE sei_controller_leader gauge
-        # HELP sei_controller_seinode_phase 1 for the phase that the node is in.
-        # TYPE sei_controller_seinode_phase gauge
-        # HELP sei_controller_plan_active Nodes whose plan is being carried out.
-        # TYPE sei_controller_plan_active gauge
-        # HELP sei_controller_seinode_sidecar_ready Whether the node's sidecar was ready at its last probe.
-        # TYPE sei_controller_seinode_sidecar_ready gauge
-        # HELP sei_controller_seinode_drifted Whether the node's pod differs from the wanted one.
-        # TYPE sei_controller_seinode_drifted gauge
-        # HELP sei_controller_seinode_stalled Whether something keeps the node from getting on.
-        # TYPE sei_controller_seinode_stalled gauge
-        # HELP sei_controller_seinode_pending_update Nodes that wait for an update, by its cause and what happens with it.
-        # TYPE sei_controller_seinode_pending_update gauge
-        # EOF
-    "#]].assert_eq(&joined(&about));
+fn nodes_that_wait_for_a_failed_roll_are_counted_by_chain() {
+    let metrics = observed();
+    let mut elsewhere = halted("d");
+    elsewhere.spec.chain_id = "arctic-1".to_owned();
+    for node in [halted("b"), halted("c"), elsewhere] {
+        metrics.observe(&node);
+    }
+    let names =
+        &["chain_halted_nodes", "seinode_update_failed_attempts{namespace=\"sei\",name=\"b"];
+    check(
+        &metrics,
+        names,
+        &expect![[r#"
+        sei_controller_chain_halted_nodes{chain_id="arctic-1"} 1
+        sei_controller_chain_halted_nodes{chain_id="pacific-1"} 2
+        sei_controller_seinode_update_failed_attempts{namespace="sei",name="b"} 2
+    "#]],
+    );
+    metrics.observe(&node("d", &json!({ "phase": "Running" })));
+    metrics.forget("sei", "b");
+    metrics.forget("sei", "c");
+    check(
+        &metrics,
+        &["chain_halted_nodes"],
+        &expect![[r#"
+        sei_controller_chain_halted_nodes{chain_id="pacific-1"} 0
+    "#]],
+    );
+}
+
+#[test]
+fn a_sidecar_that_does_not_answer_is_not_one_whose_gate_is_closed() {
+    for (status, reason, expected) in
+        [("Unknown", "Unreachable", 1), ("False", "NotReady", 0), ("True", "Ready", 0)]
+    {
+        let metrics = Metrics::new();
+        let conditions = [condition("SidecarReady", status, reason)];
+        metrics.observe(&node("a", &json!({ "conditions": conditions })));
+        let wanted = format!(
+            "sei_controller_seinode_sidecar_unreachable{{namespace=\"sei\",name=\"a\"}} {expected}\n"
+        );
+        assert!(metrics.encode().contains(&wanted), "{reason}");
+    }
+}
+
+/// Everything that can be counted, once.
+fn everything() -> Metrics {
+    let metrics = observed();
+    metrics.error("write-status");
+    metrics.probe("sei", &Health::Ready);
+    let before = status(json!({ "phase": "Initializing", "plan": plan("p", "Active"),
+        "phaseTransitionTime": "2026-08-05T10:00:00Z" }));
+    let after = status(json!({ "phase": "Running" }));
+    let now = "2026-08-05T10:03:20Z".parse().unwrap();
+    metrics.transition(&node("a", &Value::Null), &before, &after, now);
+    metrics
+}
+
+/// Names and labels of a scrape, without the label that makes a bucket.
+fn scraped(text: &str) -> BTreeMap<String, Vec<String>> {
+    let series = text.lines().filter(|line| !line.starts_with('#'));
+    let parsed = series.map(|line| {
+        let (name, rest) = line.split_once(['{', ' ']).unwrap();
+        let labels = rest.split_once('}').map_or("", |(labels, _)| labels);
+        let names = labels.split(',').filter_map(|label| Some(label.split_once('=')?.0.to_owned()));
+        (name.to_owned(), names.filter(|label| label != "le").collect())
+    });
+    parsed.collect()
+}
+
+#[test]
+fn what_is_scraped_is_what_the_table_has() {
+    let text = everything().encode();
+    let table = metric::METRICS.iter().flat_map(|metric| {
+        let labels: Vec<String> = metric.labels.iter().map(|&label| label.to_owned()).collect();
+        metric.series().into_iter().map(move |name| (name, labels.clone()))
+    });
+    assert_eq!(scraped(&text), table.collect());
+    for metric in metric::METRICS {
+        let family = metric.name.strip_suffix("_total").unwrap_or(metric.name);
+        assert!(text.contains(&format!("# HELP {family} {}.\n", metric.help)), "{family}");
+        assert!(text.contains(&format!("# TYPE {family} {}\n", metric.kind)), "{family}");
+    }
 }

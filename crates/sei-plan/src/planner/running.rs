@@ -228,6 +228,10 @@ fn differs(
     decision.pending_update = Some(pending(observation, wanted, cause, state, &why, changes));
 }
 
+/// How the reason of a pending update begins that waits because another node's roll failed. What
+/// counts such nodes goes by it.
+pub const HALTED: &str = "the chain's rolls are halted";
+
 fn queued(slot: &Slot, decision: &mut Decision) -> String {
     // What others in line do is not told here: each step of a fleet would be a write on each node.
     let (note, why) = match slot {
@@ -241,10 +245,9 @@ fn queued(slot: &Slot, decision: &mut Decision) -> String {
             );
             (Note::WaitsForSlot { by: "others go first".to_owned() }, why)
         }
-        Slot::Halted { by } => (
-            Note::ChainHalted { by: by.clone() },
-            format!("the chain's rolls are halted: the roll of {by} failed"),
-        ),
+        Slot::Halted { by } => {
+            (Note::ChainHalted { by: by.clone() }, format!("{HALTED}: the roll of {by} failed"))
+        }
     };
     set_drift(decision, Truth::True, Reason::WaitingForSlot, &why);
     decision.report.push(note);

@@ -21,7 +21,7 @@ const FOOTPRINT: &[&str] = &["cpuRequest", "memory"];
 const BUCKET: &[&str] = &["bucket", "region"];
 
 /// Every key that exists, by section. `stateSync.syncers` is free: its keys are chains.
-const SCHEMA: &[(&str, &[&str])] = &[
+pub(super) const SCHEMA: &[(&str, &[&str])] = &[
     (
         "",
         &[
@@ -340,4 +340,22 @@ fn one_line(text: &str, most: usize) -> String {
         line.push_str("...");
     }
     line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// People copy it, and look in it for what there is.
+    #[test]
+    fn the_sample_has_every_key() {
+        let sample = include_str!("../../../../deploy/samples/platform.yaml");
+        let reader = Reader::of(sample).unwrap();
+        for (section, keys) in SCHEMA {
+            let found = reader.section(section).unwrap().unwrap_or_else(|| panic!("no {section}"));
+            for key in *keys {
+                assert!(found.contains_key(*key), "the sample has no {section}.{key}");
+            }
+        }
+    }
 }

@@ -380,3 +380,27 @@ proptest! {
         }
     }
 }
+
+/// Keys of values: a section stands in the docs by what is in it.
+#[test]
+fn every_key_stands_in_the_docs() {
+    let docs = include_str!("../../../../docs/configuration.md");
+    let is_section = |key: &str| reader::SCHEMA.iter().any(|(section, _)| *section == key);
+    for (section, names) in reader::SCHEMA {
+        for name in *names {
+            let key =
+                if section.is_empty() { (*name).to_owned() } else { format!("{section}.{name}") };
+            assert!(is_section(&key) || docs.contains(&format!("`{key}`")), "{key}");
+        }
+    }
+    let keys = docs.split('`').skip(1).step_by(2).filter(|word| word.contains('.'));
+    let is_known = |key: &str| {
+        let (section, name) = key.rsplit_once('.').unwrap_or_default();
+        reader::SCHEMA.iter().any(|(one, names)| *one == section && names.contains(&name))
+    };
+    let sections: Vec<&str> = reader::SCHEMA[0].1.to_vec();
+    for key in keys {
+        let is_a_key = sections.iter().any(|section| key.starts_with(&format!("{section}.")));
+        assert!(!is_a_key || is_known(key), "{key} is in the docs and nowhere else");
+    }
+}

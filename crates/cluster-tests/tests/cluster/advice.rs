@@ -1,0 +1,63 @@
+//! The commands of the pages for people at work, run as they are written.
+
+use anyhow::{Context as _, Result, ensure};
+use cluster_tests::docs::sections;
+use cluster_tests::install::Shell;
+use cluster_tests::play::{Play, rpc};
+use sei_rig::Behaviour;
+
+/// A command with names in the places of the capitals that stand for them.
+fn filled(block: &str, namespace: &str) -> String {
+    // The longer word first: it holds the shorter one.
+    block.replace("NAMESPACE", namespace).replace("IMAGE", "seid:v2").replace("NAME", "rpc")
+}
+
+/// Runs a block. What would never end is ended, and logs are asked for in vain: there are none where
+/// no container runs, but it is the server that says so, not kubectl that cannot read the command.
+fn run(shell: &Shell, block: &str) -> Result<()> {
+    if block.contains(" logs ") {
+        let refused = shell.run(block).err().context("there are no logs here")?;
+        ensure!(format!("{refused:#}").contains("Error from server"), "{refused:#}");
+        return Ok(());
+    }
+    let block = block.trim_end();
+    if block.ends_with(" -w") {
+        return shell.run(&format!("timeout 2 {block} || test $? = 124")).map(drop);
+    }
+    shell.run(block).map(drop)
+}
+
+/// Runs every command of a document, from its begin to its end.
+fn follow_all(shell: &Shell, document: &str, namespace: &str) -> Result<()> {
+    for section in sections(document)? {
+        for block in section.blocks {
+            run(shell, &filled(&block, namespace))?;
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_chain_upgrade_goes_as_it_is_written() -> Result<()> {
+    let play = Play::open("doc-upgrade").await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    play.image_is("seid:v1", Behaviour::Halted);
+    play.until_pod("rpc", "it stands at the height", |pod| !pod.ready).await?;
+    let shell = Shell::on(play.scene.plane())?;
+    follow_all(&shell, "docs/chain-upgrade.md", &play.scene.namespace)?;
+    play.settled("rpc").await?;
+    let pod = play.until_pod("rpc", "it is ready", |pod| pod.ready).await?;
+    assert_eq!(pod.seid.image, "seid:v2");
+    play.close()
+}
+
+#[tokio::test]
+async fn what_is_advised_when_a_rollout_does_not_move_can_be_typed() -> Result<()> {
+    let play = Play::open("doc-trouble").await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    let shell = Shell::on(play.scene.plane())?;
+    follow_all(&shell, "docs/troubleshooting.md", &play.scene.namespace)?;
+    let annotations = play.node("rpc").await?.metadata.annotations.unwrap_or_default();
+    assert!(annotations.contains_key("sei.io/retry"), "{annotations:?}");
+    play.close()
+}

@@ -1,0 +1,296 @@
+//! Every alert on series of real runs: it fires while it should, and neither before nor after.
+
+use anyhow::{Context as _, Result};
+use cluster_tests::operator::{self, PLATFORM, Setup};
+use cluster_tests::play::{Play, rpc};
+use cluster_tests::wait_for;
+use jiff::SignedDuration;
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::api::{DeleteParams, PostParams};
+use sei_operator::metrics::Metrics;
+use sei_rig::Behaviour;
+use serde_json::json;
+
+use crate::recording::{ALERTS, Fires, Recording, Scrape, file, of_node, scrape};
+
+/// Deadlines of stalls are minutes in life.
+const SPEED: u32 = 50;
+/// Longer than any alert waits.
+const MINUTES: usize = 30;
+
+/// A scenario whose operator is scraped.
+pub(crate) struct Scraped {
+    pub(crate) play: Play,
+    metrics: Metrics,
+}
+
+impl Scraped {
+    pub(crate) async fn open(name: &str) -> Result<Self> {
+        let play = Play::open_without_operator(name).await?;
+        let mut scraped = Self { play, metrics: Metrics::new() };
+        scraped.start_operator(PLATFORM).await?;
+        Ok(scraped)
+    }
+
+    /// Starts an operator with this platform, in the place of the one that runs.
+    pub(crate) async fn start_operator(&mut self, platform: &str) -> Result<()> {
+        self.play.kill_operator();
+        self.metrics = Metrics::new();
+        let setup = Setup {
+            speed: SPEED,
+            platform: platform.to_owned(),
+            metrics: self.metrics.clone(),
+            ..Setup::default()
+        };
+        self.play.operator = Some(operator::start(&self.play.scene, setup).await?);
+        Ok(())
+    }
+
+    pub(crate) fn namespace(&self) -> &str {
+        &self.play.scene.namespace
+    }
+
+    /// Waits until each of these is a line of the scrape, after the prefix of all names. `NS` is
+    /// the label of the scenario's namespace.
+    pub(crate) async fn until(&self, series: &[&str]) -> Result<Scrape> {
+        let namespace = format!("namespace=\"{}\"", self.namespace());
+        let wanted: Vec<String> = series
+            .iter()
+            .map(|one| format!("sei_controller_{}", one.replace("NS", &namespace)))
+            .collect();
+        let is_there = |text: &str, one: &String| text.lines().any(|line| line == one);
+        let claim = format!("{series:?} are scraped");
+        self.until_text(&claim, |text| wanted.iter().all(|one| is_there(text, one))).await
+    }
+
+    async fn until_text(&self, claim: &str, is: impl Fn(&str) -> bool) -> Result<Scrape> {
+        let seen = wait_for(claim, async || {
+            let text = self.metrics.encode();
+            Ok(is(&text).then_some(text))
+        });
+        let text = seen.await.with_context(|| self.metrics.encode())?;
+        scrape(&text, "sei-operator", "10.0.0.1:8080")
+    }
+
+    /// Somebody approves what the node waits for.
+    async fn approve(&self, name: &str) -> Result<()> {
+        let pending = self.play.status(name).await?.pending_update;
+        let hash = pending.context("an update is pending")?.target_hash;
+        let annotations = json!({ "sei.io/approve-update": hash });
+        self.play.edit(name, json!({ "metadata": { "annotations": annotations } })).await
+    }
+}
+
+/// What is scraped of a node at rest.
+const HEALTHY: &[&str] = &[
+    "leader 1",
+    "seinode_phase{NS,name=\"rpc\",phase=\"Running\"} 1",
+    "seinode_drifted{NS,name=\"rpc\",reason=\"InSync\"} 0",
+    "seinode_stalled{NS,name=\"rpc\",reason=\"Progressing\"} 0",
+    "seinode_sidecar_unreachable{NS,name=\"rpc\"} 0",
+    "plan_active{controller=\"seinode\",NS} 0",
+];
+
+/// Whether exactly these alerts fire in the middle of three parts, and none in the others.
+pub(crate) fn check(
+    before: Scrape,
+    during: Scrape,
+    after: Scrape,
+    fires: Vec<Fires>,
+) -> Result<()> {
+    let mut recording = Recording::default();
+    let at = vec![
+        (recording.hold(before, MINUTES), Vec::new()),
+        (recording.hold(during, MINUTES), fires),
+        (recording.hold(after, MINUTES), Vec::new()),
+    ];
+    recording.check_alerts(&[file(ALERTS)], &at)
+}
+
+#[tokio::test]
+async fn an_image_that_cannot_be_pulled_stalls_its_node_and_that_is_told() -> Result<()> {
+    let scraped = Scraped::open("alert-stalled").await?;
+    let play = &scraped.play;
+    play.run("rpc", rpc("seid:v1")).await?;
+    let before = scraped.until(HEALTHY).await?;
+    play.image_is("seid:typo", Behaviour::ImageUnpullable);
+    play.set_image("rpc", "seid:typo").await?;
+    let stalled = "seinode_stalled{NS,name=\"rpc\",reason=\"ImagePullFailed\"} 1";
+    let during = scraped.until(&[stalled]).await?;
+    play.set_image("rpc", "seid:v2").await?;
+    let after = scraped.until(HEALTHY).await?;
+    let mut fires = of_node("SeiNodeStalled", scraped.namespace(), "rpc", "1");
+    fires.labels.push(("reason", "ImagePullFailed".to_owned()));
+    // The series go on in another process when another one leads: that is no new begin.
+    let mut recording = Recording::default();
+    let healthy = recording.hold(before.clone(), MINUTES);
+    recording.hold(during.clone(), 3);
+    let pending = recording.hold(moved(&during), 2);
+    let firing = recording.hold(moved(&during), 2);
+    let at = [(healthy, vec![]), (pending, vec![]), (firing, vec![fires.clone()])];
+    recording.check_alerts(&[file(ALERTS)], &at)?;
+    check(before, during, after, vec![fires])?;
+    scraped.play.close()
+}
+
+/// The same from another process.
+fn moved(scrape: &Scrape) -> Scrape {
+    let elsewhere = |series: &String| series.replace("10.0.0.1", "10.0.0.2");
+    scrape.iter().map(|(series, value)| (elsewhere(series), *value)).collect()
+}
+
+#[tokio::test]
+async fn a_first_start_that_failed_for_good_is_told() -> Result<()> {
+    let scraped = Scraped::open("alert-failed").await?;
+    let play = &scraped.play;
+    let before = scraped.until(&["leader 1"]).await?;
+    let claim: PersistentVolumeClaim = serde_json::from_value(json!({
+        "metadata": { "name": "data-rpc" },
+        "spec": { "accessModes": ["ReadWriteOnce"],
+            "resources": { "requests": { "storage": "2Ti" } } },
+    }))?;
+    play.claims().create(&PostParams::default(), &claim).await?;
+    play.create("rpc", rpc("seid:v1")).await?;
+    let failed = "seinode_phase{NS,name=\"rpc\",phase=\"Failed\"} 1";
+    let during = scraped.until(&[failed]).await?;
+    play.claims().delete("data-rpc", &DeleteParams::default()).await?;
+    wait_for("the claim is gone", async || {
+        Ok(play.claims().get_opt("data-rpc").await?.is_none().then_some(()))
+    })
+    .await?;
+    play.edit("rpc", json!({ "metadata": { "annotations": { "sei.io/retry": "1" } } })).await?;
+    let after = scraped.until(HEALTHY).await?;
+    let fires = of_node("SeiNodeFailed", scraped.namespace(), "rpc", "1");
+    check(before, during, after, vec![fires])?;
+    scraped.play.close()
+}
+
+#[tokio::test]
+async fn an_update_that_fails_is_told() -> Result<()> {
+    let scraped = Scraped::open("alert-failing").await?;
+    let play = &scraped.play;
+    play.run("rpc", rpc("seid:v1")).await?;
+    let before = scraped.until(HEALTHY).await?;
+    play.sidecars().fail(scraped.namespace(), "rpc", "config-validate", "no such key");
+    play.set_image("rpc", "seid:v2").await?;
+    let attempts = "sei_controller_seinode_update_failed_attempts{";
+    let failed = |line: &str| line.starts_with(attempts) && !line.ends_with(" 0");
+    // Of a pod that is a moment old the sidecar does not answer yet.
+    let answers = |line: &str| {
+        line.starts_with("sei_controller_seinode_sidecar_unreachable{") && line.ends_with(" 0")
+    };
+    let is_failing = |text: &str| text.lines().any(failed) && text.lines().any(answers);
+    let during = scraped.until_text("an update failed", is_failing).await?;
+    let attempts = during.iter().find(|(series, _)| series.starts_with(attempts));
+    let attempts = attempts.context("it was just there")?.1.to_string();
+    play.sidecars().release(scraped.namespace(), "rpc", "config-validate");
+    play.set_image("rpc", "seid:v3").await?;
+    let after = scraped.until(HEALTHY).await?;
+    let fires = of_node("SeiNodeUpdateFailing", scraped.namespace(), "rpc", &attempts);
+    check(before, during, after, vec![fires])?;
+    scraped.play.close()
+}
+
+/// The platform with another image of the sidecar: every node differs, and nobody asked for it.
+fn next_platform(image: &str) -> String {
+    PLATFORM.replace("registry.example.org/seictl:v1", image)
+}
+
+#[tokio::test]
+async fn an_update_that_is_held_for_more_than_a_day_is_told() -> Result<()> {
+    let mut scraped = Scraped::open("alert-held").await?;
+    let mut spec = rpc("seid:v1");
+    spec["update"] = json!({ "onOperatorChange": "Hold" });
+    scraped.play.run("rpc", spec).await?;
+    let before = scraped.until(HEALTHY).await?;
+    scraped.start_operator(&next_platform("registry.example.org/seictl:v2")).await?;
+    let held = "seinode_drifted{NS,name=\"rpc\",reason=\"Held\"} 1";
+    let during = scraped.until(&[held, "plan_active{controller=\"seinode\",NS} 0"]).await?;
+    let play = &scraped.play;
+    let pending = play.status("rpc").await?.pending_update.context("an update is pending")?;
+    scraped.approve("rpc").await?;
+    let after = scraped.until(HEALTHY).await?;
+    // Held since the second half hour of the recording, and for a day before its last one.
+    let mut recording = Recording::default();
+    let since = pending.since.0;
+    recording.begin(since - SignedDuration::from_mins(i64::try_from(MINUTES)?));
+    let day = 24 * 60;
+    let soon = recording.hold(before, MINUTES) + 10;
+    let almost = MINUTES + day;
+    let over = recording.hold(during, day + MINUTES);
+    let later = recording.hold(after, MINUTES);
+    let fires = of_node("SeiNodeUpdateHeld", scraped.namespace(), "rpc", "1d 0h 29m 0s");
+    let at = [(soon, vec![]), (almost, vec![]), (over, vec![fires]), (later, vec![])];
+    recording.check_alerts(&[file(ALERTS)], &at)?;
+    scraped.play.close()
+}
+
+#[tokio::test]
+async fn a_failed_roll_that_halts_its_chain_is_told() -> Result<()> {
+    let mut scraped = Scraped::open("alert-halted").await?;
+    let mut spec = rpc("seid:v1");
+    spec["update"] = json!({ "onOperatorChange": "Hold" });
+    for name in ["first", "second", "rpc"] {
+        scraped.play.run(name, spec.clone()).await?;
+    }
+    let before = scraped.until(HEALTHY).await?;
+    let broken = "registry.example.org/seictl:typo";
+    let rule = scraped.play.image_is(broken, Behaviour::ImageUnpullable);
+    scraped.start_operator(&next_platform(broken)).await?;
+    let held = ["first", "second", "rpc"]
+        .map(|name| format!("seinode_drifted{{NS,name=\"{name}\",reason=\"Held\"}} 1"));
+    scraped.until(&held.each_ref().map(String::as_str)).await?;
+    scraped.approve("first").await?;
+    scraped.play.until_stalled("first", "ImagePullFailed").await?;
+    for name in ["second", "rpc"] {
+        scraped.approve(name).await?;
+    }
+    let during = scraped.until(&["chain_halted_nodes{chain_id=\"demo-1\"} 2"]).await?;
+    scraped.play.lift(rule);
+    for name in ["first", "second", "rpc"] {
+        scraped.play.settled(name).await?;
+    }
+    let ended = &["chain_halted_nodes{chain_id=\"demo-1\"} 0"];
+    let after = scraped.until(&[HEALTHY, ended].concat()).await?;
+    let mut of_stalled = of_node("SeiNodeStalled", scraped.namespace(), "first", "1");
+    of_stalled.labels.push(("reason", "ImagePullFailed".to_owned()));
+    let of_chain = Fires {
+        alert: "SeiChainRolloutHalted",
+        labels: vec![("chain_id", "demo-1".to_owned())],
+        value: "2".to_owned(),
+    };
+    check(before, during, after, vec![of_stalled, of_chain])?;
+    scraped.play.close()
+}
+
+#[tokio::test]
+async fn a_sidecar_that_does_not_answer_is_told() -> Result<()> {
+    let scraped = Scraped::open("alert-sidecar").await?;
+    let play = &scraped.play;
+    play.run("rpc", rpc("seid:v1")).await?;
+    let before = scraped.until(HEALTHY).await?;
+    let hangs = ["rpc", "new"].map(|name| play.node_is(name, Behaviour::SidecarHangs));
+    play.evict("rpc").await?;
+    play.create("new", rpc("seid:v1")).await?;
+    let silent = "seinode_sidecar_unreachable{NS,name=\"rpc\"} 1";
+    let waits = "seinode_stalled{NS,name=\"new\",reason=\"SidecarUnreachable\"} 1";
+    let during = scraped.until(&[silent, waits]).await?;
+    for rule in hangs {
+        play.lift(rule);
+    }
+    let new = "seinode_stalled{NS,name=\"new\",reason=\"Progressing\"} 0";
+    let after = scraped.until(&[HEALTHY, &[new]].concat()).await?;
+    let of = |name| of_node("SeiNodeSidecarUnreachable", scraped.namespace(), name, "1");
+    check(before, during, after, vec![of("rpc"), of("new")])?;
+    scraped.play.close()
+}
+
+/// An alert without a proof here would be one that nobody has seen firing.
+#[test]
+fn every_alert_has_a_proof() -> Result<()> {
+    let proofs = [include_str!("alerts.rs"), include_str!("process.rs")].concat();
+    for rule in crate::recording::alerts(&[file(ALERTS)])? {
+        assert!(proofs.contains(&format!("\"{}\"", rule.alert)), "{}", rule.alert);
+    }
+    Ok(())
+}

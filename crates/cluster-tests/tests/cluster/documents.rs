@@ -1,0 +1,64 @@
+//! Commands in documents are commands that were run.
+
+use std::fs;
+
+use anyhow::Result;
+use cluster_tests::docs::sections;
+use cluster_tests::install::repository;
+
+/// Commands that no test here can run, and what runs them instead.
+const RUN_ELSEWHERE: &[(&str, &str)] = &[
+    ("cargo xtask sandbox", "its stories take minutes; it is what the README is tried with"),
+    ("cargo xtask test", "what CI runs, this test among it"),
+];
+
+/// All documents with commands for people.
+fn documents() -> Result<Vec<String>> {
+    let mut documents = vec!["README.md".to_owned()];
+    for entry in fs::read_dir(repository().join("docs"))? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "md") {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            documents.push(format!("docs/{name}"));
+        }
+    }
+    documents.sort();
+    Ok(documents)
+}
+
+/// The text of every test of this program.
+fn tests() -> Result<String> {
+    let mut text = String::new();
+    for entry in fs::read_dir(repository().join("crates/cluster-tests/tests/cluster"))? {
+        text.push_str(&fs::read_to_string(entry?.path())?);
+    }
+    Ok(text)
+}
+
+/// A section's commands are run by whoever calls `follow` with its document and heading, those of a
+/// whole document by whoever calls `follow_all` with it.
+#[test]
+fn every_command_in_a_document_is_run() -> Result<()> {
+    let tests = tests()?;
+    let mut missing = Vec::new();
+    for document in documents()? {
+        if tests.contains(&format!("follow_all(&shell, \"{document}\"")) {
+            continue;
+        }
+        for section in sections(&document)? {
+            let call = format!("follow(&shell, \"{document}\", \"{}\"", section.heading);
+            if tests.contains(&call) {
+                continue;
+            }
+            let lines = section.blocks.iter().flat_map(|block| block.lines());
+            for line in lines.filter(|line| !line.trim().is_empty()) {
+                let command = line.split('#').next().unwrap_or_default().trim();
+                if !RUN_ELSEWHERE.iter().any(|(known, _)| *known == command) {
+                    missing.push(format!("{document}, {}: {line}", section.heading));
+                }
+            }
+        }
+    }
+    assert!(missing.is_empty(), "no test runs\n{}", missing.join("\n"));
+    Ok(())
+}

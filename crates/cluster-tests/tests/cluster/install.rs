@@ -1,0 +1,378 @@
+//! What people install, as they install it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use cluster_tests::install::{
+    Contained, NAMESPACE, POD_NAME, Shell, documents, prometheus_definitions, repository,
+};
+use cluster_tests::{boot, docs, minor, scene, wait_for};
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use sei_api::SeiNode;
+use sei_api::names::LEASE_NAME;
+use sei_plan::platform::Platform;
+use sei_rig::{ControlPlane, Lane, Options, User};
+use serde_json::{Value, json};
+
+use crate::process::get;
+
+const CHART: &str = "deploy/chart/sei-operator";
+
+/// Everything optional.
+const EVERYTHING: &str = "--set metrics.serviceMonitor.enabled=true \
+    --set metrics.prometheusRule.enabled=true \
+    --set metrics.prometheusRule.statefulSetOverride=true --set networkPolicy.enabled=true \
+    --set admissionPolicy.enabled=true --set namespace.create=true --set rbac.podCheck=true";
+
+/// Nothing that can be left out.
+const NOTHING: &str = "--set crds.install=false --set serviceAccount.create=false \
+    --set rbac.create=false --set podDisruptionBudget.enabled=false";
+
+const PLATFORM: &str = "--set platform.existingConfigMap=sei-controller-config";
+
+fn template(arguments: &str) -> String {
+    format!("helm template sei-operator {CHART} --namespace {NAMESPACE} {arguments}")
+}
+
+/// Runs the commands of a section as they are written.
+fn follow(shell: &Shell, document: &str, heading: &str) -> Result<String> {
+    shell.run(&docs::commands(document, heading)?)
+}
+
+/// The server judges every object, and keeps none.
+#[tokio::test]
+async fn the_server_accepts_everything_that_is_rendered() -> Result<()> {
+    let scene = scene("rendered").await?;
+    let shell = Shell::on(scene.plane())?;
+    for definition in prometheus_definitions()? {
+        scene.plane().install(&serde_saphyr::from_str(&definition)?).await?;
+    }
+    let inline = "--set-json platform.config='{\"images\":{\"sidecar\":\"a:1\"}}'";
+    for command in [
+        template(PLATFORM),
+        template(&format!("{PLATFORM} {EVERYTHING}")),
+        template(&format!("{PLATFORM} {NOTHING}")),
+        template(inline),
+        template("--values deploy/samples/values.yaml"),
+        "kubectl kustomize config/default".to_owned(),
+        "kubectl kustomize config/example".to_owned(),
+        "for file in deploy/samples/*s/*.yaml; do echo ---; cat $file; done".to_owned(),
+    ] {
+        let rendered = shell.run(&command)?.replace(NAMESPACE, &scene.namespace);
+        let objects = documents(&rendered)?.len();
+        let apply = format!(
+            "kubectl --namespace {} apply --server-side --force-conflicts --dry-run=server -f -",
+            scene.namespace
+        );
+        let told = shell.run_with(&apply, &rendered).context(command.clone())?;
+        assert_eq!(told.lines().count(), objects, "{command}: {told}");
+    }
+    Ok(())
+}
+
+/// An object as both ways of installing should make it: without what only helm stamps.
+fn by_name(text: &str) -> Result<BTreeMap<String, Value>> {
+    let mut objects = BTreeMap::new();
+    for mut object in documents(text)? {
+        let metadata = &mut object["metadata"];
+        if let Some(labels) = metadata["labels"].as_object_mut() {
+            for label in ["helm.sh/chart", "managed-by", "version"] {
+                labels.remove(label);
+                labels.remove(&format!("app.kubernetes.io/{label}"));
+            }
+        }
+        if let Some(annotations) = metadata["annotations"].as_object_mut() {
+            annotations.remove("helm.sh/resource-policy");
+        }
+        let is_empty = metadata["annotations"].as_object().is_none_or(serde_json::Map::is_empty);
+        if let (true, Some(fields)) = (is_empty, metadata.as_object_mut()) {
+            fields.remove("annotations");
+        }
+        // Kustomize does not know that these have no namespace; servers do, and drop it.
+        let is_policy = object["kind"].as_str().is_some_and(|kind| kind.starts_with("Validating"));
+        if let (true, Some(fields)) = (is_policy, object["metadata"].as_object_mut()) {
+            fields.remove("namespace");
+        }
+        let name = format!("{} {}", object["kind"], object["metadata"]["name"]);
+        objects.insert(name.replace('"', ""), object);
+    }
+    Ok(objects)
+}
+
+#[test]
+fn helm_and_kustomize_install_the_same() -> Result<()> {
+    let shell = Shell::without_cluster()?;
+    let image = "--set image.repository=registry.example.org/sei-operator";
+    let helm = by_name(&shell.run(&template(&format!("{PLATFORM} {EVERYTHING} {image}")))?)?;
+    let mut kustomize = by_name(&shell.run("kubectl kustomize config/example")?)?;
+    let platform = kustomize.remove("ConfigMap sei-controller-config");
+    assert!(platform.is_some(), "the overlay brings its platform along");
+    let names = |objects: &BTreeMap<String, Value>| objects.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(names(&helm), names(&kustomize));
+    for (name, object) in &helm {
+        assert_eq!(object, &kustomize[name], "{name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_wrong_value_is_refused_by_name() -> Result<()> {
+    let shell = Shell::without_cluster()?;
+    for (arguments, told) in [
+        ("--set replicas=0", "at '/replicas': minimum: got 0, want 1"),
+        ("--set replica=2", "additional properties 'replica' not allowed"),
+        ("--set image.pullPolicy=Sometimes", "at '/image/pullPolicy': value must be one of"),
+        ("--set image.digest=latest", "at '/image/digest': 'latest' does not match pattern"),
+        ("--set admissionPolicy.enabled=please", "at '/admissionPolicy/enabled': got string"),
+        ("--set rbac.nodeServiceAccounts[0].name=a", "missing property 'namespace'"),
+        ("--set platform.config.a=b", "set platform.config or platform.existingConfigMap, not"),
+        ("--set platform.existingConfigMap=", "set platform.config (deploy/samples/platform.yaml"),
+    ] {
+        let outcome = shell.run(&template(&format!("{PLATFORM} {arguments}")));
+        let refusal = format!("{:#}", outcome.err().with_context(|| arguments.to_owned())?);
+        assert!(refusal.contains(told), "{arguments}: {refusal}");
+    }
+    Ok(())
+}
+
+/// The schema refuses what is not in it, so that it holds nothing that nobody can read about.
+#[test]
+fn every_value_that_may_be_set_is_explained() -> Result<()> {
+    fn check(schema: &Value, values: &Value, path: &str) {
+        let Some(properties) = schema["properties"].as_object() else { return };
+        for (name, schema) in properties {
+            let path = format!("{path}.{name}");
+            // Two that are not the chart's: helm's own, and one of Kubernetes that few set.
+            if [".global", ".resources.claims"].contains(&path.as_str()) {
+                continue;
+            }
+            assert!(values.get(name).is_some(), "values.yaml has no {path}");
+            check(schema, &values[name], &path);
+        }
+    }
+    let read = |name: &str| fs::read_to_string(repository().join(CHART).join(name));
+    let values: Value = serde_saphyr::from_str(&read("values.yaml")?)?;
+    let schema: Value = serde_json::from_str(&read("values.schema.json")?)?;
+    check(&schema, &values, "");
+    Ok(())
+}
+
+#[test]
+fn the_sample_platform_is_complete_and_the_same_everywhere() -> Result<()> {
+    let sample = fs::read_to_string(repository().join("deploy/samples/platform.yaml"))?;
+    Platform::parse(&sample, "platform.yaml")?;
+    assert_eq!(sample, fs::read_to_string(repository().join("config/example/platform.yaml"))?);
+    Ok(())
+}
+
+/// Pod Security is judged by the server itself.
+#[tokio::test]
+async fn the_restricted_profile_admits_the_operators_pod() -> Result<()> {
+    let scene = scene("restricted").await?;
+    let shell = Shell::on(scene.plane())?;
+    let label =
+        json!({ "metadata": { "labels": { "pod-security.kubernetes.io/enforce": "restricted" } } });
+    let namespaces: Api<Namespace> = Api::all(scene.admin.clone());
+    namespaces.patch(&scene.namespace, &PatchParams::default(), &Patch::Merge(&label)).await?;
+    let rendered = shell.run(&template(PLATFORM))?;
+    let deployment = documents(&rendered)?.into_iter().find(|one| one["kind"] == "Deployment");
+    let template = deployment.context("there is a Deployment")?["spec"]["template"].clone();
+    let pods: Api<Pod> = Api::namespaced(scene.admin.clone(), &scene.namespace);
+    let create = async |mut template: Value| {
+        template["metadata"]["name"] = json!("operator");
+        let pod: Pod = serde_json::from_value(template)?;
+        let dry = PostParams { dry_run: true, ..PostParams::default() };
+        anyhow::Ok(pods.create(&dry, &pod).await)
+    };
+    create(template.clone()).await??;
+    let mut looser = template;
+    looser["spec"]["containers"][0]["securityContext"]["capabilities"] = json!({});
+    let refusal = create(looser).await?.err().context("a looser one is refused")?.to_string();
+    assert!(refusal.contains("violates PodSecurity"), "{refusal}");
+    Ok(())
+}
+
+fn set_of(name: &str, key: &str, replicas: i32) -> Value {
+    json!({ "apiVersion": "apps/v1", "kind": "StatefulSet",
+        "metadata": { "name": name, "labels": { key: name } },
+        "spec": { "replicas": replicas, "serviceName": name,
+            "selector": { "matchLabels": { key: name } },
+            "template": { "metadata": { "labels": { key: name } },
+                "spec": { "containers": [{ "name": "seid", "image": "seid:v1" }] } } } })
+}
+
+/// On a plane of its own: a policy holds for a whole cluster, and others have reasons to break it.
+#[tokio::test]
+async fn a_second_replica_is_refused_however_it_is_asked_for() -> Result<()> {
+    let plane = boot().await?;
+    let shell = Shell::on(&plane)?;
+    let only = "--set admissionPolicy.enabled=true --show-only templates/admission-policy.yaml";
+    let policy = shell.run(&template(&format!("{PLATFORM} {only}")))?;
+    shell.run_with("kubectl apply -f -", &policy)?;
+    let sets: Api<StatefulSet> = Api::namespaced(plane.client(User::Admin)?, "default");
+    let create = async |object: Value| {
+        let object: StatefulSet = serde_json::from_value(object)?;
+        anyhow::Ok(sets.create(&PostParams::default(), &object).await)
+    };
+    create(set_of("ours", "sei.io/node", 1)).await??;
+    create(set_of("theirs", "app", 2)).await??;
+    let params = PatchParams::default();
+    let replicas = |count: i32| Patch::Merge(json!({ "spec": { "replicas": count } }));
+    let dry = PatchParams { dry_run: true, ..PatchParams::default() };
+    let refused = |told: Result<(), kube::Error>| match told {
+        Err(kube::Error::Api(refusal)) => refusal.message.contains("has at most one replica"),
+        _ => false,
+    };
+    wait_for("the policy is in force", async || {
+        let told = sets.patch("ours", &dry, &replicas(2)).await.map(drop);
+        Ok(refused(told).then_some(()))
+    })
+    .await?;
+    assert!(refused(sets.patch("ours", &params, &replicas(2)).await.map(drop)));
+    assert!(refused(sets.patch_scale("ours", &params, &replicas(2)).await.map(drop)));
+    assert!(refused(create(set_of("new", "sei.io/node", 2)).await?.map(drop)));
+    // Taking the label away, in the same write or before, helps nobody.
+    let label = json!({ "labels": { "sei.io/node": null } });
+    let both = Patch::Merge(json!({ "metadata": label, "spec": { "replicas": 2 } }));
+    assert!(refused(sets.patch("ours", &params, &both).await.map(drop)));
+    sets.patch("ours", &params, &Patch::Merge(json!({ "metadata": label }))).await?;
+    assert!(refused(sets.patch_scale("ours", &params, &replicas(2)).await.map(drop)));
+    for count in [0, 1] {
+        sets.patch("ours", &params, &replicas(count)).await?;
+        sets.patch_scale("ours", &params, &replicas(1 - count)).await?;
+    }
+    sets.patch("theirs", &params, &replicas(3)).await?;
+    sets.patch_scale("theirs", &params, &replicas(4)).await?;
+    Ok(())
+}
+
+/// A cluster in which nothing of ours is.
+async fn bare_lane() -> Result<Arc<Lane>> {
+    let folder = sei_rig::bin_dir(&minor())?;
+    let plane = ControlPlane::boot(&folder, Options::default()).await?;
+    Ok(Arc::new(Lane::start(plane)?))
+}
+
+/// The operator leads in its namespace, a node comes up, and takes an image: by the rights and the
+/// image that were installed, and the commands that are documented.
+async fn runs_a_node(lane: &Lane, shell: Shell) -> Result<()> {
+    let plane = lane.plane();
+    let operator = Contained::start(plane, &shell)?;
+    let lives = wait_for("it answers from its image", async || {
+        let answer = get(operator.health, "/healthz").await.unwrap_or_default();
+        Ok(answer.starts_with("HTTP/1.1 200").then_some(()))
+    });
+    lives.await.with_context(|| operator.log())?;
+    let leases: Api<Lease> = Api::namespaced(plane.client(User::Admin)?, NAMESPACE);
+    let leads = wait_for("it leads", async || {
+        let holder = leases.get_opt(LEASE_NAME).await?.and_then(|one| one.spec?.holder_identity);
+        Ok(holder.filter(|holder| holder == POD_NAME).map(drop))
+    });
+    leads.await.with_context(|| operator.log())?;
+    // Its shell must not hold up the kubelet, which lives in this process.
+    let played =
+        tokio::task::spawn_blocking(move || follow(&shell, "docs/install.md", "A first node"));
+    let told = played.await?.with_context(|| operator.log())?;
+    assert!(told.contains("rpc-0"), "{told}");
+    let nodes: Api<SeiNode> = Api::namespaced(plane.client(User::Admin)?, "pacific-1");
+    let image = nodes.get("rpc-0").await?.status.and_then(|status| status.current_image);
+    assert_eq!(image.as_deref(), Some("registry.example.org/seid:v6.6.0"));
+    let metrics = get(operator.metrics, "/metrics").await?;
+    assert!(metrics.contains("sei_controller_seinode_phase"), "{metrics}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn installed_by_helm_the_operator_runs_a_node_with_its_own_rights() -> Result<()> {
+    let lane = bare_lane().await?;
+    let shell = Shell::on(lane.plane())?;
+    follow(&shell, "docs/install.md", "With helm")?;
+    runs_a_node(&lane, Shell::on(lane.plane())?).await?;
+    follow(&shell, "docs/install.md", "Upgrade")?;
+    let policies = shell.run("kubectl get validatingadmissionpolicies --output=name")?;
+    assert!(policies.contains("sei-operator-one-replica"), "{policies}");
+    // What is uninstalled leaves the nodes and what they are made of.
+    let told = follow(&shell, "docs/install.md", "Uninstall")?;
+    assert!(told.contains("rpc-0"), "{told}");
+    let left = shell.run("kubectl get deployments,clusterroles,crds --all-namespaces -o name")?;
+    assert!(!left.contains("sei-operator"), "{left}");
+    assert!(left.contains("seinodes.sei.io"), "{left}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn installed_by_kustomize_the_operator_runs_a_node_with_its_own_rights() -> Result<()> {
+    let lane = bare_lane().await?;
+    let shell = Shell::on(lane.plane())?;
+    follow(&shell, "docs/install.md", "With kustomize")?;
+    runs_a_node(&lane, shell).await
+}
+
+/// Without the Go operator itself: its Deployment and what it leaves in a cluster.
+#[tokio::test]
+async fn a_takeover_and_the_way_back_go_as_documented() -> Result<()> {
+    const VARIABLES: &[(&str, &str)] = &[("NAMESPACE", "go-system"), ("DEPLOYMENT", "go-manager")];
+    let plane = boot().await?;
+    let shell = Shell::on(&plane)?.with(VARIABLES);
+    shell.run(
+        "kubectl create namespace go-system
+         kubectl --namespace go-system create deployment go-manager --image=go:v1
+         kubectl --namespace go-system create configmap sei-controller-config \\
+           --from-file=config.yaml=deploy/samples/platform.yaml",
+    )?;
+    let client = plane.client(User::Admin)?;
+    let mut set = set_of("val", "sei.io/node", 1);
+    set["spec"]["updateStrategy"] = json!({ "type": "OnDelete" });
+    let sets: Api<StatefulSet> = Api::namespaced(client, "default");
+    sets.create(&PostParams::default(), &serde_json::from_value(set)?).await?;
+    // The role is there already on this plane, and helm does not touch what it has not made.
+    shell.run("kubectl delete clusterrole,clusterrolebinding sei-operator")?;
+
+    let peer =
+        "kubectl --namespace go-system get deployment go-manager -o jsonpath={.spec.replicas}";
+    follow(&shell, "docs/takeover.md", "Take over")?;
+    assert_eq!(shell.run(peer)?, "0");
+    let ours = shell.run("kubectl --namespace go-system get deployments -o name")?;
+    assert!(ours.contains("deployment.apps/sei-operator"), "{ours}");
+    follow(&shell, "docs/takeover.md", "The first minutes")?;
+    follow(&shell, "docs/takeover.md", "Go back")?;
+    assert_eq!(shell.run(peer)?, "1");
+    follow(&shell, "docs/takeover.md", "What OnDelete leaves behind")?;
+    let strategy = sets.get("val").await?.spec.update_strategy.and_then(|one| one.type_);
+    assert_eq!(strategy.as_deref(), Some("RollingUpdate"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_sample_roles_allow_what_they_say() -> Result<()> {
+    let plane = boot().await?;
+    let shell = Shell::on(&plane)?;
+    let told = follow(&shell, "docs/security.md", "Roles")?;
+    assert!(told.ends_with("yes\n"), "{told}");
+    for (group, may, what) in [
+        ("node-authors", true, "delete seinodes"),
+        ("node-authors", true, "get pods --subresource=log"),
+        ("node-authors", false, "update seinodes --subresource=status"),
+        ("node-authors", false, "get secrets"),
+        ("node-authors", false, "delete pods"),
+        ("node-authors", false, "patch statefulsets --subresource=scale"),
+        ("node-authors", false, "create seinodetasks.sei.io"),
+        ("node-authors", false, "create seinodes --namespace=default"),
+        ("node-readers", true, "watch seinodes"),
+        ("node-readers", true, "list events.events.k8s.io"),
+        ("node-readers", false, "patch seinodes"),
+        ("node-readers", false, "list secrets"),
+    ] {
+        let ask = format!(
+            "kubectl --namespace=team-a auth can-i {what} --as=anna --as-group={group} || true"
+        );
+        let answer = shell.run(&ask)?;
+        assert_eq!(answer.trim(), if may { "yes" } else { "no" }, "{group}: {what}");
+    }
+    Ok(())
+}

@@ -1,0 +1,336 @@
+//! The operator's image, made without a daemon: an archive in the layout of OCI, which podman,
+//! skopeo and containerd read. The same input gives the same bytes, and so the same digest.
+//!
+//! In it are the program and the few libraries it is linked with, nothing else: no shell, no
+//! packages. Its root is also what the Dockerfile copies, so that both are one.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use flate2::{Compression, GzBuilder};
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+use crate::suite::{cargo_program, run_to_end};
+
+/// What was typed after `image`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    /// A profile of cargo: `release`, or `dev` for tests, which have built it already.
+    pub(crate) profile: String,
+    /// The archive, or with `root` the folder.
+    pub(crate) output: PathBuf,
+    /// Whether only the root file system is wanted, as a folder.
+    pub(crate) root: bool,
+}
+
+impl Default for Wanted {
+    fn default() -> Self {
+        Self {
+            profile: "release".to_owned(),
+            output: "target/sei-operator.oci.tar".into(),
+            root: false,
+        }
+    }
+}
+
+/// The program in the image.
+const PROGRAM: &str = "sei-operator";
+
+/// Nobody in particular, by the number that others use for it: a Pod Security profile asks for a
+/// number that is not 0.
+const USER: u32 = 65532;
+
+const TAG: &str = env!("CARGO_PKG_VERSION");
+
+/// Files of the image by their path, with whether they can be executed.
+type Files = BTreeMap<PathBuf, (Vec<u8>, bool)>;
+
+pub(crate) fn run(root: &Path, wanted: &Wanted) -> Result<()> {
+    let Wanted { profile, output, root: root_only } = wanted;
+    let arguments = ["build", "--quiet", "--profile", profile, "--package", PROGRAM];
+    let mut build = Command::new(cargo_program());
+    build.current_dir(root).args(arguments);
+    eprintln!("[image] builds {PROGRAM}");
+    run_to_end(&mut build, &format!("cargo {}", arguments.join(" ")))?;
+    let program = program_path(root, profile)?;
+    let layers = [libraries(&program)?, own_files(&program)?];
+    let output = root.join(output);
+    let told = || format!("failed to write {}", output.display());
+    if *root_only {
+        write_root(&output, &layers).with_context(told)?;
+    } else {
+        let folder = output.parent().context("an archive lies in a folder")?;
+        fs::create_dir_all(folder).with_context(told)?;
+        fs::write(&output, archive(&layers)?).with_context(told)?;
+    }
+    println!("{}", output.display());
+    Ok(())
+}
+
+fn program_path(root: &Path, profile: &str) -> Result<PathBuf> {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or("target".into(), PathBuf::from);
+    let folder = if profile == "dev" { "debug" } else { profile };
+    let program = root.join(target).join(folder).join(PROGRAM);
+    if !program.is_file() {
+        bail!("there is no {}", program.display());
+    }
+    Ok(program)
+}
+
+/// What the program is linked with, at the same places as here: the loader looks for it there.
+fn libraries(program: &Path) -> Result<Files> {
+    let output = Command::new("ldd").arg(program).output().context("failed to start ldd")?;
+    if !output.status.success() {
+        bail!("ldd failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    let mut files = Files::new();
+    for path in linked(&String::from_utf8_lossy(&output.stdout))? {
+        let content = read(&path)?;
+        files.insert(relative(&path), (content, true));
+    }
+    Ok(files)
+}
+
+/// Paths in what ldd says, which are after an arrow or, of the loader, first.
+fn linked(told: &str) -> Result<Vec<PathBuf>> {
+    if told.contains("not found") {
+        bail!("a library is missing: {}", told.trim());
+    }
+    let path = |line: &str| {
+        let place = line.split_once("=>").map_or(line, |(_, place)| place);
+        let path = place.split_whitespace().next()?;
+        path.starts_with('/').then(|| PathBuf::from(path))
+    };
+    Ok(told.lines().filter_map(path).collect())
+}
+
+/// The program, and who runs it. Names are looked up in files before servers, as in any pod.
+fn own_files(program: &Path) -> Result<Files> {
+    let text = |text: String| (text.into_bytes(), false);
+    Ok(Files::from([
+        (PROGRAM.into(), (read(program)?, true)),
+        ("etc/group".into(), text(format!("nonroot:x:{USER}:\n"))),
+        ("etc/nsswitch.conf".into(), text("hosts: files dns\n".to_owned())),
+        ("etc/passwd".into(), text(format!("nonroot:x:{USER}:{USER}::/:/nowhere\n"))),
+    ]))
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).with_context(|| format!("failed to read {}", path.display()))
+}
+
+fn relative(path: &Path) -> PathBuf {
+    path.strip_prefix("/").unwrap_or(path).to_owned()
+}
+
+fn write_root(folder: &Path, layers: &[Files]) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    for (path, (content, is_executable)) in layers.iter().flatten() {
+        let path = folder.join(path);
+        fs::create_dir_all(path.parent().context("a file lies in a folder")?)?;
+        fs::write(&path, content)?;
+        let mode = if *is_executable { 0o755 } else { 0o644 };
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
+    }
+    Ok(())
+}
+
+/// Blobs by digest, and what points to them.
+fn archive(layers: &[Files]) -> Result<Vec<u8>> {
+    let mut blobs = Files::new();
+    let mut store = |content: Vec<u8>, kind: &str| {
+        let digest = digest(&content);
+        let stored = json!({ "mediaType": kind, "digest": format!("sha256:{digest}"), "size": content.len() });
+        blobs.insert(Path::new("blobs/sha256").join(digest), (content, false));
+        stored
+    };
+    let mut stored = Vec::new();
+    let mut unpacked = Vec::new();
+    for files in layers {
+        let tar = tar(files)?;
+        unpacked.push(format!("sha256:{}", digest(&tar)));
+        stored.push(store(gzip(&tar)?, "application/vnd.oci.image.layer.v1.tar+gzip"));
+    }
+    let config = json(&image_config(&unpacked))?;
+    let config = store(config, "application/vnd.oci.image.config.v1+json");
+    let manifest_kind = "application/vnd.oci.image.manifest.v1+json";
+    let manifest = json!({ "schemaVersion": 2, "mediaType": manifest_kind,
+        "config": config, "layers": stored });
+    let mut manifest = store(json(&manifest)?, manifest_kind);
+    manifest["annotations"] = json!({ "org.opencontainers.image.ref.name": TAG });
+    let index = json!({ "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [manifest] });
+    blobs.insert("index.json".into(), (json(&index)?, false));
+    blobs.insert("oci-layout".into(), (json(&json!({ "imageLayoutVersion": "1.0.0" }))?, false));
+    tar(&blobs)
+}
+
+fn image_config(unpacked: &[String]) -> Value {
+    json!({
+        // A real time would make the same image another one each day.
+        "created": "1970-01-01T00:00:00Z",
+        "architecture": architecture(std::env::consts::ARCH),
+        "os": "linux",
+        "config": {
+            "User": format!("{USER}:{USER}"),
+            "Entrypoint": [format!("/{PROGRAM}")],
+            "WorkingDir": "/",
+            "Labels": {
+                "org.opencontainers.image.title": PROGRAM,
+                "org.opencontainers.image.version": TAG,
+            },
+        },
+        "rootfs": { "type": "layers", "diff_ids": unpacked },
+    })
+}
+
+/// As Go names it.
+fn architecture(rust: &str) -> &str {
+    match rust {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+/// Files in order, with their folders before them, all of root and of no time.
+fn tar(files: &Files) -> Result<Vec<u8>> {
+    let mut tar = tar::Builder::new(Vec::new());
+    let mut folders: Vec<PathBuf> = Vec::new();
+    for (path, (content, is_executable)) in files {
+        let above: Vec<&Path> = path.ancestors().skip(1).collect();
+        for folder in above.into_iter().rev().filter(|folder| !folder.as_os_str().is_empty()) {
+            if !folders.iter().any(|known| known == folder) {
+                folders.push(folder.to_owned());
+                let mut header = header(0, 0o755);
+                header.set_entry_type(tar::EntryType::Directory);
+                tar.append_data(&mut header, folder, std::io::empty())?;
+            }
+        }
+        let mode = if *is_executable { 0o755 } else { 0o644 };
+        let mut header = header(content.len(), mode);
+        tar.append_data(&mut header, path, content.as_slice())?;
+    }
+    Ok(tar.into_inner()?)
+}
+
+fn header(size: usize, mode: u32) -> tar::Header {
+    let mut header = tar::Header::new_ustar();
+    header.set_size(size as u64);
+    header.set_mode(mode);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    header.set_entry_type(tar::EntryType::Regular);
+    header
+}
+
+fn gzip(content: &[u8]) -> Result<Vec<u8>> {
+    let mut gzip = GzBuilder::new().mtime(0).write(Vec::new(), Compression::default());
+    gzip.write_all(content)?;
+    Ok(gzip.finish()?)
+}
+
+fn json(value: &Value) -> Result<Vec<u8>> {
+    Ok(serde_json::to_vec(value)?)
+}
+
+fn digest(content: &[u8]) -> String {
+    format!("{:x}", Sha256::digest(content))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use super::*;
+
+    fn files() -> Files {
+        Files::from([
+            ("bin/a".into(), (b"program".to_vec(), true)),
+            ("etc/deep/b".into(), (b"text".to_vec(), false)),
+        ])
+    }
+
+    fn entries(tar: &[u8]) -> BTreeMap<String, (u32, Vec<u8>)> {
+        let mut archive = tar::Archive::new(tar);
+        let entry = |entry: std::io::Result<tar::Entry<'_, &[u8]>>| {
+            let mut entry = entry.unwrap();
+            assert_eq!((entry.header().uid().unwrap(), entry.header().mtime().unwrap()), (0, 0));
+            let path = entry.path().unwrap().display().to_string();
+            let mode = entry.header().mode().unwrap();
+            let mut content = Vec::new();
+            entry.read_to_end(&mut content).unwrap();
+            (path, (mode, content))
+        };
+        archive.entries().unwrap().map(entry).collect()
+    }
+
+    #[test]
+    fn the_same_files_give_the_same_bytes() {
+        assert_eq!(archive(&[files()]).unwrap(), archive(&[files()]).unwrap());
+        let mut other = files();
+        other.insert("bin/a".into(), (b"Program".to_vec(), true));
+        assert_ne!(archive(&[files()]).unwrap(), archive(&[other]).unwrap());
+    }
+
+    /// What a reader does: from the index to the manifest, to the config and the layers, and each
+    /// blob is what its digest says.
+    #[test]
+    fn every_digest_is_of_what_it_points_to() {
+        let archive = entries(&archive(&[files(), own()]).unwrap());
+        let blob = |stored: &Value| {
+            let digest = stored["digest"].as_str().unwrap().strip_prefix("sha256:").unwrap();
+            let content = archive[&format!("blobs/sha256/{digest}")].1.clone();
+            assert_eq!(super::digest(&content), digest);
+            assert_eq!(stored["size"], content.len());
+            content
+        };
+        let parsed = |content: &[u8]| serde_json::from_slice::<Value>(content).unwrap();
+        assert_eq!(parsed(&archive["oci-layout"].1)["imageLayoutVersion"], "1.0.0");
+        let index = parsed(&archive["index.json"].1);
+        let manifest = parsed(&blob(&index["manifests"][0]));
+        let config = parsed(&blob(&manifest["config"]));
+        assert_eq!(config["config"]["User"], "65532:65532");
+        assert_eq!(config["config"]["Entrypoint"], json!(["/sei-operator"]));
+        for (number, layer) in manifest["layers"].as_array().unwrap().iter().enumerate() {
+            let mut tar = Vec::new();
+            flate2::read::GzDecoder::new(blob(layer).as_slice()).read_to_end(&mut tar).unwrap();
+            let unpacked = format!("sha256:{}", super::digest(&tar));
+            assert_eq!(config["rootfs"]["diff_ids"][number], unpacked);
+            if number == 0 {
+                let found = entries(&tar);
+                assert_eq!(found["bin/a"], (0o755, b"program".to_vec()));
+                assert_eq!(found["etc/deep/b"], (0o644, b"text".to_vec()));
+                assert!(found.contains_key("etc/deep") || found.contains_key("etc/deep/"));
+            }
+        }
+    }
+
+    fn own() -> Files {
+        Files::from([("sei-operator".into(), (b"x".to_vec(), true))])
+    }
+
+    #[test]
+    fn libraries_are_read_from_what_the_loader_says() {
+        let told = "\tlinux-vdso.so.1 (0x00007ff1adcb6000)\n\
+                    \tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007ff1ab21e000)\n\
+                    \t/lib64/ld-linux-x86-64.so.2 (0x00007ff1adcb8000)\n";
+        let paths = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"];
+        assert_eq!(linked(told).unwrap(), paths.map(PathBuf::from));
+        assert!(linked("\tlibx.so => not found\n").is_err());
+        assert_eq!(linked("\tstatically linked\n").unwrap(), Vec::<PathBuf>::new());
+    }
+
+    #[test]
+    fn the_dockerfile_runs_the_same_as_the_same_user() {
+        let text = fs::read_to_string(crate::repository().join("Dockerfile")).unwrap();
+        assert!(text.contains(&format!("USER {USER}:{USER}\n")), "{text}");
+        assert!(text.contains(&format!("ENTRYPOINT [\"/{PROGRAM}\"]\n")), "{text}");
+    }
+}
