@@ -22,6 +22,7 @@ mod modes;
 mod moments;
 mod pauses;
 mod plane;
+mod plugin;
 mod process;
 mod recording;
 mod rollback;

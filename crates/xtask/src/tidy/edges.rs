@@ -17,7 +17,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("sei-exec", &["sei-api", "sei-plan"]),
     ("sei-operator", &["sei-api", "sei-plan", "sei-exec"]),
     ("sei-sim", &["sei-api", "sei-plan", "sei-exec", "sei-operator"]),
-    ("kubectl-sei", &["sei-api", "sei-plan"]),
+    ("kubectl-sei", &["sei-api", "sei-plan", "sei-exec"]),
     ("sei-rig", &["sei-api"]),
     (
         "cluster-tests",

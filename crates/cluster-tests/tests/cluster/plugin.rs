@@ -1,0 +1,586 @@
+//! `kubectl sei` beside an operator at work.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Parser as _;
+use cluster_tests::docs::commands;
+use cluster_tests::operator::{PLATFORM, Setup};
+use cluster_tests::play::{Play, Requests, listed, rpc, says, validator};
+use cluster_tests::{Scene, shared_lane, wait_for};
+use futures::{StreamExt as _, TryStreamExt as _};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::{Api, ObjectMeta, PostParams, WatchEvent, WatchParams};
+use kube::{Client, ResourceExt as _};
+use kubectl_sei::flags::Flags;
+use kubectl_sei::{Exit, Surroundings, run};
+use sei_api::SeiNode;
+use sei_api::condition::ConditionType;
+use sei_api::status::{FieldChange, SeiNodePhase, UpdateState};
+use sei_rig::{AuditEntry, User};
+use serde_json::{Value, json};
+use tempfile::NamedTempFile;
+
+/// The configuration that comes next: another sidecar, another pool for all but validators.
+fn next_platform() -> String {
+    PLATFORM
+        .replace("seictl:v1", "seictl:v2")
+        .replace("nodepoolName: chain-default", "nodepoolName: chain-next")
+}
+
+fn file(text: &str) -> Result<NamedTempFile> {
+    let mut file = NamedTempFile::new()?;
+    file.write_all(text.as_bytes())?;
+    Ok(file)
+}
+
+/// Runs the plugin as this user, in the namespace of the play.
+async fn sei_as(user: User, play: &Play, line: &str) -> Result<(String, Exit)> {
+    let surroundings = Surroundings {
+        client: Some(play.scene.plane().client(user)?),
+        namespace: play.scene.namespace.clone(),
+        version: Setup::default().version,
+        ..Surroundings::default()
+    };
+    let flags = Flags::try_parse_from(std::iter::once("kubectl-sei").chain(line.split(' ')))?;
+    let mut out = Vec::new();
+    let exit = run(&flags, &surroundings, &mut out).await?;
+    Ok((String::from_utf8(out)?, exit))
+}
+
+async fn sei(play: &Play, line: &str) -> Result<String> {
+    Ok(sei_as(User::Admin, play, line).await?.0)
+}
+
+/// Another operator takes over, with this configuration.
+async fn take_over(play: &mut Play, platform: &str) -> Result<()> {
+    play.start_with(Setup { platform: platform.to_owned(), ..Setup::default() }).await
+}
+
+/// An RPC node that no change of the operator rolls by itself.
+fn held_rpc() -> Value {
+    let mut spec = rpc("seid:v1");
+    spec["update"] = json!({ "onOperatorChange": "Hold" });
+    spec
+}
+
+async fn until_held(play: &Play, name: &str) -> Result<String> {
+    let status = play.until(name, "its update is held", |status| {
+        says(status, ConditionType::PodTemplateDrift).starts_with("True/Held")
+    });
+    let pending = status.await?.pending_update.context("an update is pending")?;
+    Ok(pending.target_hash)
+}
+
+#[tokio::test]
+async fn a_held_update_is_shown_and_released_by_the_right_hash_only() -> Result<()> {
+    let mut play = Play::open("plugin-held").await?;
+    let namespace = play.scene.namespace.clone();
+    play.run("rpc", held_rpc()).await?;
+    let before = play.uid("rpc").await?;
+    let text = sei(&play, "status").await?;
+    assert!(text.contains("Running   seid:v1   InSync"), "{text}");
+    assert_eq!(sei(&play, "diff").await?, "Nothing differs on 1 node.\n");
+    let refused = sei(&play, "approve rpc").await.unwrap_err().to_string();
+    assert!(refused.ends_with("there is nothing to approve: no update is pending"), "{refused}");
+
+    take_over(&mut play, &next_platform()).await?;
+    let target = until_held(&play, "rpc").await?;
+    let text = sei(&play, "diff rpc").await?;
+    let release = format!("kubectl sei approve -n {namespace} rpc --hash {target}");
+    for part in [
+        "cause    Operator: a new operator or platform configuration",
+        "effect   held: the pod stays, and an evicted one comes back as it was",
+        "why      changes of the operator wait for an approval",
+        "seictl:v1 -> registry.example.org/seictl:v2",
+        release.as_str(),
+    ] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+    let text = sei(&play, "handover").await?;
+    assert!(text.contains("an update (Operator) is held"), "{text}");
+
+    let other = format!("v1:{}", "0".repeat(64));
+    let refused = sei(&play, &format!("approve rpc --hash {other}")).await.unwrap_err();
+    let words = format!(
+        "{namespace}/rpc: {other} is not what the pending update leads to; that is {target}"
+    );
+    assert_eq!(refused.to_string(), words);
+    assert_eq!(play.node("rpc").await?.annotations().get("sei.io/approve-update"), None);
+    assert_eq!(play.uid("rpc").await?, before);
+
+    let text = sei(&play, &format!("approve rpc --hash {target}")).await?;
+    assert!(text.contains("approved v1:"), "{text}");
+    play.settled("rpc").await?;
+    assert_eq!(play.status("rpc").await?.pod_template_hash, Some(target));
+    assert_eq!(play.pods_seen("rpc"), 2);
+    play.close()
+}
+
+#[tokio::test]
+async fn a_pause_holds_and_a_resume_lets_go() -> Result<()> {
+    let play = Play::open("plugin-pause").await?;
+    let namespace = play.scene.namespace.clone();
+    play.run("rpc", rpc("seid:v1")).await?;
+    let before = play.uid("rpc").await?;
+    let text = sei(&play, "pause rpc").await?;
+    assert!(text.contains("The node keeps running"), "{text}");
+    assert!(sei(&play, "pause rpc").await?.contains("paused already; nothing was changed"));
+    play.set_image("rpc", "seid:v2").await?;
+    play.until("rpc", "its update is held", |status| {
+        says(status, ConditionType::PodTemplateDrift).starts_with("True/Paused")
+    })
+    .await?;
+    let text = sei(&play, "diff").await?;
+    assert!(text.contains(&format!("release  kubectl sei resume -n {namespace} rpc")), "{text}");
+    let text = sei(&play, "status").await?;
+    assert!(text.contains("seid:v1 -> seid:v2   Paused"), "{text}");
+    let refused = sei(&play, "approve rpc").await.unwrap_err().to_string();
+    assert!(refused.contains("use kubectl sei resume"), "{refused}");
+    assert_eq!(play.uid("rpc").await?, before);
+    let text = sei(&play, "resume rpc").await?;
+    assert!(text.contains("updates go on. One is pending (cause Spec)"), "{text}");
+    play.settled("rpc").await?;
+    assert_eq!(play.node("rpc").await?.spec.update.and_then(|one| one.paused), None);
+    assert_eq!(play.pods_seen("rpc"), 2);
+    play.close()
+}
+
+#[tokio::test]
+async fn a_slip_in_a_name_changes_nothing() -> Result<()> {
+    let play = Play::open("plugin-slip").await?;
+    let namespace = play.scene.namespace.clone();
+    play.run("rpc", rpc("seid:v1")).await?;
+    let refused = sei(&play, "pause rpc rcp").await.unwrap_err().to_string();
+    let words = format!("there is no SeiNode rcp in namespace {namespace}; there are rpc");
+    assert_eq!(refused, words);
+    assert!(!play.node("rpc").await?.spec.updates_are_paused());
+    let refused = sei(&play, "explain Stuck").await.unwrap_err().to_string();
+    assert!(refused.starts_with("no condition gives the reason Stuck"), "{refused}");
+    assert!(sei(&play, "explain Held").await?.contains("sei.io/approve-update"));
+    play.close()
+}
+
+/// What the operator's user asks to change in this namespace meanwhile.
+async fn writes_during<T>(
+    play: &Play,
+    act: impl Future<Output = Result<T>>,
+) -> Result<(T, String)> {
+    let mut requests = play.requests();
+    read_up_to(play, &mut requests, "the-first-one").await?;
+    let done = act.await?;
+    let mut seen = read_up_to(play, &mut requests, "the-last-one").await?;
+    seen.retain(|one| !["get", "list"].contains(&one.verb.as_str()));
+    Ok((done, listed(&seen)))
+}
+
+/// The log up to a request made now. The server writes it after its answers, so that only an entry
+/// of ours tells that those before it are there.
+async fn read_up_to(play: &Play, log: &mut Requests, name: &str) -> Result<Vec<AuditEntry>> {
+    let client = play.scene.plane().client(User::Operator)?;
+    let nodes: Api<SeiNode> = Api::namespaced(client, &play.scene.namespace);
+    nodes.get_opt(name).await?;
+    let mut seen = Vec::new();
+    wait_for("the request is in the log", async || {
+        seen.extend(log.new_ones()?);
+        Ok(seen.iter().any(|one| one.name.as_deref() == Some(name)).then_some(()))
+    })
+    .await?;
+    Ok(seen)
+}
+
+#[tokio::test]
+async fn the_same_config_rolls_nothing_and_writes_nothing() -> Result<()> {
+    let mut play = Play::open("plugin-same").await?;
+    play.validator_keys("signing", "p2p").await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    play.run("val", validator("seid:v1", "signing", "p2p")).await?;
+    // It comes to an end with all it has asked for: the log is to be of the plugin alone.
+    play.operator.take().context("an operator runs")?.stop().await?;
+    let config = file(PLATFORM)?;
+    let line = format!("preview --config {}", config.path().display());
+    let previewed = Box::pin(sei_as(User::Operator, &play, &line));
+    let ((text, exit), writes) = writes_during(&play, previewed).await?;
+    assert!(text.contains("nothing would roll (2 nodes looked at)"), "{text}");
+    assert_eq!(exit, Exit::Fine);
+    assert_eq!(writes, "");
+    play.close()
+}
+
+/// What the operator said of nodes that differed.
+#[derive(Default)]
+struct Heard {
+    /// The fields, by node.
+    changes: BTreeMap<String, Vec<FieldChange>>,
+    /// Who rolled, in the order of the server's writes: times of a status are whole seconds.
+    rolled: Vec<String>,
+}
+
+#[derive(Clone, Default)]
+struct Said(Arc<Mutex<Heard>>);
+
+impl Said {
+    async fn listen(play: &Play) -> Result<Self> {
+        let said = Self::default();
+        let mut stream = play.nodes().watch(&WatchParams::default(), "0").await?.boxed();
+        let heard = said.clone();
+        tokio::spawn(async move {
+            while let Ok(Some(event)) = stream.try_next().await {
+                let (WatchEvent::Added(node) | WatchEvent::Modified(node)) = event else {
+                    continue;
+                };
+                let status = node.status.clone().unwrap_or_default();
+                let (Some(pending), name) = (status.pending_update, node.name_any()) else {
+                    continue;
+                };
+                let mut heard = heard.all();
+                if pending.state == UpdateState::Rolling && !heard.rolled.contains(&name) {
+                    heard.rolled.push(name.clone());
+                }
+                heard.changes.insert(name, pending.changes);
+            }
+        });
+        Ok(said)
+    }
+
+    fn all(&self) -> std::sync::MutexGuard<'_, Heard> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The nodes of a preview with this effect, with their changes, in order.
+fn foreseen(report: &Value, effect: &str) -> Result<Vec<(String, Vec<FieldChange>)>> {
+    let nodes = report["nodes"].as_array().context("it lists nodes")?;
+    let of_effect = nodes.iter().filter(|one| one["effect"] == effect);
+    of_effect
+        .map(|one| {
+            let name = one["node"].as_str().context("it has a name")?.to_owned();
+            Ok((name, serde_json::from_value(one["changes"].clone())?))
+        })
+        .collect()
+}
+
+#[tokio::test]
+async fn a_preview_names_exactly_the_nodes_and_paths_that_then_roll() -> Result<()> {
+    let mut play = Play::open("plugin-preview").await?;
+    play.validator_keys("signing", "p2p").await?;
+    // Its name would make it the first.
+    play.create("a-val", validator("seid:v1", "signing", "p2p")).await?;
+    play.create("held", held_rpc()).await?;
+    play.create("rpc-0", rpc("seid:v1")).await?;
+    play.create("rpc-1", rpc("seid:v1")).await?;
+    let mut own = rpc("seid:v1");
+    own["sidecar"] = json!({ "image": "registry.example.org/seictl:mine" });
+    play.create("own", own).await?;
+    for name in ["a-val", "held", "rpc-0", "rpc-1", "own"] {
+        play.settled(name).await?;
+        play.until_pod(name, "it is ready", |pod| pod.ready).await?;
+    }
+    play.kill_operator();
+    // `own` names a sidecar itself, so that nothing of this reaches it.
+    let sidecar_only = PLATFORM.replace("seictl:v1", "seictl:v2");
+    let config = file(&sidecar_only)?;
+    let line = format!("preview -o json --all --config {}", config.path().display());
+    let (text, exit) = sei_as(User::Operator, &play, &line).await?;
+    assert_eq!(exit, Exit::WouldRoll);
+    let report: Value = serde_json::from_str(&text)?;
+    let rolls = foreseen(&report, "RollsInTurn")?;
+    let names: Vec<&str> = rolls.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["rpc-0", "rpc-1", "a-val"], "{text}");
+    let held = foreseen(&report, "Held")?;
+    assert_eq!(held.len(), 1, "{text}");
+
+    let said = Said::listen(&play).await?;
+    take_over(&mut play, &sidecar_only).await?;
+    until_held(&play, "held").await?;
+    for (name, _) in &rolls {
+        play.until(name, "its update is recorded", |status| status.last_update.is_some()).await?;
+        play.settled(name).await?;
+    }
+    for (name, changes) in rolls.iter().chain(&held) {
+        assert_eq!(said.all().changes.get(name), Some(changes), "{name}");
+    }
+    for name in &names {
+        assert_eq!(play.pods_seen(name), 2, "{name}");
+    }
+    assert_eq!(said.all().rolled, names);
+    for name in ["held", "own"] {
+        assert_eq!(play.pods_seen(name), 1, "{name}");
+    }
+    assert!(!said.all().changes.contains_key("own"));
+    let (text, exit) = sei_as(User::Operator, &play, &line).await?;
+    assert_eq!(exit, Exit::Fine, "{text}");
+    play.close()
+}
+
+#[tokio::test]
+async fn the_server_judges_a_pod_of_which_nothing_is_known() -> Result<()> {
+    let mut play = Play::open("plugin-judged").await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    play.kill_operator();
+    play.edit_status("rpc", json!({ "podTemplateHash": null, "podTemplate": null })).await?;
+    let before = play.statefulsets().get("rpc").await?;
+    let same = file(PLATFORM)?;
+    let line = format!("preview --config {}", same.path().display());
+    let (text, exit) = sei_as(User::Operator, &play, &line).await?;
+    assert_eq!(exit, Exit::Fine, "{text}");
+    assert!(text.contains("nothing would roll (1 node looked at)"), "{text}");
+
+    let held = file(&next_platform())?;
+    let line = format!("preview --config {}", held.path().display());
+    let (text, exit) = sei_as(User::Operator, &play, &line).await?;
+    assert_eq!(exit, Exit::Fine, "{text}");
+    assert!(text.contains("rpc: the pod was made by another operator; it rolls"), "{text}");
+    assert!(text.contains("chain-default -> chain-next"), "{text}");
+
+    let auto = next_platform().replace("settleSeconds: 0", "settleSeconds: 0, adoption: Auto");
+    let auto = file(&auto)?;
+    let line = format!("preview --config {}", auto.path().display());
+    let (text, exit) = sei_as(User::Operator, &play, &line).await?;
+    assert_eq!(exit, Exit::WouldRoll, "{text}");
+    assert!(text.contains("turn 1, cause Adoption"), "{text}");
+    // The dry runs left nothing behind.
+    let after = play.statefulsets().get("rpc").await?;
+    assert_eq!(after.metadata.resource_version, before.metadata.resource_version);
+    play.close()
+}
+
+/// A writer that others can read.
+#[derive(Clone, Default)]
+struct Shared(Arc<Mutex<Vec<u8>>>);
+
+impl Shared {
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+    }
+}
+
+impl Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_watch_tells_each_change() -> Result<()> {
+    let play = Play::open("plugin-watch").await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    play.run("other", rpc("seid:v1")).await?;
+    let out = Shared::default();
+    let surroundings = Surroundings {
+        client: Some(play.scene.admin.clone()),
+        namespace: play.scene.namespace.clone(),
+        ..Surroundings::default()
+    };
+    let flags = Flags::try_parse_from(["kubectl-sei", "status", "-w", "rpc"])?;
+    let mut writer = out.clone();
+    let watching =
+        tokio::spawn(async move { run(&flags, &surroundings, &mut writer).await.map(drop) });
+    wait_for("the table is there", async || Ok(out.text().contains("InSync").then_some(())))
+        .await?;
+    play.set_image("rpc", "seid:v2").await?;
+    play.set_image("other", "seid:v2").await?;
+    wait_for("the end is told", async || {
+        let text = out.text();
+        let told = |line: &&str| line.contains("Running   seid:v2") && line.contains("InSync");
+        Ok(text.lines().rev().find(told).map(drop))
+    })
+    .await?;
+    let text = out.text();
+    assert!(text.contains("seid:v1 -> seid:v2"), "{text}");
+    assert!(!text.contains("other"), "{text}");
+    assert!(!watching.is_finished());
+    watching.abort();
+    play.close()
+}
+
+/// The program, built by cargo beside this test.
+fn program() -> Result<PathBuf> {
+    let built = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--package", "kubectl-sei"])
+        .status()?;
+    ensure!(built.success(), "failed to build kubectl-sei");
+    let test = std::env::current_exe()?;
+    let folder = test.parent().and_then(Path::parent).context("the test has a folder")?;
+    Ok(folder.join("kubectl-sei"))
+}
+
+#[tokio::test]
+async fn kubectl_finds_the_plugin_and_its_exit_code_counts() -> Result<()> {
+    let mut play = Play::open_without_operator("plugin-kubectl").await?;
+    // Of the program's own version: an older one would hold what a newer one rolled.
+    let setup = Setup { version: env!("CARGO_PKG_VERSION").to_owned(), ..Setup::default() };
+    play.start_with(setup).await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    let folder = program()?.parent().context("it is in a folder")?.to_owned();
+    let plane = play.scene.plane();
+    let path = std::env::join_paths([folder.as_path(), plane.bin_dir()])?;
+    let kubectl = |arguments: &[&str]| {
+        let output = Command::new(plane.bin_dir().join("kubectl"))
+            .args(arguments)
+            .env("PATH", &path)
+            .env("KUBECONFIG", plane.kubeconfig(User::Admin))
+            .output()?;
+        let text = String::from_utf8(output.stdout)? + &String::from_utf8(output.stderr)?;
+        anyhow::Ok((text, output.status.code()))
+    };
+    let namespace = play.scene.namespace.as_str();
+    let (text, code) = kubectl(&["sei", "status", "-n", namespace])?;
+    assert!(text.contains("rpc") && !text.contains('\u{1b}'), "{text}");
+    assert_eq!(code, Some(0), "{text}");
+    for line in ["diff", "diff rpc -o json", "handover", "explain Held", "explain"] {
+        let arguments: Vec<&str> = line.split(' ').collect();
+        let (text, code) = kubectl(&[&["sei", "-n", namespace], &arguments[..]].concat())?;
+        assert_eq!(code, Some(0), "{line}: {text}");
+    }
+    assert_eq!(kubectl(&["sei", "help"])?.1, Some(0));
+    let (same, next) = (file(PLATFORM)?, file(&next_platform())?);
+    for (config, expected) in [(&same, 0), (&next, 2)] {
+        let config = config.path().display().to_string();
+        let (text, code) = kubectl(&["sei", "preview", "-n", namespace, "--config", &config])?;
+        assert_eq!(code, Some(expected), "{text}");
+    }
+    // What kubectl wrote down tells the same as the cluster.
+    let (manifests, _) = kubectl(&["get", "seinodes,statefulsets", "-n", namespace, "-o", "yaml"])?;
+    let (manifests, config) = (file(&manifests)?, next.path().display().to_string());
+    let live = ["sei", "preview", "-o", "json", "-n", namespace, "--config", &config];
+    let manifests = manifests.path().display().to_string();
+    let offline = [&live[..], &["--manifests", &manifests]].concat();
+    assert_eq!(kubectl(&live)?, kubectl(&offline)?);
+    let (text, code) = kubectl(&["sei", "preview", "-n", namespace, "--config", "gone.yaml"])?;
+    assert_eq!((text.lines().count(), code), (1, Some(1)), "{text}");
+    let (text, code) = kubectl(&["sei", "status", "--no-such-flag"])?;
+    assert_eq!(code, Some(1), "{text}");
+    play.close()
+}
+
+/// Cargo has built the program already, in another profile: to install it would take minutes.
+const INSTALLS: &str = "cargo install --path crates/kubectl-sei";
+
+#[tokio::test]
+async fn the_readmes_commands_of_the_plugin_work() -> Result<()> {
+    let mut play = Play::open_without_operator("plugin-readme").await?;
+    let setup = Setup { version: env!("CARGO_PKG_VERSION").to_owned(), ..Setup::default() };
+    play.start_with(setup).await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    let folder = tempfile::tempdir()?;
+    std::fs::write(folder.path().join("new.yaml"), next_platform())?;
+    let programs = program()?.parent().context("it is in a folder")?.to_owned();
+    let plane = play.scene.plane();
+    let path = std::env::join_paths([
+        programs.as_path(),
+        plane.bin_dir(),
+        Path::new("/usr/bin"),
+        Path::new("/bin"),
+    ])?;
+    let lines = commands("README.md", "From the command line")?;
+    let mut ran = 0;
+    for line in lines.lines() {
+        let command = line.split('#').next().unwrap_or_default().trim();
+        if command == INSTALLS {
+            continue;
+        }
+        let output = Command::new("sh")
+            .args(["-c", command])
+            .current_dir(folder.path())
+            .env("PATH", &path)
+            .env("KUBECONFIG", plane.kubeconfig(User::Admin))
+            .output()?;
+        // 2 tells that something would roll.
+        let expected = if command.contains("preview") { [0, 2] } else { [0, 0] };
+        let code = output.status.code().context("it ended by itself")?;
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(expected.contains(&code), "{command}: {code} {told}");
+        ran += 1;
+    }
+    assert_eq!(ran, 4);
+    play.close()
+}
+
+/// Where time stands still for the transcript: what is shown of it are ages.
+static THEN: OnceLock<Timestamp> = OnceLock::new();
+
+fn then() -> Timestamp {
+    THEN.get().copied().unwrap_or_else(Timestamp::now)
+}
+
+/// A scene in a namespace whose name stands in the docs.
+async fn demo() -> Result<Scene> {
+    let lane = shared_lane().await?;
+    let admin: Client = lane.plane().client(User::Admin)?;
+    let metadata = ObjectMeta { name: Some("demo".to_owned()), ..ObjectMeta::default() };
+    let namespace = Namespace { metadata, ..Namespace::default() };
+    Api::all(admin.clone()).create(&PostParams::default(), &namespace).await?;
+    Ok(Scene { lane, admin, namespace: "demo".to_owned() })
+}
+
+const DRIFT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/drift.md");
+
+/// Compares a transcript with the one in the docs; `UPDATE_EXPECT=1` puts it there.
+fn check_transcript(name: &str, text: &str) -> Result<()> {
+    let page = std::fs::read_to_string(DRIFT)?;
+    let begin = format!("<!-- transcript: {name} -->\n```text\n");
+    let (before, rest) = page.split_once(&begin).with_context(|| format!("no place for {name}"))?;
+    let (shown, after) = rest.split_once("```\n").context("the transcript ends")?;
+    if shown != text && std::env::var_os("UPDATE_EXPECT").is_some() {
+        std::fs::write(DRIFT, format!("{before}{begin}{text}```\n{after}"))?;
+        return Ok(());
+    }
+    assert_eq!(shown, text, "UPDATE_EXPECT=1 puts it right");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_transcripts_in_the_docs_are_what_the_commands_print() -> Result<()> {
+    let mut play = Play::open_on(demo().await?).await?;
+    play.start_operator(10).await?;
+    play.validator_keys("signing", "p2p").await?;
+    play.create("validator-0", validator("seid:v1", "signing", "p2p")).await?;
+    play.create("rpc-0", held_rpc()).await?;
+    play.create("rpc-1", rpc("seid:v1")).await?;
+    for name in ["validator-0", "rpc-0", "rpc-1"] {
+        play.settled(name).await?;
+        play.until_pod(name, "it is ready", |pod| pod.ready).await?;
+    }
+    play.kill_operator();
+    let folder = tempfile::tempdir()?;
+    let config = folder.path().join("next.yaml");
+    std::fs::write(&config, next_platform().replace("rollout: { settleSeconds: 0 }", ""))?;
+    let line = format!("preview --config {}", config.display());
+    let (preview, _) = sei_as(User::Admin, &play, &line).await?;
+    let preview = preview.replace(&format!("{}/", folder.path().display()), "");
+    check_transcript(
+        "preview",
+        &format!("$ kubectl sei preview -n demo --config next.yaml\n{preview}"),
+    )?;
+
+    take_over(&mut play, &next_platform()).await?;
+    until_held(&play, "rpc-0").await?;
+    for name in ["rpc-1", "validator-0"] {
+        play.until(name, "its update is recorded", |status| status.last_update.is_some()).await?;
+        play.settled(name).await?;
+    }
+    let since = play.status("rpc-0").await?.pending_update.context("it is held")?.since.0;
+    let _ = THEN.set(since + SignedDuration::from_mins(42));
+    let surroundings = Surroundings {
+        client: Some(play.scene.admin.clone()),
+        now: then,
+        ..Surroundings::default()
+    };
+    let flags = Flags::try_parse_from(["kubectl-sei", "diff", "-n", "demo"])?;
+    let mut out = Vec::new();
+    run(&flags, &surroundings, &mut out).await?;
+    check_transcript("diff", &format!("$ kubectl sei diff -n demo\n{}", String::from_utf8(out)?))?;
+    assert_eq!(play.status("rpc-0").await?.phase, Some(SeiNodePhase::Running));
+    play.close()
+}

@@ -1,0 +1,134 @@
+//! Nodes as the operator leaves them, in as few words as possible.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use sei_api::SeiNode;
+use sei_api::SeiNodeSpec;
+use sei_api::condition::ConditionType;
+use sei_api::node::FullNodeSpec;
+use sei_api::plan::{PlanKind, PlanPhase, PlannedTask, TaskPlan, TaskStatus};
+use sei_api::status::{
+    Cause, FieldChange, PendingUpdate, SeiNodePhase, SeiNodeStatus, UpdateState,
+};
+
+pub(crate) const HASH: &str = "v1:1111111111111111111111111111111111111111111111111111111111111111";
+
+/// The present of every fixture.
+pub(crate) fn now() -> Timestamp {
+    Timestamp::from_second(1_800_000_000).unwrap()
+}
+
+pub(crate) fn ago(seconds: i64) -> Time {
+    Time(Timestamp::from_second(1_800_000_000 - seconds).unwrap())
+}
+
+/// A node that runs and is in sync.
+pub(crate) fn node(name: &str) -> SeiNode {
+    let mut node = SeiNode::new(
+        name,
+        SeiNodeSpec {
+            chain_id: "pacific-1".into(),
+            image: "registry.example.org/seid:v6.5.1".into(),
+            full_node: Some(FullNodeSpec::default()),
+            ..SeiNodeSpec::default()
+        },
+    );
+    node.metadata.namespace = Some("demo".into());
+    node.metadata.uid = Some(format!("uid-{name}"));
+    node.status = Some(SeiNodeStatus {
+        phase: Some(SeiNodePhase::Running),
+        phase_transition_time: Some(ago(864_000)),
+        current_image: Some("registry.example.org/seid:v6.5.1".into()),
+        conditions: vec![condition(ConditionType::PodTemplateDrift, "False", "InSync", "")],
+        ..SeiNodeStatus::default()
+    });
+    node
+}
+
+pub(crate) fn condition(
+    kind: ConditionType,
+    status: &str,
+    reason: &str,
+    message: &str,
+) -> Condition {
+    Condition {
+        type_: kind.as_str().into(),
+        status: status.into(),
+        reason: reason.into(),
+        message: message.into(),
+        observed_generation: Some(1),
+        last_transition_time: ago(300),
+    }
+}
+
+/// Puts a condition in the place of the one of its type.
+pub(crate) fn with(mut node: SeiNode, condition: Condition) -> SeiNode {
+    let status = node.status.get_or_insert_default();
+    status.conditions.retain(|one| one.type_ != condition.type_);
+    status.conditions.push(condition);
+    node
+}
+
+/// The node with an update that the operator's own change made pending.
+pub(crate) fn pending(node: SeiNode, state: UpdateState, reason: &str, why: &str) -> SeiNode {
+    let drift = condition(ConditionType::PodTemplateDrift, "True", reason, why);
+    let mut node = with(node, drift);
+    let change = FieldChange {
+        path: "initContainers[sei-sidecar].image".into(),
+        from: Some("registry.example.org/seictl:v1".into()),
+        to: Some("registry.example.org/seictl:v2".into()),
+    };
+    node.status.get_or_insert_default().pending_update = Some(PendingUpdate {
+        target_hash: HASH.into(),
+        base_inputs_hash: HASH.into(),
+        cause: Cause::Operator,
+        state,
+        reason: (!why.is_empty()).then(|| why.to_owned()),
+        since: ago(1800),
+        changes: vec![change],
+        attempts: None,
+        next_attempt_at: None,
+        refused_approval: None,
+    });
+    node
+}
+
+/// The node with settings that arrive with its next roll.
+pub(crate) fn settings_pending(node: SeiNode) -> SeiNode {
+    let mut node = pending(node, UpdateState::Held, "InSync", "arrives with the next roll");
+    node = with(node, condition(ConditionType::PodTemplateDrift, "False", "InSync", ""));
+    let pending = node.status.get_or_insert_default().pending_update.as_mut().unwrap();
+    pending.cause = Cause::Spec;
+    pending.changes =
+        vec![FieldChange { path: "config.externalAddress".into(), ..FieldChange::default() }];
+    node
+}
+
+/// An update plan of these tasks; true: complete.
+pub(crate) fn plan(tasks: &[(&str, bool)]) -> TaskPlan {
+    let task = |(name, complete): &(&str, bool)| PlannedTask {
+        r#type: (*name).to_owned(),
+        id: (*name).to_owned(),
+        status: if *complete { TaskStatus::Complete } else { TaskStatus::Pending },
+        params: None,
+        submitted_at: None,
+        error: None,
+        max_retries: None,
+        retry_count: None,
+        not_before: None,
+    };
+    TaskPlan {
+        id: Some("plan".into()),
+        phase: PlanPhase::Active,
+        tasks: tasks.iter().map(task).collect(),
+        target_phase: Some(SeiNodePhase::Running),
+        failed_phase: None,
+        failed_task_index: None,
+        failed_task_detail: None,
+        kind: Some(PlanKind::NodeUpdate),
+        target: None,
+        applied: None,
+        abandoned: Vec::new(),
+        created_at: Some(ago(20)),
+    }
+}

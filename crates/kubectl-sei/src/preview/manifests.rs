@@ -1,0 +1,126 @@
+//! A fleet from files, for a preview without a cluster.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::apps::v1::{ControllerRevision, StatefulSet};
+use kube::ResourceExt as _;
+use sei_api::SeiNode;
+use sei_plan::adoption::template_of_revision;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::sight::{Key, Sight, key_of};
+use crate::error::{Error, one_line};
+
+/// Reads the files, and those in the folders.
+pub(super) fn read(paths: &[PathBuf]) -> Result<Sight, Error> {
+    let mut sight = Sight::default();
+    let mut templates = BTreeMap::new();
+    for path in paths {
+        for file in files(path)? {
+            let text = std::fs::read_to_string(&file).map_err(|error| problem(&file, &error))?;
+            let documents: Vec<Value> =
+                serde_saphyr::from_multiple(&text).map_err(|error| problem(&file, &error))?;
+            for object in documents {
+                add(&mut sight, &mut templates, object).map_err(|told| problem(&file, &told))?;
+            }
+        }
+    }
+    if sight.nodes.is_empty() {
+        let shown: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+        let told = "no SeiNode is in there; kubectl get seinodes -A -o yaml writes them";
+        return Err(Error::Manifest { path: shown.join(", "), told: told.to_owned() });
+    }
+    sight.nodes.sort_by_key(key_of);
+    sight.fill_templates(&templates);
+    Ok(sight)
+}
+
+fn problem(path: &Path, error: &dyn std::fmt::Display) -> Error {
+    Error::Manifest { path: path.display().to_string(), told: one_line(&error.to_string()) }
+}
+
+/// The file itself, or the manifests in the folder.
+fn files(path: &Path) -> Result<Vec<PathBuf>, Error> {
+    if !path.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(|error| problem(path, &error))? {
+        let file = entry.map_err(|error| problem(path, &error))?.path();
+        let is_manifest = file
+            .extension()
+            .and_then(|one| one.to_str())
+            .is_some_and(|one| ["yaml", "yml", "json"].contains(&one));
+        if is_manifest && file.is_file() {
+            files.push(file);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Takes in one object, or the items of a list. Other kinds are nobody's business here.
+fn add(
+    sight: &mut Sight,
+    templates: &mut BTreeMap<Key, Value>,
+    object: Value,
+) -> Result<(), String> {
+    let kind = object["kind"].as_str().unwrap_or_default().to_owned();
+    if kind.ends_with("List") {
+        let items = object["items"].as_array().cloned().unwrap_or_default();
+        return items.into_iter().try_for_each(|item| add(sight, templates, item));
+    }
+    match kind.as_str() {
+        "SeiNode" => {
+            let node: SeiNode = decode(&kind, object)?;
+            if node.metadata.uid.is_none() {
+                return Err(format!(
+                    "SeiNode {} was never stored: it has no uid and no status; take it from a \
+                     cluster by kubectl get -o yaml",
+                    node.name_any()
+                ));
+            }
+            sight.nodes.push(node);
+        }
+        "StatefulSet" => {
+            let set: StatefulSet = decode(&kind, object)?;
+            sight.statefulsets.insert(key_of(&set), (&set).into());
+        }
+        "Pod" => sight.add_pod(&decode(&kind, object)?),
+        "ControllerRevision" => {
+            let revision: ControllerRevision = decode(&kind, object)?;
+            let template = template_of_revision(&revision.data.0)
+                .map_err(|error| format!("ControllerRevision {}: {error}", revision.name_any()))?;
+            templates.insert(key_of(&revision), template);
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+fn decode<T: DeserializeOwned>(kind: &str, object: Value) -> Result<T, String> {
+    let name = object["metadata"]["name"].as_str().unwrap_or("without a name").to_owned();
+    serde_json::from_value(object).map_err(|error| format!("{kind} {name}: {error}"))
+}
+
+impl Sight {
+    /// Where no StatefulSet was given, the revision of the running pod holds its template too.
+    fn fill_templates(&mut self, templates: &BTreeMap<Key, Value>) {
+        for node in &self.nodes {
+            let key = key_of(node);
+            let observed = node.status.as_ref().and_then(|status| status.pod_template.as_ref());
+            let Some(observed) = observed.filter(|_| !self.statefulsets.contains_key(&key)) else {
+                continue;
+            };
+            let revision = (key.0.clone(), observed.revision.clone());
+            if let Some(template) = templates.get(&revision)
+                && let Some(mut set) = super::sight::remembered_set(node)
+            {
+                set.template = template.clone();
+                self.statefulsets.insert(key, set);
+            }
+        }
+    }
+}

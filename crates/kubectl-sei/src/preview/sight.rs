@@ -1,0 +1,231 @@
+//! What a preview sees of a fleet, and how it is observed.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use kube::{Client, ResourceExt};
+use sei_api::SeiNode;
+use sei_api::names::{data_claim, label};
+use sei_api::status::FieldChange;
+use sei_exec::judge;
+use sei_exec::perform::claim_view;
+use sei_plan::adoption::Comparison;
+use sei_plan::observation::{Claim, Observation, Rollout, Sidecar, Slot, Syncers};
+use sei_plan::planner::gate;
+use sei_plan::platform::Adoption;
+use sei_plan::request::ClaimView;
+use sei_plan::signers::older_holder;
+use sei_plan::timing::Timing;
+use sei_plan::view::{PodView, StatefulSetView};
+use sei_plan::wanted::want;
+use serde_json::Value;
+
+use super::Candidate;
+use crate::cluster::{Scope, Unreadable, all_nodes};
+use crate::error::{Error, told};
+
+/// A node, by namespace and name.
+pub(super) type Key = (String, String);
+
+/// What there is.
+#[derive(Default)]
+pub(super) struct Sight {
+    /// Who is asked what a pod was made from; nobody without a cluster.
+    pub(super) client: Option<Client>,
+    pub(super) nodes: Vec<SeiNode>,
+    pub(super) unreadable: Vec<Unreadable>,
+    pub(super) statefulsets: BTreeMap<Key, StatefulSetView>,
+    pub(super) pods: BTreeMap<Key, Vec<PodView>>,
+    /// By namespace and name of the claim; absent where nobody looked.
+    pub(super) claims: Option<BTreeMap<Key, ClaimView>>,
+}
+
+impl Sight {
+    /// Looks at a cluster. Reads only.
+    pub(super) async fn of_cluster(client: &Client, scope: &Scope) -> Result<Self, Error> {
+        let (mut nodes, mut unreadable) = (Vec::new(), Vec::new());
+        for found in all_nodes(client, scope).await? {
+            match found {
+                Ok(node) => nodes.push(node),
+                Err(one) => unreadable.push(one),
+            }
+        }
+        let sets: Vec<StatefulSet> = scope.list(client, "list statefulsets", label::NODE).await?;
+        let pods: Vec<Pod> = scope.list(client, "list pods", label::NODE).await?;
+        let claims: Vec<PersistentVolumeClaim> =
+            scope.list(client, "list persistentvolumeclaims", label::NODE).await?;
+        let mut sight = Self { client: Some(client.clone()), nodes, unreadable, ..Self::default() };
+        for set in &sets {
+            sight.statefulsets.insert(key_of(set), set.into());
+        }
+        for pod in &pods {
+            sight.add_pod(pod);
+        }
+        sight.claims = Some(claims.iter().map(|one| (key_of(one), claim_view(one))).collect());
+        Ok(sight)
+    }
+
+    pub(super) fn add_pod(&mut self, pod: &Pod) {
+        if let Some(node) = pod.labels().get(label::NODE) {
+            let key = (pod.namespace().unwrap_or_default(), node.clone());
+            self.pods.entry(key).or_default().push(pod.into());
+        }
+    }
+
+    /// The node as an operator with the candidate configuration would observe it: settled, with a
+    /// slot for everyone, and with every sidecar as it should be. What it then starts is what it
+    /// would start in the end; in which order is another question.
+    pub(super) fn observe(&self, node: &SeiNode, candidate: &Candidate<'_>) -> Observation {
+        let key = key_of(node);
+        let platform = candidate.platform;
+        let status = node.status.as_ref();
+        let peers = status.and_then(|status| status.resolved_peers.clone()).unwrap_or_default();
+        let syncers = Syncers::Known(platform.syncers(&node.spec.chain_id));
+        let witnesses = gate::judge(&node.spec, &syncers).syncers.unwrap_or_default();
+        let wanted = want(node, platform, &peers, &witnesses);
+        let (statefulset, pods) = self.objects(node, &key);
+        Observation {
+            node: node.clone(),
+            now: candidate.now,
+            plan_id: "preview".to_owned(),
+            operator_version: candidate.version.to_owned(),
+            timing: Timing::default(),
+            rollout: Rollout {
+                on_operator_change: platform.rollout.on_operator_change,
+                adopt_automatically: platform.rollout.adoption == Adoption::Auto,
+                ready_deadline: candidate.budget.ready_deadline,
+                ..Rollout::default()
+            },
+            wanted: wanted.map_err(|error| error.to_string()),
+            syncers,
+            statefulset,
+            pods,
+            job: None,
+            claim: self.claim(node, &key),
+            sidecar: Sidecar::Ready,
+            slot: Some(Slot::Granted),
+            adoption: None,
+            signing_conflict: older_holder(node, &self.nodes),
+            waiting: None,
+            in_flight: false,
+        }
+    }
+
+    fn claim(&self, node: &SeiNode, key: &Key) -> Claim {
+        let recorded = node.status.as_ref().and_then(|status| status.data_claim.as_ref());
+        let Some(claims) = self.claims.as_ref().filter(|_| node.spec.imported_claim().is_none())
+        else {
+            return Claim::Unknown;
+        };
+        match claims.get(&(key.0.clone(), data_claim(&key.1))) {
+            Some(claim) => Claim::Present(claim.clone()),
+            None if recorded.is_some() => Claim::Missing,
+            None => Claim::Unknown,
+        }
+    }
+
+    /// StatefulSet and pods of a node. Without a cluster, what its status tells of them stands in
+    /// for those that were not given.
+    fn objects(&self, node: &SeiNode, key: &Key) -> (Option<StatefulSetView>, Vec<PodView>) {
+        let set = self.statefulsets.get(key).cloned();
+        let pods = self.pods.get(key).cloned();
+        if self.client.is_some() {
+            return (set, pods.unwrap_or_default());
+        }
+        let set = set.or_else(|| remembered_set(node));
+        let pods = pods.or_else(|| Some(vec![remembered_pod(node, set.as_ref()?)?]));
+        (set, pods.unwrap_or_default())
+    }
+
+    /// Lets the server judge what a pod was made from, by a dry run.
+    pub(super) async fn judge(
+        &self,
+        observation: &Observation,
+        pod_uid: &str,
+    ) -> Result<Comparison, String> {
+        let Some(client) = &self.client else {
+            return Err("only a server can judge what its pod was made from".to_owned());
+        };
+        let namespace = observation.node.namespace().unwrap_or_default();
+        let pod = observation.pods.iter().find(|pod| pod.uid == pod_uid);
+        let (Some(pod), Ok(wanted)) = (pod, &observation.wanted) else {
+            return Err("its pod is gone".to_owned());
+        };
+        judge::judge(client, &namespace, &wanted.statefulset, pod)
+            .await
+            .map_err(|failure| told("judge the pod", failure).to_string())
+    }
+}
+
+/// The changes as far as they can be known. Where no template was given to compare with, only
+/// images are: the status tells those.
+pub(super) fn known_changes(
+    observation: &Observation,
+    changes: Option<Vec<FieldChange>>,
+) -> Option<Vec<FieldChange>> {
+    let changes = changes?;
+    let template = observation.statefulset.as_ref().map(|set| &set.template);
+    if template != Some(&Value::Null) {
+        return Some(changes);
+    }
+    let (pod, wanted) = (observation.pod()?, observation.wanted.as_ref().ok()?);
+    let images = [
+        ("containers[seid].image", &pod.seid.image, &wanted.image),
+        ("initContainers[sei-sidecar].image", &pod.sidecar.image, &wanted.sidecar_image),
+    ];
+    let differing = images.into_iter().filter(|(_, from, to)| from != to && !from.is_empty());
+    let images: Vec<FieldChange> = differing
+        .map(|(path, from, to)| FieldChange {
+            path: path.to_owned(),
+            from: Some(from.clone()),
+            to: Some(to.clone()),
+        })
+        .collect();
+    (!images.is_empty()).then_some(images)
+}
+
+pub(super) fn key_of(object: &impl ResourceExt) -> Key {
+    (object.namespace().unwrap_or_default(), object.name_any())
+}
+
+/// The StatefulSet as the status remembers it; its template is not known.
+pub(super) fn remembered_set(node: &SeiNode) -> Option<StatefulSetView> {
+    let status = node.status.as_ref()?;
+    let observed = status.pod_template.as_ref()?;
+    let uid = status.stateful_set.as_ref().map(|one| one.uid.clone());
+    Some(StatefulSetView {
+        name: node.name_any(),
+        uid: uid.unwrap_or_else(|| "remembered".to_owned()),
+        controller: node.metadata.uid.clone(),
+        replicas: Some(1),
+        on_delete: true,
+        template_hash: status.pod_template_hash.clone(),
+        update_revision: Some(observed.revision.clone()),
+        ..StatefulSetView::default()
+    })
+}
+
+/// The pod as the status remembers it: taken to be Ready.
+fn remembered_pod(node: &SeiNode, set: &StatefulSetView) -> Option<PodView> {
+    let status = node.status.as_ref()?;
+    let observed = status.pod_template.as_ref()?;
+    let mut pod = PodView {
+        name: sei_api::names::pod(&node.name_any()),
+        uid: observed.pod_uid.clone(),
+        controller: Some(("StatefulSet".to_owned(), set.uid.clone())),
+        revision: Some(observed.revision.clone()),
+        ready: true,
+        ..PodView::default()
+    };
+    for (container, image) in
+        [(&mut pod.seid, &status.current_image), (&mut pod.sidecar, &status.current_sidecar_image)]
+    {
+        container.image = image.clone().unwrap_or_default();
+        container.image_id.clone_from(&container.image);
+        container.has_run = true;
+        container.running = true;
+        container.started = true;
+    }
+    Some(pod)
+}

@@ -1,0 +1,528 @@
+use std::path::PathBuf;
+
+use expect_test::{Expect, expect};
+use sei_api::status::SeiNodeStatus;
+use sei_plan::wanted::{Wanted, want};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::*;
+use crate::fixture;
+use crate::flags::{Output, Shown};
+
+const PLATFORM: &str = "
+scheduling:
+  nodepoolName: chain-default
+  nodepoolArchive: chain-archive
+  nodepoolValidator: chain-validator
+  nodepoolSeed: chain-seed
+  tolerationKey: example.org/chain
+  serviceAccount: chain-node
+storage: { classPerf: fast, classDefault: standard, classArchive: bulk, sizeDefault: 1Gi, sizeArchive: 2Gi }
+snapshot: { bucket: snapshots, region: eu-west-1 }
+genesis: { bucket: genesis, region: eu-west-1 }
+images: { sidecar: \"seictl:v1\", kubeRBACProxy: \"proxy:v1\", cosmosExporter: \"exporter:v1\" }
+";
+
+/// The next configuration: another sidecar.
+fn next() -> String {
+    PLATFORM.replace("seictl:v1", "seictl:v2")
+}
+
+/// A fleet in files.
+struct Fleet {
+    folder: TempDir,
+    objects: Vec<Value>,
+}
+
+impl Fleet {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), objects: Vec::new() }
+    }
+
+    /// A node that runs what the first configuration renders.
+    fn node(&mut self, name: &str, spec: &Value) -> &mut Value {
+        let mut node = json!({
+            "apiVersion": "sei.io/v1alpha1", "kind": "SeiNode",
+            "metadata": {
+                "name": name, "namespace": "demo", "uid": format!("uid-{name}"), "generation": 1,
+            },
+            "spec": spec,
+        });
+        let wanted = wanted(&node);
+        node["status"] = json!({
+            "phase": "Running",
+            "currentImage": wanted.image,
+            "currentSidecarImage": wanted.sidecar_image,
+            "podTemplateHash": wanted.hash,
+            "podTemplate": {
+                "revision": format!("{name}-1"), "podUID": format!("pod-{name}"),
+                "inputsHash": wanted.inputs_hash, "operatorVersion": "1.0.0",
+                "config": wanted.config,
+            },
+            "statefulSet": { "name": name, "uid": format!("set-{name}") },
+        });
+        self.objects.push(node);
+        self.objects.last_mut().unwrap()
+    }
+
+    /// The StatefulSet of a node that was added before.
+    fn set(&mut self, name: &str) {
+        let node = self.objects.iter().find(|one| one["metadata"]["name"] == name).unwrap();
+        let wanted = wanted(node);
+        let mut set = serde_json::to_value(&wanted.statefulset).unwrap();
+        set["kind"] = json!("StatefulSet");
+        set["metadata"]["uid"] = json!(format!("set-{name}"));
+        set["metadata"]["annotations"]["sei.io/template-hash"] = json!(wanted.hash);
+        set["status"] = json!({ "updateRevision": format!("{name}-1"), "replicas": 1 });
+        self.objects.push(set);
+    }
+
+    /// The pod of a node that was added before; it is not Ready.
+    fn pod(&mut self, name: &str) {
+        self.objects.push(json!({
+            "kind": "Pod",
+            "metadata": {
+                "name": format!("{name}-0"), "namespace": "demo", "uid": format!("pod-{name}"),
+                "labels": { "sei.io/node": name, "controller-revision-hash": format!("{name}-1") },
+                "ownerReferences": [{
+                    "apiVersion": "apps/v1", "kind": "StatefulSet", "name": name,
+                    "uid": format!("set-{name}"), "controller": true,
+                }],
+            },
+            "spec": { "containers": [
+                { "name": "seid", "image": "seid:v1" },
+                { "name": "sei-sidecar", "image": "seictl:v1" },
+            ]},
+        }));
+    }
+
+    /// The revision that the pod of a node was made from.
+    fn revision(&mut self, name: &str) {
+        let node = self.objects.iter().find(|one| one["metadata"]["name"] == name).unwrap();
+        let mut template = serde_json::to_value(&wanted(node).statefulset.spec.template).unwrap();
+        template["$patch"] = json!("replace");
+        self.objects.push(json!({
+            "apiVersion": "apps/v1", "kind": "ControllerRevision", "revision": 1,
+            "metadata": { "name": format!("{name}-1"), "namespace": "demo" },
+            "data": { "spec": { "template": template } },
+        }));
+    }
+
+    fn flags(&self, platform: &str) -> PreviewFlags {
+        let (config, manifests) =
+            (self.folder.path().join("next.yaml"), self.folder.path().join("fleet"));
+        std::fs::create_dir_all(&manifests).unwrap();
+        std::fs::write(&config, platform).unwrap();
+        let list = json!({ "kind": "List", "items": self.objects });
+        std::fs::write(manifests.join("fleet.yaml"), list.to_string()).unwrap();
+        std::fs::write(manifests.join("notes.txt"), "not a manifest").unwrap();
+        PreviewFlags {
+            config,
+            all: false,
+            manifests: vec![manifests],
+            nodes: Vec::new(),
+            shown: Shown { output: Output::Text },
+        }
+    }
+
+    fn preview(&self, flags: &PreviewFlags) -> Result<(String, Exit), Error> {
+        let surroundings =
+            Surroundings { now: fixture::now, version: "1.0.0".into(), ..Surroundings::default() };
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let mut out = Vec::new();
+        let exit = runtime.block_on(run(flags, &Scope::All, &surroundings, &mut out))?;
+        let text = String::from_utf8(out).unwrap();
+        Ok((text.replace(&self.folder.path().display().to_string(), "DIR"), exit))
+    }
+
+    fn check(&self, platform: &str, expected: &Expect) {
+        self.check_flags(&self.flags(platform), expected);
+    }
+
+    fn check_flags(&self, flags: &PreviewFlags, expected: &Expect) {
+        let text = match self.preview(flags) {
+            Ok((text, exit)) => format!("{text}exit {}\n", exit.code()),
+            Err(error) => {
+                let told = error.to_string();
+                let folder = self.folder.path().display().to_string();
+                format!("error: {}\n", told.replace(&folder, "DIR"))
+            }
+        };
+        expected.assert_eq(&text);
+    }
+}
+
+fn wanted(node: &Value) -> Wanted {
+    let node: SeiNode = serde_json::from_value(node.clone()).unwrap();
+    let platform = Platform::parse(PLATFORM, "first.yaml").unwrap();
+    want(&node, &platform, &[], &[]).unwrap()
+}
+
+fn rpc() -> Value {
+    json!({ "chainId": "pacific-1", "image": "seid:v1", "fullNode": {} })
+}
+
+fn validator() -> Value {
+    let key = |name: &str| json!({ "secret": { "secretName": name } });
+    json!({ "chainId": "pacific-1", "image": "seid:v1", "validator": {
+        "signingKey": key("signing"), "nodeKey": key("p2p"),
+    }})
+}
+
+/// Nodes of two chains, one of them signing, with all that is stored of them.
+fn fleet() -> Fleet {
+    let mut fleet = Fleet::new();
+    fleet.node("a-val", &validator());
+    fleet.node("rpc-0", &rpc());
+    fleet.node("rpc-1", &rpc());
+    fleet.node("other", &json!({ "chainId": "atlantic-2", "image": "seid:v1", "archive": {} }));
+    for name in ["a-val", "rpc-0", "rpc-1", "other"] {
+        fleet.set(name);
+    }
+    fleet
+}
+
+#[test]
+fn the_same_config_rolls_nothing() {
+    fleet().check(
+        PLATFORM,
+        &expect![[r#"
+        With DIR/next.yaml nothing would roll (4 nodes looked at).
+        exit 0
+    "#]],
+    );
+}
+
+#[test]
+fn signers_roll_last_and_each_field_is_told() {
+    fleet().check(&next(), &expect![[r#"
+        With DIR/next.yaml 4 of 4 nodes would roll.
+        Turns: at most 1 of a chain at a time, each until it is Ready again.
+               One that is not Ready within 1800 s has failed; after 1 failed no further one of the chain starts.
+               The first starts when the operator has led for 120 s.
+
+        Chain atlantic-2
+          demo/other: turn 1, cause Operator: a new operator or platform configuration
+              initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
+
+        Chain pacific-1
+          demo/rpc-0: turn 1, cause Operator: a new operator or platform configuration
+              initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
+          demo/rpc-1: turn 2, cause Operator: a new operator or platform configuration
+              initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
+          demo/a-val: turn 3, signs, cause Operator: a new operator or platform configuration
+              initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
+        exit 2
+    "#]]);
+}
+
+#[test]
+fn a_node_that_is_down_goes_before_the_line() {
+    let mut fleet = fleet();
+    fleet.pod("rpc-1");
+    let (text, _) = fleet.preview(&fleet.flags(&next())).unwrap();
+    assert!(text.contains("demo/rpc-1: turn 1, cause Operator"), "{text}");
+    assert!(text.contains("demo/rpc-0: turn 2, cause Operator"), "{text}");
+}
+
+#[test]
+fn a_halted_chain_says_for_whom_it_waits() {
+    let mut fleet = fleet();
+    // It rolled, kept its slot, and was not Ready in time.
+    fleet.objects[1]["status"]["lastUpdate"] = json!({
+        "planID": "p", "cause": "Operator", "outcome": "Complete", "slot": true,
+        "finishedAt": "2026-12-01T00:00:00Z",
+    });
+    fleet.pod("rpc-0");
+    let (text, exit) = fleet.preview(&fleet.flags(&next())).unwrap();
+    let halted = "(the chain's rolls are halted: the roll of demo/rpc-0 failed)";
+    let waits: Vec<&str> = text.lines().filter(|line| line.ends_with(halted)).collect();
+    assert_eq!(waits.len(), 2, "{text}");
+    assert!(text.contains("demo/rpc-0: turn 1, cause Operator"), "{text}");
+    assert_eq!(exit, Exit::WouldRoll);
+}
+
+#[test]
+fn a_hold_of_the_node_or_of_the_platform_is_kept() {
+    let mut fleet = fleet();
+    fleet.objects[1]["spec"]["update"] = json!({ "onOperatorChange": "Hold" });
+    fleet.objects[2]["spec"]["update"] = json!({ "paused": true });
+    let flags =
+        PreviewFlags { nodes: vec!["rpc-0".into(), "demo/rpc-1".into()], ..fleet.flags(&next()) };
+    fleet.check_flags(
+        &flags,
+        &expect![[r#"
+            With DIR/next.yaml nothing would roll (2 nodes looked at).
+
+            Held: they differ, and do not roll by themselves
+              demo/rpc-0: changes of the operator wait for an approval
+                  initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
+              demo/rpc-1: spec.update.paused
+                  initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
+            exit 0
+        "#]],
+    );
+    let held = format!("{}\nrollout: {{ onOperatorChange: Hold }}", next());
+    let flags = PreviewFlags { nodes: vec!["other".into()], ..fleet.flags(&held) };
+    fleet.check_flags(
+        &flags,
+        &expect![[r#"
+            With DIR/next.yaml nothing would roll (1 node looked at).
+
+            Held: they differ, and do not roll by themselves
+              demo/other: changes of the operator wait for an approval
+                  initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
+            exit 0
+        "#]],
+    );
+}
+
+#[test]
+fn an_approval_of_the_very_target_counts() {
+    let mut fleet = fleet();
+    fleet.objects[1]["spec"]["update"] = json!({ "onOperatorChange": "Hold" });
+    let node: SeiNode = serde_json::from_value(fleet.objects[1].clone()).unwrap();
+    let platform = Platform::parse(&next(), "next.yaml").unwrap();
+    let target = want(&node, &platform, &[], &[]).unwrap().hash;
+    fleet.objects[1]["metadata"]["annotations"]["sei.io/approve-update"] = json!(target);
+    let flags = PreviewFlags { nodes: vec!["rpc-0".into()], ..fleet.flags(&next()) };
+    let (_, exit) = fleet.preview(&flags).unwrap();
+    assert_eq!(exit, Exit::WouldRoll);
+    let elsewhere = next().replace("seictl:v2", "seictl:v3");
+    let flags = PreviewFlags { nodes: vec!["rpc-0".into()], ..fleet.flags(&elsewhere) };
+    assert_eq!(fleet.preview(&flags).unwrap().1, Exit::Fine);
+}
+
+#[test]
+fn an_image_in_the_spec_rolls_at_once_whatever_the_config() {
+    let mut fleet = fleet();
+    fleet.objects[0]["spec"]["image"] = json!("seid:v2");
+    let flags = PreviewFlags { nodes: vec!["a-val".into()], ..fleet.flags(PLATFORM) };
+    fleet.check_flags(
+        &flags,
+        &expect![[r#"
+            With DIR/next.yaml 1 of 1 node would roll.
+
+            Chain pacific-1
+              demo/a-val: at once, signs, cause Spec: somebody changed the spec
+                  containers[seid].image: seid:v1 -> seid:v2
+                  initContainers[seid-init].image: seid:v1 -> seid:v2
+            exit 2
+        "#]],
+    );
+}
+
+#[test]
+fn without_a_template_it_is_known_who_rolls_and_not_by_which_fields() {
+    let mut fleet = Fleet::new();
+    fleet.node("rpc-0", &rpc());
+    let pools = PLATFORM.replace("chain-default", "chain-other");
+    fleet.check(&pools, &expect![[r#"
+        With DIR/next.yaml 1 of 1 node would roll.
+        Turns: at most 1 of a chain at a time, each until it is Ready again.
+               One that is not Ready within 1800 s has failed; after 1 failed no further one of the chain starts.
+               The first starts when the operator has led for 120 s.
+
+        Chain pacific-1
+          demo/rpc-0: turn 1, cause Operator: a new operator or platform configuration
+              which fields is not known: give the StatefulSet or the ControllerRevision too
+        exit 2
+    "#]]);
+    // The status tells images.
+    fleet.check(&next(), &expect![[r#"
+        With DIR/next.yaml 1 of 1 node would roll.
+        Turns: at most 1 of a chain at a time, each until it is Ready again.
+               One that is not Ready within 1800 s has failed; after 1 failed no further one of the chain starts.
+               The first starts when the operator has led for 120 s.
+
+        Chain pacific-1
+          demo/rpc-0: turn 1, cause Operator: a new operator or platform configuration
+              initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
+        exit 2
+    "#]]);
+    // The revision of the pod has all.
+    fleet.revision("rpc-0");
+    fleet.check(&pools, &expect![[r#"
+        With DIR/next.yaml 1 of 1 node would roll.
+        Turns: at most 1 of a chain at a time, each until it is Ready again.
+               One that is not Ready within 1800 s has failed; after 1 failed no further one of the chain starts.
+               The first starts when the operator has led for 120 s.
+
+        Chain pacific-1
+          demo/rpc-0: turn 1, cause Operator: a new operator or platform configuration
+              affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].values[0]: chain-default -> chain-other
+              tolerations[example.org/chain].value: chain-default -> chain-other
+        exit 2
+    "#]]);
+}
+
+#[test]
+fn a_pod_that_only_a_server_can_judge_is_not_guessed_at() {
+    let mut fleet = fleet();
+    fleet.objects[1]["status"]["podTemplate"]["revision"] = json!("gone");
+    fleet.pod("rpc-0");
+    fleet.check(
+        PLATFORM,
+        &expect![[r#"
+        With DIR/next.yaml nothing would roll (4 nodes looked at).
+
+        Not known: the server has to judge what their pods were made from
+          demo/rpc-0: only a server can judge what its pod was made from
+        exit 0
+    "#]],
+    );
+    let auto = format!("{PLATFORM}\nrollout: {{ adoption: Auto }}");
+    fleet.check(&auto, &expect![[r#"
+        error: 1 of the nodes could not be judged, first demo/rpc-0: only a server can judge what its pod was made from
+    "#]]);
+}
+
+#[test]
+fn an_older_operator_rolls_nothing_back_by_itself() {
+    let mut fleet = fleet();
+    for node in &mut fleet.objects[..4] {
+        node["status"]["podTemplate"]["operatorVersion"] = json!("1.1.0");
+    }
+    let flags = PreviewFlags { nodes: vec!["rpc-0".into()], ..fleet.flags(&next()) };
+    fleet.check_flags(
+        &flags,
+        &expect![[r#"
+            With DIR/next.yaml nothing would roll (1 node looked at).
+
+            Held: they differ, and do not roll by themselves
+              demo/rpc-0: the pod was rolled by the newer operator 1.1.0; this is 1.0.0
+                  initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
+            exit 0
+        "#]],
+    );
+}
+
+#[test]
+fn a_node_that_is_stopped_or_refused_is_told_so() {
+    let mut fleet = fleet();
+    fleet.objects[1]["spec"]["paused"] = json!(true);
+    fleet.objects[2]["spec"]["chainId"] = json!("atlantic-2");
+    let flags =
+        PreviewFlags { nodes: vec!["rpc-0".into(), "rpc-1".into()], ..fleet.flags(&next()) };
+    fleet.check_flags(&flags, &expect![[r#"
+        With DIR/next.yaml nothing would roll (2 nodes looked at).
+
+        Cannot be changed
+          demo/rpc-1: cannot be carried out: spec.chainId of a running node cannot change from pacific-1 to atlantic-2; set it back to pacific-1
+
+        Without a pod to roll
+          demo/rpc-0: is stopped: spec.paused
+        exit 0
+    "#]]);
+}
+
+#[test]
+fn a_failed_plan_is_looked_behind() {
+    let mut fleet = fleet();
+    let mut status: SeiNodeStatus =
+        serde_json::from_value(fleet.objects[1]["status"].clone()).unwrap();
+    let mut plan = fixture::plan(&[("config-patch", true), ("apply-statefulset", false)]);
+    plan.phase = sei_api::plan::PlanPhase::Failed;
+    status.plan = Some(plan);
+    fleet.objects[1]["status"] = serde_json::to_value(&status).unwrap();
+    let flags = PreviewFlags { nodes: vec!["rpc-0".into()], ..fleet.flags(&next()) };
+    assert_eq!(fleet.preview(&flags).unwrap().1, Exit::WouldRoll);
+}
+
+#[test]
+fn what_is_wrong_is_told_in_one_line() {
+    let fleet = fleet();
+    fleet.check(&PLATFORM.replace("nodepoolSeed", "nodepoolSed"), &expect![[r#"
+        error: DIR/next.yaml: scheduling.nodepoolSed: unknown key; did you mean scheduling.nodepoolSeed?
+    "#]]);
+    let flags = PreviewFlags { nodes: vec!["rpc-9".into()], ..fleet.flags(PLATFORM) };
+    fleet.check_flags(
+        &flags,
+        &expect![[r#"
+            error: there is no SeiNode rpc-9 among the 4 that were looked at
+        "#]],
+    );
+    let flags = PreviewFlags { config: PathBuf::from("gone.yaml"), ..fleet.flags(PLATFORM) };
+    fleet.check_flags(
+        &flags,
+        &expect![[r#"
+        error: gone.yaml: No such file or directory (os error 2)
+    "#]],
+    );
+    Fleet::new().check(
+        PLATFORM,
+        &expect![[r#"
+        error: DIR/fleet: no SeiNode is in there; kubectl get seinodes -A -o yaml writes them
+    "#]],
+    );
+    let mut unstored = Fleet::new();
+    unstored.node("rpc-0", &rpc())["metadata"].as_object_mut().unwrap().remove("uid");
+    unstored.check(PLATFORM, &expect![[r#"
+        error: DIR/fleet/fleet.yaml: SeiNode rpc-0 was never stored: it has no uid and no status; take it from a cluster by kubectl get -o yaml
+    "#]]);
+}
+
+#[test]
+fn the_record_behind_it_is_json() {
+    let fleet = fleet();
+    let flags = PreviewFlags {
+        shown: Shown { output: Output::Json },
+        nodes: vec!["a-val".into()],
+        ..fleet.flags(&next())
+    };
+    fleet.check_flags(
+        &flags,
+        &expect![[r#"
+        {
+          "config": "DIR/next.yaml",
+          "wouldRoll": 1,
+          "budget": {
+            "maxConcurrentPerChain": 1,
+            "readyDeadlineSeconds": 1800,
+            "haltAfterFailures": 1,
+            "settleSeconds": 120
+          },
+          "nodes": [
+            {
+              "namespace": "demo",
+              "node": "a-val",
+              "chain": "pacific-1",
+              "signs": true,
+              "effect": "RollsInTurn",
+              "turn": 3,
+              "cause": "Operator",
+              "targetHash": "v1:4fb1efc3e466cef9b20989415b3e304e8e84b203d2ab974088b35ac9ea4173ea",
+              "changes": [
+                {
+                  "path": "initContainers[sei-sidecar].image",
+                  "from": "seictl:v1",
+                  "to": "seictl:v2"
+                }
+              ]
+            }
+          ]
+        }
+        exit 2
+    "#]],
+    );
+}
+
+#[test]
+fn all_lists_those_that_stay_too() {
+    let fleet = fleet();
+    let flags = PreviewFlags { all: true, ..fleet.flags(PLATFORM) };
+    fleet.check_flags(
+        &flags,
+        &expect![[r#"
+        With DIR/next.yaml nothing would roll (4 nodes looked at).
+
+        Stay as they are
+          demo/other
+          demo/rpc-0
+          demo/rpc-1
+          demo/a-val
+        exit 0
+    "#]],
+    );
+}

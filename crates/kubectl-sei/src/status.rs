@@ -1,0 +1,371 @@
+//! `kubectl sei status`: what every node does, since when, and why.
+
+use std::collections::BTreeMap;
+
+use futures::StreamExt as _;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::runtime::{WatchStreamExt as _, watcher};
+use sei_api::SeiNode;
+use sei_api::condition::{ConditionType, find};
+use sei_api::plan::PlanPhase;
+use sei_api::status::{SeiNodePhase, SeiNodeStatus};
+use sei_plan::planner::failure_text;
+use serde::Serialize;
+
+use crate::cluster::{Found, Guarded, Scope, nodes, unguard};
+use crate::error::{Error, one_line};
+use crate::flags::{Output, StatusFlags};
+use crate::words::{age, line, short_image, table, widths};
+use crate::{Out, Surroundings, json, show, write};
+
+/// What is told of a node.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Row {
+    namespace: String,
+    node: String,
+    chain: String,
+    phase: String,
+    /// As it was seen running.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    image: Option<String>,
+    /// As the spec asks for it, where that is another one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wanted_image: Option<String>,
+    /// Reason of the condition `PodTemplateDrift`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    update: Option<String>,
+    /// Current task of the plan that runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    task: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    since: Option<Timestamp>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    why: String,
+}
+
+pub(crate) async fn run(
+    flags: &StatusFlags,
+    scope: &Scope,
+    surroundings: &Surroundings,
+    out: Out<'_>,
+) -> Result<(), Error> {
+    let client = surroundings.client()?;
+    let found = nodes(client, scope, &flags.nodes).await?;
+    let rows: Vec<Row> = found.iter().map(row).collect();
+    let now = surroundings.now();
+    if !flags.watch {
+        return show(out, flags.shown.output, &rows, || text(&rows, scope, now));
+    }
+    match flags.shown.output {
+        Output::Text => write(out, &text(&rows, scope, now))?,
+        Output::Json => rows.iter().try_for_each(|row| write(out, &json_line(row)))?,
+    }
+    let mut view = View::new(&rows, scope, now);
+    let only: Option<Vec<(String, String)>> = (!flags.nodes.is_empty())
+        .then(|| rows.iter().map(|row| (row.namespace.clone(), row.node.clone())).collect());
+    let config = watcher::Config::default();
+    let stream = watcher(scope.api::<Guarded>(client), config).default_backoff();
+    let mut stream = std::pin::pin!(stream);
+    while let Some(event) = stream.next().await {
+        let seen = match event {
+            Ok(watcher::Event::Apply(one) | watcher::Event::InitApply(one)) => row(&unguard(one)),
+            Ok(watcher::Event::Delete(one)) => {
+                Row { phase: "Deleted".to_owned(), why: String::new(), ..row(&unguard(one)) }
+            }
+            // The watch recovers by itself, and tells all that was missed.
+            Ok(watcher::Event::Init | watcher::Event::InitDone) | Err(_) => continue,
+        };
+        let key = (seen.namespace.clone(), seen.node.clone());
+        if only.as_ref().is_some_and(|only| !only.contains(&key)) {
+            continue;
+        }
+        if let Some(text) = view.news(&seen, flags.shown.output, surroundings.now()) {
+            write(out, &text)?;
+            out.flush().map_err(|source| Error::Output { source })?;
+        }
+    }
+    Ok(())
+}
+
+/// What stands on the screen already.
+struct View {
+    shown: BTreeMap<(String, String), Row>,
+    widths: Vec<usize>,
+    with_namespace: bool,
+}
+
+impl View {
+    fn new(rows: &[Row], scope: &Scope, now: Timestamp) -> Self {
+        let with_namespace = *scope == Scope::All;
+        let mut cells: Vec<_> = rows.iter().map(|row| row.cells(with_namespace, now)).collect();
+        cells.push(header(with_namespace));
+        let shown = rows.iter().map(|row| ((row.namespace.clone(), row.node.clone()), row.clone()));
+        Self { shown: shown.collect(), widths: widths(&cells), with_namespace }
+    }
+
+    /// The line of a node of which something is to be told.
+    fn news(&mut self, row: &Row, output: Output, now: Timestamp) -> Option<String> {
+        let key = (row.namespace.clone(), row.node.clone());
+        let before = self.shown.insert(key, row.clone());
+        if before.as_ref() == Some(row) {
+            return None;
+        }
+        Some(match output {
+            Output::Text => line(&row.cells(self.with_namespace, now), &self.widths),
+            Output::Json => json_line(row),
+        })
+    }
+}
+
+fn json_line(row: &Row) -> String {
+    let value: serde_json::Value = serde_json::from_str(&json(row)).unwrap_or_default();
+    format!("{value}\n")
+}
+
+fn header(with_namespace: bool) -> Vec<String> {
+    let columns = ["NODE", "CHAIN", "PHASE", "IMAGE", "UPDATE", "TASK", "SINCE", "WHY"];
+    let namespace = with_namespace.then_some("NAMESPACE");
+    namespace.into_iter().chain(columns).map(str::to_owned).collect()
+}
+
+fn text(rows: &[Row], scope: &Scope, now: Timestamp) -> String {
+    if rows.is_empty() {
+        return match scope {
+            Scope::All => "There is no SeiNode in any namespace.\n".to_owned(),
+            Scope::Namespace(name) => {
+                format!("There is no SeiNode in namespace {name}; -A looks in all of them.\n")
+            }
+        };
+    }
+    let with_namespace = *scope == Scope::All;
+    let cells = rows.iter().map(|row| row.cells(with_namespace, now));
+    table(&std::iter::once(header(with_namespace)).chain(cells).collect::<Vec<_>>())
+}
+
+impl Row {
+    fn cells(&self, with_namespace: bool, now: Timestamp) -> Vec<String> {
+        let or_dash = |text: Option<String>| {
+            text.filter(|text| !text.is_empty()).unwrap_or_else(|| "-".to_owned())
+        };
+        let image = match (&self.image, &self.wanted_image) {
+            (Some(now), Some(wanted)) => {
+                Some(format!("{} -> {}", short_image(now), short_image(wanted)))
+            }
+            (None, Some(wanted)) => Some(format!("-> {}", short_image(wanted))),
+            (now, None) => now.as_deref().map(short_image),
+        };
+        let cells = [
+            self.node.clone(),
+            self.chain.clone(),
+            or_dash(Some(self.phase.clone())),
+            or_dash(image),
+            or_dash(self.update.clone()),
+            or_dash(self.task.clone()),
+            or_dash(self.since.map(|since| age(since, now))),
+            self.why.clone(),
+        ];
+        let namespace = with_namespace.then(|| self.namespace.clone());
+        namespace.into_iter().chain(cells).collect()
+    }
+}
+
+fn row(found: &Found) -> Row {
+    match found {
+        Ok(node) => row_of(node),
+        Err(one) => Row {
+            namespace: one.namespace.clone(),
+            node: one.name.clone(),
+            chain: "?".to_owned(),
+            phase: "?".to_owned(),
+            image: None,
+            wanted_image: None,
+            update: None,
+            task: None,
+            since: None,
+            why: format!("cannot be read: {}", one.told),
+        },
+    }
+}
+
+fn row_of(node: &SeiNode) -> Row {
+    let empty = SeiNodeStatus::default();
+    let status = node.status.as_ref().unwrap_or(&empty);
+    let (why, since) = why(status);
+    let drift = find(&status.conditions, ConditionType::PodTemplateDrift);
+    let wanted =
+        Some(&node.spec.image).filter(|image| Some(*image) != status.current_image.as_ref());
+    Row {
+        namespace: node.metadata.namespace.clone().unwrap_or_default(),
+        node: node.metadata.name.clone().unwrap_or_default(),
+        chain: node.spec.chain_id.clone(),
+        phase: status.phase.map(|phase| phase.as_str().to_owned()).unwrap_or_default(),
+        image: status.current_image.clone(),
+        wanted_image: wanted.cloned(),
+        update: drift.map(|one| one.reason.clone()),
+        task: task(status),
+        since,
+        why: one_line(&why),
+    }
+}
+
+/// The task that runs, and how far the plan is.
+pub(crate) fn task(status: &SeiNodeStatus) -> Option<String> {
+    let plan = status.plan.as_ref().filter(|plan| plan.is_active())?;
+    let (index, task) = plan.current()?;
+    Some(format!("{} {}/{}", task.r#type, index + 1, plan.tasks.len()))
+}
+
+/// The one thing that explains most of what is seen of a node, and since when it is so.
+fn why(status: &SeiNodeStatus) -> (String, Option<Timestamp>) {
+    let condition =
+        |kind, value: &str| find(&status.conditions, kind).filter(|one| one.status == value);
+    let at = |one: &Condition| Some(one.last_transition_time.0);
+    if let Some(one) = condition(ConditionType::Stalled, "True") {
+        return (format!("{}: {}", one.reason, one.message), at(one));
+    }
+    if let Some(one) = &status.blocked {
+        return (one.message.clone(), Some(one.since.0));
+    }
+    if let Some(one) = &status.pending_update {
+        let updating = condition(ConditionType::NodeUpdateInProgress, "True");
+        let told = one.reason.clone().or_else(|| updating.map(|one| one.message.clone()));
+        return (told.unwrap_or_default(), Some(one.since.0));
+    }
+    if let Some(plan) = status.plan.as_ref().filter(|plan| plan.phase == PlanPhase::Failed) {
+        return (failure_text(plan), plan.started_at());
+    }
+    if let Some(plan) = &status.plan {
+        return (String::new(), plan.started_at());
+    }
+    if let Some(one) = condition(ConditionType::Paused, "True") {
+        return (one.message.clone(), at(one));
+    }
+    let entered = status.phase_transition_time.as_ref().map(|time| time.0);
+    let gate = condition(ConditionType::StateSyncReady, "False");
+    match (status.phase, gate) {
+        (Some(SeiNodePhase::Pending), Some(one)) => (one.message.clone(), at(one)),
+        _ => (String::new(), entered),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+    use sei_api::status::{Blocked, UpdateState};
+
+    use super::*;
+    use crate::cluster::Unreadable;
+    use crate::fixture::{ago, condition, node, now, pending, plan, with};
+
+    fn fleet() -> Vec<Found> {
+        let stalled = condition(
+            ConditionType::Stalled,
+            "True",
+            "ImagePullFailed",
+            "pod rpc-1-0: seid: ErrImagePull:\n  not found",
+        );
+        let held = "changes of the operator wait for an approval";
+        let updating = condition(
+            ConditionType::NodeUpdateInProgress,
+            "True",
+            "UpdateStarted",
+            "image drift detected: spec=v2 current=v1",
+        );
+        let mut rolling =
+            with(pending(node("rpc-2"), UpdateState::Rolling, "Rolling", ""), updating);
+        rolling.spec.image = "registry.example.org/seid:v6.6.0".into();
+        rolling.status.get_or_insert_default().plan = Some(plan(&[
+            ("apply-statefulset", true),
+            ("replace-pod", false),
+            ("mark-ready", false),
+        ]));
+        let mut new = node("rpc-3");
+        new.status = None;
+        let mut blocked = node("rpc-4");
+        blocked.status.get_or_insert_default().blocked = Some(Blocked {
+            reason: "SidecarUnreachable".into(),
+            since: ago(12),
+            message: "the sidecar of pod rpc-4-0 does not run".into(),
+        });
+        vec![
+            Ok(node("archive-0")),
+            Ok(pending(node("rpc-0"), UpdateState::Held, "Held", held)),
+            Ok(with(node("rpc-1"), stalled)),
+            Ok(rolling),
+            Ok(new),
+            Ok(blocked),
+            Err(Unreadable {
+                namespace: "demo".into(),
+                name: "rpc-5".into(),
+                told: "missing field `image`".into(),
+            }),
+        ]
+    }
+
+    fn rows() -> Vec<Row> {
+        fleet().iter().map(row).collect()
+    }
+
+    #[test]
+    fn a_fleet_is_one_table() {
+        let scope = Scope::Namespace("demo".into());
+        expect![[r#"
+            NODE        CHAIN       PHASE     IMAGE                        UPDATE    TASK              SINCE   WHY
+            archive-0   pacific-1   Running   seid:v6.5.1                  InSync    -                 10d
+            rpc-0       pacific-1   Running   seid:v6.5.1                  Held      -                 30m     changes of the operator wait for an approval
+            rpc-1       pacific-1   Running   seid:v6.5.1                  InSync    -                 5m      ImagePullFailed: pod rpc-1-0: seid: ErrImagePull: not found
+            rpc-2       pacific-1   Running   seid:v6.5.1 -> seid:v6.6.0   Rolling   replace-pod 2/3   30m     image drift detected: spec=v2 current=v1
+            rpc-3       pacific-1   -         -> seid:v6.5.1               -         -                 -
+            rpc-4       pacific-1   Running   seid:v6.5.1                  InSync    -                 12s     the sidecar of pod rpc-4-0 does not run
+            rpc-5       ?           ?         -                            -         -                 -       cannot be read: missing field `image`
+        "#]].assert_eq(&text(&rows(), &scope, now()));
+    }
+
+    #[test]
+    fn all_namespaces_have_a_column_for_it() {
+        let text = text(&rows()[..1], &Scope::All, now());
+        expect![[r#"
+            NAMESPACE   NODE        CHAIN       PHASE     IMAGE         UPDATE   TASK   SINCE   WHY
+            demo        archive-0   pacific-1   Running   seid:v6.5.1   InSync   -      10d
+        "#]]
+        .assert_eq(&text);
+    }
+
+    #[test]
+    fn an_empty_fleet_is_told_in_words() {
+        let scope = Scope::Namespace("demo".into());
+        expect![[r#"
+            There is no SeiNode in namespace demo; -A looks in all of them.
+        "#]]
+        .assert_eq(&text(&[], &scope, now()));
+    }
+
+    #[test]
+    fn only_what_changed_is_told_again() {
+        let rows = rows();
+        let mut view = View::new(&rows, &Scope::Namespace("demo".into()), now());
+        assert_eq!(view.news(&rows[0], Output::Text, now()), None);
+        let changed = Row { phase: "Failed".into(), ..rows[0].clone() };
+        let told = view.news(&changed, Output::Text, now()).unwrap();
+        assert!(told.starts_with("archive-0   pacific-1   Failed "), "{told}");
+        assert_eq!(view.news(&changed, Output::Json, now()), None);
+    }
+
+    #[test]
+    fn the_record_behind_it_is_json() {
+        expect![[r#"
+            {
+              "namespace": "demo",
+              "node": "rpc-1",
+              "chain": "pacific-1",
+              "phase": "Running",
+              "image": "registry.example.org/seid:v6.5.1",
+              "update": "InSync",
+              "since": "2027-01-15T07:55:00Z",
+              "why": "ImagePullFailed: pod rpc-1-0: seid: ErrImagePull: not found"
+            }"#]]
+        .assert_eq(&json(&rows()[2]));
+    }
+}
