@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser as _;
+use cluster_tests::docs::commands;
 use cluster_tests::operator::{PLATFORM, Setup};
 use cluster_tests::play::{Play, Requests, listed, rpc, says, validator};
 use cluster_tests::{Scene, shared_lane, wait_for};
@@ -460,6 +461,49 @@ async fn kubectl_finds_the_plugin_and_its_exit_code_counts() -> Result<()> {
     assert_eq!((text.lines().count(), code), (1, Some(1)), "{text}");
     let (text, code) = kubectl(&["sei", "status", "--no-such-flag"])?;
     assert_eq!(code, Some(1), "{text}");
+    play.close()
+}
+
+/// Cargo has built the program already, in another profile: to install it would take minutes.
+const INSTALLS: &str = "cargo install --path crates/kubectl-sei";
+
+#[tokio::test]
+async fn the_readmes_commands_of_the_plugin_work() -> Result<()> {
+    let mut play = Play::open_without_operator("plugin-readme").await?;
+    let setup = Setup { version: env!("CARGO_PKG_VERSION").to_owned(), ..Setup::default() };
+    play.start_with(setup).await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    let folder = tempfile::tempdir()?;
+    std::fs::write(folder.path().join("new.yaml"), next_platform())?;
+    let programs = program()?.parent().context("it is in a folder")?.to_owned();
+    let plane = play.scene.plane();
+    let path = std::env::join_paths([
+        programs.as_path(),
+        plane.bin_dir(),
+        Path::new("/usr/bin"),
+        Path::new("/bin"),
+    ])?;
+    let lines = commands("README.md", "From the command line")?;
+    let mut ran = 0;
+    for line in lines.lines() {
+        let command = line.split('#').next().unwrap_or_default().trim();
+        if command == INSTALLS {
+            continue;
+        }
+        let output = Command::new("sh")
+            .args(["-c", command])
+            .current_dir(folder.path())
+            .env("PATH", &path)
+            .env("KUBECONFIG", plane.kubeconfig(User::Admin))
+            .output()?;
+        // 2 tells that something would roll.
+        let expected = if command.contains("preview") { [0, 2] } else { [0, 0] };
+        let code = output.status.code().context("it ended by itself")?;
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(expected.contains(&code), "{command}: {code} {told}");
+        ran += 1;
+    }
+    assert_eq!(ran, 4);
     play.close()
 }
 

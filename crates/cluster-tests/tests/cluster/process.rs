@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use crate::alerts::check;
 use crate::recording::{Fires, Scrape, scrape};
 use anyhow::{Context as _, Result, ensure};
+use cluster_tests::docs::commands;
 use cluster_tests::operator::PLATFORM;
 use cluster_tests::{boot, minor, wait_for};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -175,14 +176,6 @@ fn joined(lines: &[(u16, String)]) -> Result<Scrape> {
 
 const README: &str = include_str!("../../../../README.md");
 
-/// The commands under this heading of the README.
-fn commands(heading: &str) -> Result<Vec<&'static str>> {
-    let (_, part) = README.split_once(heading).context("the README has such a heading")?;
-    let (_, block) = part.split_once("```sh\n").context("commands follow")?;
-    let (block, _) = block.split_once("```").context("they end")?;
-    Ok(block.lines().collect())
-}
-
 /// A folder like a clone, with the platform configuration that the README speaks of.
 fn clone() -> Result<tempfile::TempDir> {
     let (folder, repository) =
@@ -209,7 +202,8 @@ async fn the_readmes_commands_bring_up_a_node_on_ones_own_cluster() -> Result<()
         command.env("KUBECONFIG", &kubeconfig);
         command
     };
-    let lines = commands("## On your own cluster")?;
+    let lines = commands("README.md", "On your own cluster")?;
+    let lines: Vec<&str> = lines.lines().collect();
     let [install, run] = lines[..] else { panic!("{lines:?}") };
     let installed = shell(install).output()?;
     assert!(installed.status.success(), "{}", String::from_utf8_lossy(&installed.stderr));
