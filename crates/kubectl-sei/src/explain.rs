@@ -107,17 +107,17 @@ mod tests {
             &expect![[r#"
                 ImagePullFailed (Stalled=True)
                   An image of the pod cannot be pulled.
-                  To do: Correct spec.image or spec.sidecar.image, or the pull credentials; an edit is taken up at once.
+                  To do: Check that the image named in the message exists and that its registry lets the Kubernetes node pull it. Correct spec.image or spec.sidecar.image: an edit is taken up at once, and so is an edit back to the old image.
                   Reported once it has lasted 120 s.
             "#]],
         );
         check(
             "heLD",
             &expect![[r#"
-            Held (PodTemplateDrift=True)
-              The difference is known and is not rolled by itself.
-              To do: Approve it by setting annotation sei.io/approve-update to status.pendingUpdate.targetHash.
-        "#]],
+                Held (PodTemplateDrift=True)
+                  The pod differs from what is wanted because the operator or the platform configuration changed, and such changes wait for somebody's approval here. The node runs as before.
+                  To do: Read status.pendingUpdate.changes. To let it roll, set annotation sei.io/approve-update to the value of status.pendingUpdate.targetHash; it then waits for its turn in the chain. A later change needs an approval of its own.
+            "#]],
         );
     }
 
@@ -126,14 +126,14 @@ mod tests {
         check(
             "Paused",
             &expect![[r#"
-            Paused (PodTemplateDrift=True)
-              spec.update.paused holds the update.
-              To do: Set spec.update.paused to false.
+                Paused (PodTemplateDrift=True)
+                  spec.update.paused holds the update. The node runs as before.
+                  To do: Set spec.update.paused to false.
 
-            Paused (Paused=True)
-              spec.paused keeps the node at zero replicas.
-              To do: Set spec.paused to false.
-        "#]],
+                Paused (Paused=True)
+                  spec.paused keeps the node at zero replicas.
+                  To do: Set spec.paused to false.
+            "#]],
         );
     }
 
