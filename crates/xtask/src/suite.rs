@@ -23,8 +23,9 @@ enum Step {
     },
 }
 
-/// What the cluster tests are run by, and where they are told their minor.
-const CLUSTER_TESTS: &[&str] = &["test", "--package", "cluster-tests"];
+/// What the cluster tests are run by, and where they are told their minor. They wait most of the
+/// time, so more of them run at once than there are cores.
+const CLUSTER_TESTS: &[&str] = &["test", "--package", "cluster-tests", "--", "--test-threads", "8"];
 const KUBERNETES: &str = "SEI_KUBERNETES";
 
 /// Cheapest first, so that a slip is told within seconds. Tidy is a plain test and needs no step.
@@ -125,8 +126,8 @@ mod tests {
             cargo doc --workspace --no-deps
             cargo xtask codegen --check
             cargo xtask tool
-            SEI_KUBERNETES=1.34 cargo test --package cluster-tests
-            SEI_KUBERNETES=1.37 cargo test --package cluster-tests
+            SEI_KUBERNETES=1.34 cargo test --package cluster-tests -- --test-threads 8
+            SEI_KUBERNETES=1.37 cargo test --package cluster-tests -- --test-threads 8
         "#]]
         .assert_eq(&(told.join("\n") + "\n"));
     }
