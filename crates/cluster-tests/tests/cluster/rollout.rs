@@ -15,6 +15,7 @@ use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
 use sei_api::condition::ConditionType;
 use sei_api::status::{Cause, UpdateState};
+use sei_operator::metrics::Metrics;
 use sei_plan::view::PodView;
 use sei_rig::{Behaviour, User};
 use serde_json::{Value, json};
@@ -502,4 +503,109 @@ async fn a_full_quota_stops_no_replacement() -> Result<()> {
 async fn look(play: &Play, node: &str) -> Result<(String, Option<i64>)> {
     let generation = play.statefulsets().get(node).await?.metadata.generation;
     Ok((play.uid(node).await?, generation))
+}
+
+/// The series of a metric whose labels hold all of these, with their values.
+fn series(scraped: &str, metric: &str, labels: &[(&str, &str)]) -> Vec<(String, u32)> {
+    let lines = scraped.lines().filter_map(|line| {
+        let (series, value) = line.rsplit_once(' ')?;
+        let (name, rest) = series.split_once('{')?;
+        let has = |(label, value): &(&str, &str)| rest.contains(&format!("{label}=\"{value}\""));
+        let is_it = name == metric && labels.iter().all(has);
+        is_it.then(|| Some((rest.to_owned(), value.parse().ok()?)))?
+    });
+    lines.collect()
+}
+
+/// What the reason of `PodTemplateDrift` must be for a state.
+fn reasons(state: UpdateState) -> &'static [&'static str] {
+    match state {
+        UpdateState::Queued => &["WaitingForSlot"],
+        UpdateState::Held => &["Held", "AdoptedWithDrift", "Paused"],
+        UpdateState::Rolling => &["Rolling"],
+        UpdateState::Retrying => &["BackingOff"],
+    }
+}
+
+/// Status, condition and gauges of a node tell the same.
+async fn agree(play: &Play, metrics: &Metrics, node: &str) -> Result<bool> {
+    let status = play.status(node).await?;
+    let scraped = metrics.encode();
+    let name = [("namespace", play.scene.namespace.as_str()), ("name", node)];
+    let drift = says(&status, ConditionType::PodTemplateDrift);
+    let gauge = |metric: &str| series(&scraped, metric, &name);
+    let drifted = gauge("sei_controller_seinode_drifted");
+    let pending = gauge("sei_controller_seinode_pending_update");
+    let Some(update) = &status.pending_update else {
+        return Ok(drift.starts_with("False/InSync") && pending.is_empty());
+    };
+    let said =
+        reasons(update.state).iter().find(|reason| drift.starts_with(&format!("True/{reason}")));
+    let (cause, state) = (format!("{:?}", update.cause), format!("{:?}", update.state));
+    let is_told = |labels: &str| {
+        labels.contains(&format!("cause=\"{cause}\""))
+            && labels.contains(&format!("state=\"{state}\""))
+    };
+    let by_reason = |reason: &&str| matches!(&drifted[..], [(labels, 1)] if labels.contains(&format!("\"{reason}\"")));
+    Ok(said.is_some_and(by_reason)
+        && matches!(&pending[..], [(labels, 1)] if is_told(labels))
+        && update.reason.iter().all(|why| !why.is_empty()))
+}
+
+#[tokio::test]
+async fn status_conditions_gauges_and_events_tell_the_same() -> Result<()> {
+    let mut play = Play::open_without_operator("agree").await?;
+    play.image_is("registry.example.org/seictl:v2", Behaviour::ImageUnpullable);
+    play.start_with(with(PLATFORM)).await?;
+    let all = names("one", 4, 1);
+    fleet(&play, &all).await?;
+    play.run("two-rpc0", spec_of(&play, "two-rpc0").await?).await?;
+    let hold = json!({ "spec": { "update": { "onOperatorChange": "Hold" } } });
+    play.edit("one-rpc3", hold).await?;
+    play.edit("one-rpc2", json!({ "spec": { "update": { "paused": true } } })).await?;
+    let metrics = Metrics::new();
+    let bad = PLATFORM.replace("seictl:v1", "seictl:v2");
+    play.start_with(Setup { metrics: metrics.clone(), ..with(&bad) }).await?;
+    play.until_stalled("one-rpc0", "ImagePullFailed").await?;
+    let expected = [
+        ("one-rpc0", "True/Rolling", "UpdateStarted"),
+        ("one-rpc1", "True/WaitingForSlot", ""),
+        ("one-rpc2", "True/Paused", ""),
+        ("one-rpc3", "True/Held", "Held"),
+        ("one-a-v0", "True/WaitingForSlot", ""),
+        ("two-rpc0", "True/Rolling", "UpdateStarted"),
+    ];
+    for (node, drift, event) in expected {
+        play.until(node, &format!("says {drift}"), |status| {
+            says(status, ConditionType::PodTemplateDrift).starts_with(drift)
+        })
+        .await?;
+        wait_for(&format!("{node} is told of in one voice"), async || {
+            Ok(agree(&play, &metrics, node).await?.then_some(()))
+        })
+        .await?;
+        wait_for(&format!("{node} has its event"), async || {
+            let told = play.events(node).await?;
+            let is_there = told.iter().any(|one| one.starts_with(&format!("{event}:")));
+            Ok((event.is_empty() || is_there).then_some(()))
+        })
+        .await?;
+    }
+    let halted = || series(&metrics.encode(), "sei_controller_chain_halted_nodes", &[]);
+    wait_for("the gauge counts who waits for the failed one", async || {
+        let of = |chain: &str, nodes: u32| {
+            halted().iter().any(|(labels, value)| labels.contains(chain) && *value == nodes)
+        };
+        Ok((of("\"one\"", 2) && of("\"two\"", 0)).then_some(()))
+    })
+    .await?;
+    play.start_with(Setup { metrics: metrics.clone(), ..with(PLATFORM) }).await?;
+    for node in all.iter().chain([&"two-rpc0".to_owned()]) {
+        wait_for(&format!("{node} is in sync, in one voice"), async || {
+            let in_sync = play.status(node).await?.pending_update.is_none();
+            Ok((in_sync && agree(&play, &metrics, node).await?).then_some(()))
+        })
+        .await?;
+    }
+    play.close()
 }
