@@ -44,6 +44,7 @@ const STEPS: &[(&str, Step)] = &[
     ("tools", Step::Tools),
     ("cluster 1.34", Step::Cluster { kubernetes: "1.34" }),
     ("cluster 1.37", Step::Cluster { kubernetes: "1.37" }),
+    ("sandbox", cargo(&["xtask", "sandbox"])),
 ];
 
 const fn cargo(arguments: &'static [&'static str]) -> Step {
@@ -128,6 +129,7 @@ mod tests {
             cargo xtask tool
             SEI_KUBERNETES=1.34 cargo test --package cluster-tests -- --test-threads 8
             SEI_KUBERNETES=1.37 cargo test --package cluster-tests -- --test-threads 8
+            cargo xtask sandbox
         "#]]
         .assert_eq(&(told.join("\n") + "\n"));
     }

@@ -8,7 +8,7 @@ use cluster_tests::install::repository;
 
 /// Commands that no test here can run, and what runs them instead.
 const RUN_ELSEWHERE: &[(&str, &str)] = &[
-    ("cargo xtask sandbox", "its stories take minutes; it is what the README is tried with"),
+    ("cargo xtask sandbox", "a step of what CI runs"),
     ("cargo xtask test", "what CI runs, this test among it"),
 ];
 

@@ -270,7 +270,8 @@ pub fn permit(observation: &Observation, wanted: &Wanted, difference: &Differenc
     }
 }
 
-fn back_off(observation: &Observation, wanted: &Wanted) -> Option<Permit> {
+/// Whether the last attempt at this target failed too short a time ago.
+pub(super) fn back_off(observation: &Observation, wanted: &Wanted) -> Option<Permit> {
     let pending = observation.status().pending_update.as_ref()?;
     let until = pending.next_attempt_at.as_ref().filter(|_| pending.target_hash == wanted.hash)?;
     let seconds = until.0.duration_since(observation.now).as_secs();

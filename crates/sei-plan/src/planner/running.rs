@@ -95,6 +95,7 @@ fn decide_drift(observation: &Observation, wanted: &Wanted, decision: &mut Decis
             Some(difference) => differs(observation, wanted, &difference, decision),
             None => in_sync(observation, wanted, decision),
         },
+        Drift::Reapply if waits_after_failure(observation, wanted, decision) => {}
         Drift::Reapply => {
             // Applied first of all: until then an eviction brings up what nobody wants any more.
             let late = build::Shape::Late;
@@ -234,12 +235,7 @@ fn differs(
             (UpdateState::Queued, why)
         }
         Permit::BacksOff { attempts, seconds } => {
-            let why = format!("{attempts} failed attempts");
-            // Neither names the seconds left: they would change with every look.
-            set_drift(decision, Truth::True, Reason::BackingOff, &why);
-            decision.report.push(Note::BacksOff { attempts, seconds });
-            decision.wake = Some(Duration::from_secs(u64::try_from(seconds).unwrap_or(0) + 1));
-            (UpdateState::Retrying, why)
+            (UpdateState::Retrying, backs_off(attempts, seconds, decision))
         }
     };
     decision.pending_update = Some(pending(observation, wanted, cause, state, &why, changes));
@@ -248,6 +244,29 @@ fn differs(
 /// How the reason of a pending update begins that waits because another node's roll failed. What
 /// counts such nodes goes by it.
 pub const HALTED: &str = "the chain's rolls are halted";
+
+/// Says that an update waits after failures. It does not name the seconds left: they would change
+/// with every look.
+fn backs_off(attempts: i32, seconds: i64, decision: &mut Decision) -> String {
+    let why = format!("{attempts} failed attempts");
+    set_drift(decision, Truth::True, Reason::BackingOff, &why);
+    decision.report.push(Note::BacksOff { attempts, seconds });
+    decision.wake = Some(Duration::from_secs(u64::try_from(seconds).unwrap_or(0) + 1));
+    why
+}
+
+/// Whether putting a template back has failed too short a time ago to be tried again.
+fn waits_after_failure(
+    observation: &Observation,
+    wanted: &Wanted,
+    decision: &mut Decision,
+) -> bool {
+    let Some(Permit::BacksOff { attempts, seconds }) = drift::back_off(observation, wanted) else {
+        return false;
+    };
+    backs_off(attempts, seconds, decision);
+    true
+}
 
 fn queued(slot: &Slot, decision: &mut Decision) -> String {
     // What others in line do is not told here: each step of a fleet would be a write on each node.

@@ -303,8 +303,18 @@ fn the_applied_template_is_put_back_when_the_running_one_is_wanted_again() {
         statefulset.update_revision = Some("rev-2".into());
     });
     let plan = started(&observation).unwrap();
-    assert_eq!(plan.target.as_ref().unwrap().hash, observation.wanted.unwrap().hash);
+    let wanted = observation.wanted.clone().unwrap();
+    assert_eq!(plan.target.as_ref().unwrap().hash, wanted.hash);
     assert_eq!(tasks(&plan)[0], "apply-statefulset", "first of all");
+    let failed = observation.with(|seen| {
+        let mut pending = super::super::plan(seen).pending_update.unwrap();
+        pending.attempts = Some(2);
+        pending.next_attempt_at = Some(Time(later(seen.now, Duration::from_secs(60))));
+        seen.status_mut().pending_update = Some(pending);
+    });
+    assert_eq!(started_tasks(&failed), "none", "not at once after a failure");
+    let status = after(&failed);
+    assert!(says(&status, ConditionType::PodTemplateDrift).starts_with("True/BackingOff"));
 }
 
 #[test]
