@@ -277,8 +277,8 @@ pub const REASONS: &[ReasonRow] = &[
     stall(
         R::StatefulSetNotObserved,
         60,
-        "The StatefulSet controller has not looked at the newest template.",
-        "Check kube-controller-manager: it runs the StatefulSet controller, and without it no pod of any StatefulSet is made.",
+        "The StatefulSet controller has not looked at the newest template, or does not make the pod.",
+        "Read the events of the StatefulSet (kubectl describe statefulset NODE): a quota, Pod Security, a webhook or a missing service account refuses the pod there. Without any, check kube-controller-manager, which runs the StatefulSet controller.",
     ),
     stall(
         R::StatefulSetTerminating,

@@ -41,7 +41,8 @@ async fn operate() -> Result<()> {
     let Some(path) = flags.config.clone() else {
         bail!("--config or SEI_CONTROLLER_CONFIG must name the platform configuration");
     };
-    let platform = read_platform(&path).map_err(anyhow::Error::msg)?;
+    // A bad file is told at once, not when the turn comes to lead.
+    read_platform(&path).map_err(anyhow::Error::msg)?;
     let config = kube::Config::infer().await.context("found no way to reach a cluster")?;
     let client = client(config)?;
     let metrics = Metrics::new();
@@ -62,6 +63,15 @@ async fn operate() -> Result<()> {
         }
         elector = Some(one);
     }
+    // The file may have changed while we waited: who leads next must not lead back.
+    let platform = match (read_platform(&path), elector.as_mut()) {
+        (Ok(platform), _) => platform,
+        (Err(told), None) => bail!(told),
+        (Err(told), Some(elector)) => {
+            elector.release().await.context("failed to release the lease")?;
+            bail!(told);
+        }
+    };
     metrics.leading(true);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "leading");
     let options = Options {

@@ -13,16 +13,22 @@ const P2P_PORT: u16 = 26656;
 /// The peers of a node as `id@host:port`, sorted and once each.
 ///
 /// `id_of` tells a peer's p2p id, if it is known. The list never shrinks by a passing trouble: a
-/// peer whose id is not known keeps the entry it had.
+/// peer whose id is not known keeps the entry it had, and where a source cannot be asked at all
+/// every entry stays.
 pub fn resolve(
     node: &SeiNode,
     all: &[&SeiNode],
     id_of: impl Fn(&SeiNode) -> Option<String>,
 ) -> Vec<String> {
-    let before = node.status.iter().flat_map(|status| status.resolved_peers.iter().flatten());
+    let before: Vec<&String> =
+        node.status.iter().flat_map(|status| status.resolved_peers.iter().flatten()).collect();
     let known: BTreeMap<&str, &String> =
-        before.filter_map(|entry| Some((entry.split_once('@')?.1, entry))).collect();
+        before.iter().filter_map(|&entry| Some((entry.split_once('@')?.1, entry))).collect();
     let mut entries = BTreeSet::new();
+    if node.spec.peers.iter().flatten().any(|source| source.ec2_tags.is_some()) {
+        // Nobody asks EC2 here yet. Whoever did so before must not leave a node without peers.
+        entries.extend(before.iter().map(|&entry| entry.clone()));
+    }
     for source in node.spec.peers.iter().flatten() {
         entries.extend(source.r#static.iter().flat_map(|one| one.addresses.iter().cloned()));
         if let Some(label) = &source.label {
@@ -76,7 +82,9 @@ pub fn endpoint(node: &SeiNode) -> Option<Endpoint> {
 
 #[cfg(test)]
 mod tests {
-    use sei_api::node::{FullNodeSpec, LabelPeers, PeerSource, SeiNodeSpec, StaticPeers};
+    use sei_api::node::{
+        Ec2TagPeers, FullNodeSpec, LabelPeers, PeerSource, SeiNodeSpec, StaticPeers,
+    };
     use sei_api::status::SeiNodeStatus;
 
     use super::*;
@@ -147,6 +155,21 @@ mod tests {
             ..SeiNodeStatus::default()
         });
         assert_eq!(resolve(&one, &[&two], |_| None), [entry]);
+    }
+
+    #[test]
+    fn peers_that_only_ec2_could_tell_stay() {
+        let mut one = node("a", "ns");
+        let by_tags = PeerSource { ec2_tags: Some(Ec2TagPeers::default()), ..Default::default() };
+        one.spec.peers = Some(vec![by_tags, label(None)]);
+        let entry = "id@ec2.example.org:26656".to_owned();
+        one.status = Some(SeiNodeStatus {
+            resolved_peers: Some(vec![entry.clone()]),
+            ..SeiNodeStatus::default()
+        });
+        let two = node("b", "ns");
+        let found = "id-b@b-0.b.ns.svc.cluster.local:26656";
+        assert_eq!(resolve(&one, &[&one, &two], id), [found, entry.as_str()]);
     }
 
     // N7, N8, N26

@@ -468,6 +468,22 @@ async fn a_template_that_cannot_become_a_pod_never_costs_one() -> Result<()> {
 }
 
 #[tokio::test]
+async fn an_evicted_pod_that_nobody_admits_is_told_and_comes_back() -> Result<()> {
+    let mut play = Play::open_without_operator("pod-refused").await?;
+    play.start_with(with(PLATFORM)).await?;
+    play.run("one-rpc0", spec_of(&play, "one-rpc0").await?).await?;
+    limit(&play).await?;
+    play.evict("one-rpc0").await?;
+    let status = play.until_stalled("one-rpc0", "StatefulSetNotObserved").await?;
+    let told = says(&status, ConditionType::Stalled);
+    assert!(told.contains("StatefulSet one-rpc0 has made no pod yet"), "{told}");
+    limits(&play).delete("small", &DeleteParams::default()).await?;
+    play.until_not_stalled("one-rpc0").await?;
+    play.settled("one-rpc0").await?;
+    play.close()
+}
+
+#[tokio::test]
 async fn a_full_quota_stops_no_replacement() -> Result<()> {
     let mut play = Play::open_without_operator("pod-quota").await?;
     allow_pod_checks(&play).await?;

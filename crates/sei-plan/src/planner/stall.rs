@@ -68,7 +68,24 @@ fn diagnose(observation: &Observation, decision: &Decision) -> Option<(Reason, S
         other => (None, other),
     };
     // A pod that cannot run explains a sidecar that does not answer.
-    noted.or(by_task).or_else(|| pod_trouble(observation)).or(by_sidecar)
+    noted
+        .or(by_task)
+        .or_else(|| pod_trouble(observation))
+        .or_else(|| pod_missing(observation))
+        .or(by_sidecar)
+}
+
+/// A running node whose pod nobody makes: a quota, Pod Security, a webhook or a missing service
+/// account refuses it, and only the StatefulSet's events say so.
+fn pod_missing(observation: &Observation) -> Option<(Reason, String)> {
+    let statefulset = observation.own_statefulset()?;
+    let runs = observation.status().phase == Some(SeiNodePhase::Running);
+    let due = statefulset.replicas == Some(1) && !statefulset.terminating;
+    let has_pod = observation.pods.iter().any(|pod| is_owned(pod, statefulset));
+    (runs && due && !has_pod).then(|| {
+        let message = format!("StatefulSet {} has made no pod yet", statefulset.name);
+        (Reason::StatefulSetNotObserved, message)
+    })
 }
 
 fn pod_trouble(observation: &Observation) -> Option<(Reason, String)> {

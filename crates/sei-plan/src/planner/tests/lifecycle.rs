@@ -612,3 +612,21 @@ fn peers_by_ec2_tags_are_said_not_to_be_looked_at() {
         "False/Ec2TagsNotResolved: 1 of 1 sources are EC2 tags"
     );
 }
+
+#[test]
+fn a_running_node_whose_pod_nobody_makes_is_stalled() {
+    let gone = running(full_node()).with(|seen| seen.pods.clear());
+    let status = after(&gone);
+    assert_eq!(status.blocked.as_ref().unwrap().reason, "StatefulSetNotObserved");
+    assert!(says(&status, ConditionType::Stalled).starts_with("False"), "not at once");
+    let late = gone.clone().with(|seen| {
+        seen.node.status = Some(status);
+        seen.now = later(seen.now, Duration::from_secs(60));
+    });
+    let told = says(&after(&late), ConditionType::Stalled);
+    assert_eq!(told, "True/StatefulSetNotObserved: StatefulSet n has made no pod yet");
+    let stopped = gone.edit(|spec| spec.paused = Some(true)).with(|seen| {
+        seen.statefulset.as_mut().unwrap().replicas = Some(0);
+    });
+    assert_eq!(after(&stopped).blocked, None, "a stopped node has none");
+}
