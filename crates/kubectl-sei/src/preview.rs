@@ -11,7 +11,7 @@ use sei_api::SeiNode;
 use sei_api::status::{Cause, FieldChange};
 use sei_plan::budget::{Budget, Member};
 use sei_plan::observation::Observation;
-use sei_plan::platform::{Adoption, Platform};
+use sei_plan::platform::Platform;
 use sei_plan::timing::Timing;
 use serde::Serialize;
 
@@ -50,6 +50,9 @@ struct Forecast {
     /// Absent where they are not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     changes: Option<Vec<FieldChange>>,
+    /// It would roll if the server, which could not be asked, said that its pod differs.
+    #[serde(skip)]
+    might_roll: bool,
 }
 
 impl Forecast {
@@ -66,6 +69,7 @@ impl Forecast {
             why: Some(format!("its manifest cannot be read: {}", one.told)),
             target_hash: None,
             changes: None,
+            might_roll: false,
         }
     }
 
@@ -153,7 +157,7 @@ pub(crate) async fn run(
     check_names(&flags.nodes, &forecasts)?;
     forecasts.retain(|one| is_named(one, &flags.nodes));
     let looked_at = forecasts.len();
-    let unjudged = unjudged(&forecasts, &platform);
+    let unjudged = unjudged(&forecasts);
     let would_roll = forecasts.iter().filter(|one| one.effect.rolls()).count();
     forecasts.retain(|one| flags.all || !flags.nodes.is_empty() || one.effect != Effect::Nothing);
     let rollout = &platform.rollout;
@@ -203,6 +207,7 @@ fn budget_of(platform: &Platform) -> Budget {
         limit: whole(rollout.max_concurrent_per_chain),
         halt_after: whole(rollout.halt_after_failures),
         ready_deadline: Timing::default().configured(rollout.ready_deadline_seconds),
+        outage: Timing::default().outage(),
     }
 }
 
@@ -218,7 +223,12 @@ async fn look_ahead(node: &SeiNode, sight: &Sight, candidate: &Candidate<'_>) ->
         },
         outlook @ Outlook::Known { .. } => outlook,
     };
-    let member = Member::of(node, observation.pod(), &candidate.budget, candidate.now);
+    // Failed attempts at another target count no more.
+    let mut then = node.clone();
+    if let (Some(status), Outlook::Known { update, .. }) = (then.status.as_mut(), &outlook) {
+        status.pending_update = update.as_deref().cloned();
+    }
+    let member = Member::of(&then, observation.pod(), &candidate.budget, candidate.now);
     order::Contender { forecast: forecast_of(&observation, outlook), member }
 }
 
@@ -243,7 +253,17 @@ fn forecast_of(observation: &Observation, outlook: Outlook) -> Forecast {
         why,
         target_hash: update.map(|update| update.target_hash),
         changes: sight::known_changes(observation, changes),
+        might_roll: might_roll(observation),
     }
+}
+
+/// Whether a difference of a pod that another operator made would roll it.
+fn might_roll(observation: &Observation) -> bool {
+    let Ok(wanted) = &observation.wanted else { return false };
+    let pending = observation.status().pending_update.as_ref();
+    observation.rollout.adopt_automatically
+        || observation.approved() == Some(wanted.hash.as_str())
+        || pending.is_some_and(|pending| pending.base_inputs_hash != wanted.inputs_hash)
 }
 
 /// Whether one of the names means this node.
@@ -267,11 +287,11 @@ fn check_names(named: &[String], forecasts: &[Forecast]) -> Result<(), Error> {
     Ok(())
 }
 
-/// An error where nodes could not be judged that might roll. A pod that another operator made rolls
-/// only where the configuration says so; everywhere else the verdict makes no difference to that.
-fn unjudged(forecasts: &[Forecast], platform: &Platform) -> Option<Error> {
-    let might_roll = platform.rollout.adoption == Adoption::Auto;
-    let mut unknown = forecasts.iter().filter(|one| one.effect == Effect::Unknown && might_roll);
+/// An error where nodes could not be judged that might roll; everywhere else the verdict makes no
+/// difference to that.
+fn unjudged(forecasts: &[Forecast]) -> Option<Error> {
+    let mut unknown =
+        forecasts.iter().filter(|one| one.effect == Effect::Unknown && one.might_roll);
     let first = unknown.next()?;
     Some(Error::Unjudged {
         count: unknown.count() + 1,

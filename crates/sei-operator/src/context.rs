@@ -69,6 +69,7 @@ impl Context {
             limit: whole(rollout.max_concurrent_per_chain),
             halt_after: whole(rollout.halt_after_failures),
             ready_deadline: self.timing.configured(rollout.ready_deadline_seconds),
+            outage: self.timing.outage(),
         }
     }
 

@@ -12,6 +12,7 @@ use kube::runtime::reflector::ObjectRef;
 use sei_api::SeiNode;
 use sei_plan::budget::{self, Budget, Member, Standing};
 use sei_plan::observation::Slot;
+use sei_plan::view::{PodView, is_owned};
 
 use crate::caches::NodeKey;
 use crate::context::{Context, decoded};
@@ -44,13 +45,13 @@ impl Ledger {
     pub(crate) fn ask(&self, node: &SeiNode, key: &NodeKey, context: &Context) -> Slot {
         let budget = context.budget();
         let mut books = self.books();
-        let (mut me, mut others) = (None, Vec::new());
+        let me = member(node, key, context, &budget);
+        let mut others = Vec::new();
         for (other, mut member) in chain(&node.spec.chain_id, context, &budget) {
             if other == *key {
-                me = Some(member);
                 continue;
             }
-            if !books.looked.contains(&other) {
+            if !books.looked.contains(&other) && !me.rolls() {
                 return Slot::InLine { limit: budget.limit };
             }
             if books.granted.contains(&other) {
@@ -58,8 +59,6 @@ impl Ledger {
             }
             others.push(member);
         }
-        // A node that the watch does not know any more needs no slot.
-        let Some(me) = me else { return Slot::InLine { limit: budget.limit } };
         let slot = budget::grant(&me, &others, &budget);
         if slot == Slot::Granted {
             books.granted.insert(key.clone());
@@ -68,18 +67,20 @@ impl Ledger {
     }
 
     /// Takes note of a node after a pass over it, and wakes those of its chain for whom that makes
-    /// a difference.
-    pub(crate) fn looked_at(&self, key: &NodeKey, context: &Context) {
+    /// a difference. After a pass that ended in an error its grant stays: its plan may have been
+    /// written although nobody told us so.
+    pub(crate) fn looked_at(&self, key: &NodeKey, context: &Context, went_well: bool) {
         let cached = context.nodes.get(&ObjectRef::new(&key.1).within(&key.0));
         let cached = cached.as_ref().and_then(|node| node.0.as_ref().ok());
-        let Some(cached) = cached.filter(|node| node.metadata.deletion_timestamp.is_none()) else {
-            return self.forget(key, context);
+        let there = cached.filter(|node| node.metadata.deletion_timestamp.is_none());
+        let Some(cached) = there else {
+            return self.forget(key, cached.map(|node| node.spec.chain_id.clone()), context);
         };
         let (chain_id, budget) = (&cached.spec.chain_id, context.budget());
         let stands = member(cached, key, context, &budget).standing;
         let mut books = self.books();
         let is_first = books.looked.insert(key.clone());
-        let was_granted = books.granted.remove(key);
+        let was_granted = went_well && books.granted.remove(key);
         let stood = books.standings.insert(key.clone(), (chain_id.clone(), stands.clone()));
         let moved = stood.as_ref().is_some_and(|(_, stood)| *stood != stands);
         let chain_is_known = is_first && books.knows(chain_id, context);
@@ -94,14 +95,18 @@ impl Ledger {
     }
 
     /// A node is gone; what it held is free.
-    fn forget(&self, key: &NodeKey, context: &Context) {
+    fn forget(&self, key: &NodeKey, chain_id: Option<String>, context: &Context) {
         let mut books = self.books();
         books.looked.remove(key);
         books.granted.remove(key);
         let stood = books.standings.remove(key);
         drop(books);
-        if let Some((chain_id, _)) = stood.filter(|(_, stood)| *stood != Standing::Idle) {
-            wake_all(&chain_id, context);
+        let had_failed = stood.as_ref().is_some_and(|(_, stood)| *stood == Standing::Failed);
+        match stood.map(|(chain_id, _)| chain_id).or(chain_id) {
+            Some(chain_id) if had_failed => wake_all(&chain_id, context),
+            // Also one that held nothing: it may have been the last that nobody had looked at.
+            Some(chain_id) => wake_next(&chain_id, context),
+            None => {}
         }
     }
 }
@@ -157,7 +162,11 @@ fn key_of(node: &SeiNode) -> Option<NodeKey> {
 /// A node by our own last write or as the watch has it, whichever is newer.
 fn member(cached: &SeiNode, key: &NodeKey, context: &Context, budget: &Budget) -> Member {
     let pods = context.caches.pods.of(key);
-    let pod = pods.iter().find(|pod| !pod.is_bootstrap && !pod.is_terminating());
+    let statefulset = context.caches.statefulsets.get(key, &key.1);
+    let own = |pod: &&PodView| {
+        statefulset.as_ref().is_some_and(|one| is_owned(pod, one)) && !pod.is_terminating()
+    };
+    let pod = pods.iter().find(own);
     context.desks.with(key, |desk| {
         let node = newest(cached, desk.latest.as_ref());
         Member::of(node, pod, budget, jiff::Timestamp::now())

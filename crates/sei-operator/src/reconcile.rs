@@ -86,11 +86,11 @@ pub async fn reconcile(node: Arc<Guarded>, context: Arc<Context>) -> Result<Acti
             Ok(Action::await_change())
         }
         Ok(Went::Ended(pause)) => {
-            context.ledger.looked_at(&key, &context);
+            context.ledger.looked_at(&key, &context, true);
             Ok(settle(&context, &key, pause))
         }
         Err(error) => {
-            context.ledger.looked_at(&key, &context);
+            context.ledger.looked_at(&key, &context, false);
             context.desks.leave(&key);
             Err(error)
         }
@@ -120,7 +120,7 @@ async fn go_on(mut run: Box<Run>, request: Box<Request>) {
             Err(error) => break Err(error),
         }
     };
-    context.ledger.looked_at(&key, &context);
+    context.ledger.looked_at(&key, &context, ended.is_ok());
     let pause = match ended {
         Ok(pause) => {
             context.desks.with(&key, |desk| desk.failures = 0);

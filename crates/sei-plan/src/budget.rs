@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use sei_api::SeiNode;
 use sei_api::condition::{self, ConditionType, Truth};
 use sei_api::plan::TaskPlan;
-use sei_api::status::{LastUpdate, SeiNodePhase, SeiNodeStatus, UpdateState};
+use sei_api::status::{LastUpdate, PendingUpdate, SeiNodePhase, SeiNodeStatus, UpdateState};
 
 use crate::observation::Slot;
 use crate::planner::later;
@@ -28,6 +28,8 @@ pub struct Budget {
     pub halt_after: usize,
     /// How long a node may take to be Ready again.
     pub ready_deadline: Duration,
+    /// How long a node must not have been Ready to lose nothing by being replaced.
+    pub outage: Duration,
 }
 
 /// A node as its chain's budget sees it.
@@ -36,7 +38,8 @@ pub struct Member {
     /// `namespace/name`.
     pub name: String,
     pub signs: bool,
-    pub ready: bool,
+    /// It has not been Ready for so long that it loses nothing by being replaced.
+    pub is_out: bool,
     pub standing: Standing,
 }
 
@@ -62,7 +65,7 @@ impl Member {
         Self {
             name: format!("{namespace}/{name}"),
             signs: node.spec.signs(),
-            ready: pod.is_some_and(|pod| pod.ready),
+            is_out: pod.is_some_and(|pod| is_out(pod, budget, now)),
             standing: standing(node, pod, budget, now),
         }
     }
@@ -73,8 +76,13 @@ impl Member {
         (self.signs, &self.name).cmp(&(other.signs, &other.name))
     }
 
+    /// It has a slot by a roll of its own.
+    pub fn rolls(&self) -> bool {
+        matches!(self.standing, Standing::Rolls | Standing::Failed)
+    }
+
     fn has_slot(&self) -> bool {
-        matches!(self.standing, Standing::Rolls | Standing::Down | Standing::Failed)
+        self.rolls() || self.standing == Standing::Down
     }
 
     fn in_words(&self) -> String {
@@ -90,14 +98,17 @@ impl Member {
 
 /// Whether a node may start a roll now. `others` are the other nodes of its chain.
 pub fn grant(me: &Member, others: &[Member], budget: &Budget) -> Slot {
-    // Whoever has a slot already keeps it, so a failed roll can be mended by the next target; and
-    // who is not Ready takes nothing from the chain by being replaced.
-    if me.has_slot() || !me.ready {
+    // Whoever rolls keeps its slot, so a failed roll can be mended by the next target.
+    if me.rolls() {
         return Slot::Granted;
     }
     let failed: Vec<_> = in_turn(others, |one| one.standing == Standing::Failed);
     if failed.len() >= budget.halt_after {
         return Slot::Halted { by: names(&failed) };
+    }
+    // Who is down takes nothing from the chain by being replaced.
+    if me.is_out {
+        return Slot::Granted;
     }
     let first = in_turn(others, |one| one.standing == Standing::Waits && one.turn(me).is_lt());
     let holders = in_turn(others, Member::has_slot);
@@ -146,7 +157,11 @@ fn standing(node: &SeiNode, pod: Option<&PodView>, budget: &Budget, now: Timesta
     let status = node.status.as_ref().unwrap_or(&NONE);
     let pending = status.pending_update.as_ref();
     let stalled = condition::is(&status.conditions, ConditionType::Stalled, Truth::True);
-    let attempts = pending.and_then(|one| one.attempts).unwrap_or(0);
+    if node.spec.is_paused() {
+        // Its owner has stopped it, and knows.
+        return Standing::Idle;
+    }
+    let attempts = failed_attempts(pending);
     if let Some(since) = rolls_since(status) {
         let late = later(since, budget.ready_deadline) <= now;
         return if stalled || late || attempts > 0 { Standing::Failed } else { Standing::Rolls };
@@ -169,6 +184,17 @@ fn standing(node: &SeiNode, pod: Option<&PodView>, budget: &Budget, now: Timesta
         Some(UpdateState::Queued) if ran => Standing::Waits,
         _ => Standing::Idle,
     }
+}
+
+/// How often a pending update has failed, as far as it counts: one that is held back is not tried
+/// any more, and nobody has to wait for it.
+pub(crate) fn failed_attempts(pending: Option<&PendingUpdate>) -> i32 {
+    let tried = pending.filter(|pending| pending.state != UpdateState::Held);
+    tried.and_then(|pending| pending.attempts).unwrap_or(0)
+}
+
+fn is_out(pod: &PodView, budget: &Budget, now: Timestamp) -> bool {
+    !pod.ready && pod.ready_since.is_some_and(|since| later(since, budget.outage) <= now)
 }
 
 /// Since when a plan that holds a slot has been under way.

@@ -142,14 +142,15 @@ pub fn fingerprint_with(algorithm: Algorithm, template: &PodTemplateSpec) -> Tem
     TemplateHash(algorithm.hash(&to_json(template)))
 }
 
-/// The digest of any other record, in the same form. Floats have no place in such a record: JSON
+/// The digest of any other record, in the same form, and always by the first algorithm: such digests
+/// are compared with stored ones and are never restamped. Floats have no place in such a record: JSON
 /// readers do not give every one of them back bit for bit.
 ///
 /// # Panics
 /// When the record cannot be written as JSON (a map whose keys are not strings): a mistake in the
 /// type, which its first test shows.
 pub fn digest_of<T: Serialize>(record: &T) -> String {
-    Algorithm::CURRENT.hash(&to_json(record))
+    Algorithm::V1.hash(&to_json(record))
 }
 
 fn to_json<T: Serialize>(record: &T) -> Value {

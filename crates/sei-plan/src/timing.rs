@@ -45,6 +45,12 @@ impl Timing {
         self.scaled(15)
     }
 
+    /// How long a node must not have been Ready to count as down rather than as starting, or as cut
+    /// off for a moment.
+    pub fn outage(self) -> Duration {
+        self.scaled(300)
+    }
+
     /// A wait that the platform's configuration gives.
     pub fn configured(self, seconds: u32) -> Duration {
         self.scaled(u64::from(seconds))

@@ -92,6 +92,8 @@ pub struct PodView {
     pub deleted_at: Option<Timestamp>,
     pub ip: Option<String>,
     pub ready: bool,
+    /// Since when it is Ready, or is not.
+    pub ready_since: Option<Timestamp>,
     /// Kubernetes node it is bound to.
     pub host: Option<String>,
     /// The scheduler's words when it found no place.
@@ -122,6 +124,7 @@ pub struct ContainerView {
     /// Runs now, or has run before in this pod.
     pub has_run: bool,
     pub running: bool,
+    pub running_since: Option<Timestamp>,
     /// Its startup probe has passed. Only a hint that the gate was open: see `observe-image`.
     pub started: bool,
     pub restarts: i32,
@@ -305,6 +308,9 @@ impl From<&Pod> for PodView {
             deleted_at: metadata.deletion_timestamp.as_ref().map(|time| time.0),
             ip: status.and_then(|one| one.pod_ip.clone()).filter(|ip| !ip.is_empty()),
             ready: condition("Ready").is_some_and(|one| one.status == "True"),
+            ready_since: condition("Ready")
+                .and_then(|one| one.last_transition_time.as_ref())
+                .map(|time| time.0),
             host: spec.and_then(|one| one.node_name.clone()),
             unschedulable: scheduled
                 .filter(|one| one.reason.as_deref() == Some("Unschedulable"))
@@ -364,6 +370,9 @@ fn container(spec: Option<&PodSpec>, pod: &Pod, name: &str) -> ContainerView {
         image_id: status.image_id.clone(),
         has_run: running || ended,
         running,
+        running_since: state
+            .and_then(|state| state.running.as_ref()?.started_at.as_ref())
+            .map(|time| time.0),
         started: status.started == Some(true),
         restarts: status.restart_count,
     }

@@ -274,11 +274,12 @@ impl World {
 
     /// What the chain's budget says, with one other node in the chain.
     fn slot(&self) -> Slot {
-        let budget = Budget { limit: 1, halt_after: 1, ready_deadline: Duration::from_secs(1800) };
+        let (ready_deadline, outage) = (Duration::from_secs(1800), Duration::from_secs(300));
+        let budget = Budget { limit: 1, halt_after: 1, ready_deadline, outage };
         let pods = self.pods();
         let me = Member::of(&self.node, pods.first(), &budget, self.now);
         let standing = if self.slot_taken { Standing::Rolls } else { Standing::Idle };
-        let other = Member { name: "ns/other".into(), signs: false, ready: false, standing };
+        let other = Member { name: "ns/other".into(), signs: false, is_out: false, standing };
         budget::grant(&me, &[other], &budget)
     }
 
@@ -326,6 +327,7 @@ impl World {
             image_id: if pod.started { format!("id-{image}") } else { String::new() },
             has_run: pod.started,
             running: pod.started && !crashes,
+            running_since: None,
             started: pod.started && pod.gate_open && !crashes,
             restarts: 0,
         };

@@ -55,10 +55,10 @@ fn compare(one: &Contender, other: &Contender) -> Ordering {
     key(one).cmp(&key(other)).then_with(|| one.member.turn(&other.member))
 }
 
-/// Whether others go first. A node that has a slot keeps it, and one that is not Ready is given one
-/// at once.
+/// Whether others go first. A node that has a slot keeps it, and one that has been down for a while
+/// is given one at once.
 fn takes_its_turn(one: &Contender) -> bool {
-    one.member.ready && matches!(one.member.standing, Standing::Waits | Standing::Idle)
+    !one.member.is_out && !one.member.rolls()
 }
 
 /// What besides the line itself keeps a node from rolling: a failed roll, or a signer that is down.

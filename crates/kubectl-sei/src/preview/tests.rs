@@ -94,6 +94,10 @@ impl Fleet {
                 { "name": "seid", "image": "seid:v1" },
                 { "name": "sei-sidecar", "image": "seictl:v1" },
             ]},
+            // For so long that it is no flicker.
+            "status": { "conditions": [{
+                "type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }]},
         }));
     }
 

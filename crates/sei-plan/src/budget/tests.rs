@@ -13,10 +13,11 @@ use crate::planner::fixture::{self, at, full_node, running, validator};
 use crate::planner::{PlanMove, plan};
 
 fn budget(limit: usize) -> Budget {
-    Budget { limit, halt_after: 1, ready_deadline: Duration::from_secs(600) }
+    let (ready_deadline, outage) = (Duration::from_secs(600), Duration::from_secs(300));
+    Budget { limit, halt_after: 1, ready_deadline, outage }
 }
 
-/// One node a line: name, `signs` or `serves`, `ready` or `unready`, and its standing. What the
+/// One node a line: name, `signs` or `serves`, `up` or `out`, and its standing. What the
 /// budget tells each that waits.
 fn check(limit: usize, chain: &str, answers: &Expect) {
     let members: Vec<Member> = chain.lines().map(member).collect();
@@ -44,17 +45,17 @@ fn member(line: &str) -> Member {
         "failed" => Standing::Failed,
         other => panic!("unknown standing {other}"),
     };
-    let (signs, ready) = (words[1] == "signs", words[2] == "ready");
-    Member { name: words[0].to_owned(), signs, ready, standing }
+    let (signs, is_out) = (words[1] == "signs", words[2] == "out");
+    Member { name: words[0].to_owned(), signs, is_out, standing }
 }
 
 #[test]
 fn nodes_that_sign_go_last() {
     check(
         1,
-        "a signs ready waits
-         b serves ready waits
-         c serves ready waits",
+        "a signs up waits
+         b serves up waits
+         c serves up waits",
         &expect![[r"
             a: InLine { limit: 1 }
             b: Granted
@@ -68,9 +69,9 @@ fn nodes_that_sign_go_last() {
 fn a_slot_is_held_until_its_node_is_ready() {
     check(
         1,
-        "a serves unready rolls
-         b serves ready waits
-         c signs ready waits",
+        "a serves out rolls
+         b serves up waits
+         c signs up waits",
         &expect![[r#"
             b: Taken { by: "a rolls" }
             c: InLine { limit: 1 }
@@ -83,9 +84,9 @@ fn a_slot_is_held_until_its_node_is_ready() {
 fn signers_wait_beside_a_free_slot_until_the_others_have_rolled() {
     check(
         2,
-        "a serves unready rolls
-         b signs ready waits
-         c signs ready waits",
+        "a serves out rolls
+         b signs up waits
+         c signs up waits",
         &expect![[r"
             b: InLine { limit: 2 }
             c: InLine { limit: 2 }
@@ -98,9 +99,9 @@ fn signers_wait_beside_a_free_slot_until_the_others_have_rolled() {
 fn a_signer_that_is_down_takes_a_slot() {
     check(
         2,
-        "a signs unready down
-         b serves ready waits
-         c serves ready waits",
+        "a signs out down
+         b serves up waits
+         c serves up waits",
         &expect![[r"
             b: Granted
             c: InLine { limit: 2 }
@@ -113,9 +114,9 @@ fn a_signer_that_is_down_takes_a_slot() {
 fn a_failed_roll_halts_all_who_wait() {
     check(
         3,
-        "a serves unready failed
-         b serves ready waits
-         c signs ready waits",
+        "a serves out failed
+         b serves up waits
+         c signs up waits",
         &expect![[r#"
             b: Halted { by: "a" }
             c: Halted { by: "a" }
@@ -125,14 +126,31 @@ fn a_failed_roll_halts_all_who_wait() {
 }
 
 #[test]
-fn who_is_not_ready_loses_nothing_and_never_waits() {
+fn who_is_down_for_long_loses_nothing_and_waits_for_no_slot() {
     check(
         1,
-        "a serves unready failed
-         b serves unready waits
-         c signs ready waits",
+        "a serves up rolls
+         b serves out waits
+         c signs out waits
+         d serves up waits",
         &expect![[r#"
             b: Granted
+            c: Granted
+            d: InLine { limit: 1 }
+            woken: b d
+        "#]],
+    );
+}
+
+#[test]
+fn nobody_gets_what_has_just_failed() {
+    check(
+        1,
+        "a serves out failed
+         b serves out waits
+         c signs out waits",
+        &expect![[r#"
+            b: Halted { by: "a" }
             c: Halted { by: "a" }
             woken: b c
         "#]],
@@ -141,8 +159,8 @@ fn who_is_not_ready_loses_nothing_and_never_waits() {
 
 #[test]
 fn whoever_has_a_slot_keeps_it() {
-    let failed = member("a serves ready failed");
-    let others = [member("b serves ready failed"), member("c serves ready waits")];
+    let failed = member("a serves up failed");
+    let others = [member("b serves up failed"), member("c serves up waits")];
     assert_eq!(grant(&failed, &others, &budget(1)), Slot::Granted);
 }
 
@@ -159,7 +177,7 @@ proptest! {
             .iter()
             .enumerate()
             .map(|(at, signs)| Member {
-                name: format!("n{at}"), signs: *signs, ready: true, standing: Standing::Waits,
+                name: format!("n{at}"), signs: *signs, is_out: false, standing: Standing::Waits,
             })
             .collect();
         let asked: Vec<_> = order.into_iter().filter(|at| *at < members.len()).collect();
@@ -172,7 +190,6 @@ proptest! {
                 let serves = |one: &Member| !one.signs;
                 prop_assert!(!me.signs || !others.iter().any(serves));
                 members[*at].standing = Standing::Rolls;
-                members[*at].ready = false;
             }
         }
         let rolling = members.iter().filter(|one| one.standing == Standing::Rolls).count();
@@ -298,4 +315,60 @@ fn a_node_that_cannot_be_updated_leaves_the_line() {
     let pending = plan(&refused).pending_update.unwrap();
     assert_eq!(pending.state, UpdateState::Held);
     assert!(pending.reason.unwrap().contains("spec.image is bad"));
+}
+
+#[test]
+fn who_was_cut_off_for_a_moment_is_not_down() {
+    let since = |seconds: i64| {
+        let seen = running(full_node()).with(|seen| {
+            seen.pods[0].ready = false;
+            seen.pods[0].ready_since = Some(at(0));
+            seen.now = at(seconds);
+        });
+        Member::of(&seen.node, seen.pod(), &budget(1), seen.now).is_out
+    };
+    assert!(!since(299) && since(300));
+    let never = running(full_node()).with(|seen| seen.pods[0].ready = false);
+    assert!(!Member::of(&never.node, never.pod(), &budget(1), never.now).is_out, "nobody knows");
+}
+
+#[test]
+fn nobody_waits_for_a_node_that_its_owner_stopped_or_holds() {
+    let unready = |seen: crate::observation::Observation| {
+        seen.with(|seen| {
+            seen.pods[0].ready = false;
+            seen.now = at(601);
+        })
+    };
+    let stopped = unready(rolled(full_node())).edit(|spec| spec.paused = Some(true));
+    assert_eq!(stands(&stopped), Standing::Idle);
+    assert!(plan(&stopped).last_update.unwrap().ready_at.is_some(), "its slot is given back");
+    let standby = running(validator()).edit(|spec| spec.paused = Some(true));
+    assert_eq!(stands(&standby.with(|seen| seen.pods.clear())), Standing::Idle);
+    let failed = rolled(full_node()).platform("b").with(|seen| {
+        let mut pending = plan(&running(full_node()).platform("b")).pending_update.unwrap();
+        pending.attempts = Some(1);
+        pending.state = UpdateState::Retrying;
+        seen.status_mut().pending_update = Some(pending);
+    });
+    assert_eq!(stands(&failed), Standing::Failed);
+    let held = failed.with(|seen| {
+        seen.status_mut().pending_update.as_mut().unwrap().state = UpdateState::Held;
+    });
+    assert_eq!(stands(&held), Standing::Idle);
+}
+
+#[test]
+fn an_update_that_goes_on_late_keeps_its_slot() {
+    let changed = running(full_node()).platform("b");
+    let PlanMove::Start(started) = plan(&changed).plan else { panic!("starts") };
+    let failed = changed.with(|seen| {
+        let mut early = *started.clone();
+        let index = early.tasks.iter().position(|task| task.r#type == "config-validate").unwrap();
+        early.phase = sei_api::plan::PlanPhase::Failed;
+        early.failed_task_index = i32::try_from(index).ok();
+        seen.status_mut().plan = Some(early);
+    });
+    let PlanMove::Start(late) = plan(&failed).plan else { panic!("goes on") };
+    assert_eq!(late.target.unwrap().slot, Some(true));
 }

@@ -9,6 +9,7 @@ use super::{
     Decision, Note, PlanMove, build, decide_at_rest, ended, is_updating, running, set_drift,
     set_update, without_plan,
 };
+use crate::budget;
 use crate::check_plan::{Severity, check_plan};
 use crate::observation::{Observation, Sidecar};
 use crate::tasks::{before_replacement, in_bootstrap, kind_of};
@@ -300,7 +301,8 @@ pub(super) fn start_late(observation: &Observation, plan: &TaskPlan, decision: &
         supersede(observation, plan, &wanted.hash, decision);
         return;
     }
-    let next = build::node_update(observation, wanted, cause, build::Shape::Late, false);
+    let (late, slot) = (build::Shape::Late, budget::has_slot(plan));
+    let next = build::node_update(observation, wanted, cause, late, slot);
     running::start(decision, next, &why);
     set_update(
         decision,

@@ -146,8 +146,11 @@ fn is_of_our_last_roll(
     statefulset: &StatefulSetView,
     pod: &PodView,
 ) -> bool {
-    let rolled = observation.status().last_update.as_ref().and_then(|last| last.to.as_ref());
+    let status = observation.status();
+    let rolled = status.last_update.as_ref().and_then(|last| last.to.as_ref());
     rolled.is_some()
+        // One that was seen running is judged like any other.
+        && rolled != status.pod_template_hash.as_ref()
         && rolled == statefulset.template_hash.as_ref()
         && pod.revision.is_some()
         && pod.revision.as_deref() == statefulset.observed_revision()

@@ -241,6 +241,7 @@ pub(crate) fn container(image: &str) -> ContainerView {
         image_id: format!("sha256:{image}"),
         has_run: true,
         running: true,
+        running_since: None,
         started: true,
         restarts: 0,
     }

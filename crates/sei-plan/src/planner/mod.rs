@@ -181,6 +181,9 @@ fn back_off(observation: &Observation, decision: &mut Decision) {
         pending.state = sei_api::status::UpdateState::Retrying;
         let pause = observation.timing.update_retry(attempts);
         pending.next_attempt_at = Some(Time(later(observation.now, pause)));
+        let words = format!("{attempts} failed attempts");
+        pending.reason = Some(words.clone());
+        set_drift(decision, Truth::True, Reason::BackingOff, words);
     }
 }
 
@@ -307,10 +310,10 @@ fn give_back(observation: &Observation, decision: &mut Decision) {
     let since = match (roll, budget::open_roll(&after)) {
         (Some(roll), _) if budget::has_slot(roll) => roll.started_at(),
         (None, Some(open)) => {
-            let pending = decision.pending_update.as_ref();
-            let failed = pending.and_then(|one| one.attempts).unwrap_or(0) > 0;
+            let failed = budget::failed_attempts(decision.pending_update.as_ref()) > 0;
             let back = observation.pod().is_some_and(|pod| budget::is_back(&after, pod));
-            if back && !failed {
+            // A node that its owner stops is not waited for.
+            if observation.node.spec.is_paused() || (back && !failed) {
                 let ready_at = Some(Time(observation.now));
                 decision.last_update = last.map(|last| LastUpdate { ready_at, ..last });
                 return;

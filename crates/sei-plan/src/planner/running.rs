@@ -19,6 +19,7 @@ pub(super) fn decide(observation: &Observation, decision: &mut Decision) {
     if let Some(note) = stall::volume_lost(observation) {
         decision.report.push(note);
         init::decide_lost_volume(observation, decision);
+        leave_the_line(decision);
         return;
     }
     match &observation.wanted {
@@ -55,6 +56,8 @@ fn leave_the_line(decision: &mut Decision) {
     let why = decision.report.iter().find_map(|note| match note {
         Note::Refused { .. }
         | Note::VolumeGoing
+        | Note::VolumeLost { .. }
+        | Note::Judging
         | Note::SigningKeyConflict { .. }
         | Note::NodePaused => Some(note.to_string()),
         _ => None,
@@ -63,7 +66,8 @@ fn leave_the_line(decision: &mut Decision) {
         && pending.state == UpdateState::Queued
     {
         pending.state = UpdateState::Held;
-        pending.reason = Some(why);
+        pending.reason = Some(why.clone());
+        set_drift(decision, Truth::True, Reason::Held, why);
     }
 }
 
@@ -208,9 +212,22 @@ fn differs(
             decision.report.push(Note::Held { cause, why: why.clone() });
             (UpdateState::Held, why)
         }
-        Permit::Queued(slot) => (UpdateState::Queued, queued(&slot, decision)),
+        Permit::Queued(slot) => {
+            if !observation.is_ready() {
+                // Nobody tells when it will have been down for long enough to go.
+                let soon = observation.timing.poll() * 6;
+                decision.wake = Some(decision.wake.map_or(soon, |wake| wake.min(soon)));
+            }
+            (UpdateState::Queued, queued(&slot, decision))
+        }
         Permit::Settling(left) => {
-            let why = "waits until the operator has settled as leader".to_owned();
+            // What it waited for before stays told: a new leader has no news of it yet.
+            let before = observation.status().pending_update.as_ref().filter(|pending| {
+                pending.state == UpdateState::Queued && pending.target_hash == wanted.hash
+            });
+            let why = before
+                .and_then(|pending| pending.reason.clone())
+                .unwrap_or_else(|| "waits until the operator has settled as leader".to_owned());
             set_drift(decision, Truth::True, Reason::WaitingForSlot, &why);
             decision.wake = Some(decision.wake.map_or(left, |wake| wake.min(left)));
             decision.report.push(Note::WaitsForSlot { by: "the operator's own settling".into() });
@@ -257,6 +274,7 @@ fn queued(slot: &Slot, decision: &mut Decision) -> String {
 fn refuse_other_approvals(observation: &Observation, wanted: &Wanted, decision: &mut Decision) {
     if let Some(given) = observation.approved()
         && given != wanted.hash
+        && !is_spent(observation, given)
     {
         decision
             .report
@@ -333,9 +351,16 @@ pub(super) fn pending(
         next_attempt_at: same.and_then(|pending| pending.next_attempt_at.clone()),
         refused_approval: observation
             .approved()
-            .filter(|given| *given != wanted.hash)
+            .filter(|given| *given != wanted.hash && !is_spent(observation, given))
             .map(crate::tasks::bounded),
     }
+}
+
+/// Whether an approval was for a roll that has ended: it stays on the node and means nothing more.
+fn is_spent(observation: &Observation, given: &str) -> bool {
+    let status = observation.status();
+    let rolled = status.last_update.as_ref().and_then(|last| last.to.as_deref());
+    [status.pod_template_hash.as_deref(), rolled].contains(&Some(given))
 }
 
 /// A stopped node: once its pod is gone, the StatefulSet gets the wanted template at once, so that

@@ -8,7 +8,7 @@ use sei_api::status::{Blocked, SeiNodePhase};
 use super::{Decision, Note, later};
 use crate::observation::{Claim, Observation};
 use crate::tasks::bounded;
-use crate::view::{PodView, TroubleKind, is_owned};
+use crate::view::{ContainerView, PodView, TroubleKind, is_owned};
 use crate::wanted::Wanted;
 
 /// Records what blocks the node, and reports it as stalled once its deadline has passed. The start
@@ -110,13 +110,29 @@ fn pod_trouble(observation: &Observation) -> Option<(Reason, String)> {
         if let Some(text) = &pod.volumes_missing {
             return named(Reason::VolumeAttach, pod, text);
         }
-        let trouble = pod.troubles.first()?;
+        let Some(trouble) = pod.troubles.first() else { return crash_goes_on(pod, observation) };
         let reason = match trouble.kind {
             TroubleKind::ImagePull => Reason::ImagePullFailed,
             TroubleKind::Crash => Reason::CrashLooping,
         };
         named(reason, pod, &trouble.message)
     })
+}
+
+/// Between two crashes the process runs for a while. A loop that was seen counts as over only once
+/// the pod is Ready or the process has outlived the kubelet's longest back-off.
+fn crash_goes_on(pod: &PodView, observation: &Observation) -> Option<(Reason, String)> {
+    let before = observation.status().blocked.as_ref();
+    let seen = before.filter(|one| one.reason == Reason::CrashLooping.as_str())?;
+    let crashed = |one: &ContainerView| {
+        let young = one
+            .running_since
+            .is_some_and(|since| later(since, observation.timing.outage()) > observation.now);
+        one.restarts > 0 && (!one.running || young)
+    };
+    let goes_on = !pod.ready && (crashed(&pod.seid) || crashed(&pod.sidecar));
+    (goes_on && seen.message.contains(&pod.name))
+        .then(|| (Reason::CrashLooping, seen.message.clone()))
 }
 
 /// What of a running node's identity the spec would change. Such a change is refused, and nothing

@@ -53,6 +53,10 @@ fn text(text: &str) -> Option<String> {
     Some(text.to_owned())
 }
 
+fn time(text: &str) -> Option<jiff::Timestamp> {
+    text.parse().ok()
+}
+
 #[test]
 fn every_field_of_a_running_pod_is_read() {
     let expected = PodView {
@@ -68,6 +72,7 @@ fn every_field_of_a_running_pod_is_read() {
         deleted_at: None,
         ip: text("10.1.4.9"),
         ready: true,
+        ready_since: time("2026-08-05T10:04:00Z"),
         host: text("ip-10-0-3-7.example.org"),
         unschedulable: None,
         host_lost: false,
@@ -77,6 +82,7 @@ fn every_field_of_a_running_pod_is_read() {
             image_id: "registry.example.org/seid@sha256:1111".to_owned(),
             has_run: true,
             running: true,
+            running_since: time("2026-08-05T10:03:00Z"),
             started: true,
             restarts: 2,
         },
@@ -86,6 +92,7 @@ fn every_field_of_a_running_pod_is_read() {
             image_id: "registry.example.org/seictl@sha256:2222".to_owned(),
             has_run: true,
             running: true,
+            running_since: time("2026-08-05T10:00:35Z"),
             started: true,
             restarts: 1,
         },

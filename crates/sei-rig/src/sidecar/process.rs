@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -60,6 +61,8 @@ pub(super) struct Inner {
     pub(super) records: Arc<Mutex<Records>>,
     ready: watch::Sender<bool>,
     tasks: Mutex<BTreeMap<String, AbortHandle>>,
+    /// The process has ended. Its connections may live a moment longer than it and must not speak.
+    gone: AtomicBool,
 }
 
 impl Process {
@@ -71,6 +74,7 @@ impl Process {
             sidecars: sidecars.clone(),
             ready: watch::Sender::new(false),
             tasks: Mutex::default(),
+            gone: AtomicBool::new(false),
         });
         inner.resume();
         // Who is told to run is already listened to: the proxy's startup probe sees to that.
@@ -92,6 +96,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
+        self.inner.gone.store(true, Ordering::SeqCst);
         self.server.abort();
         for task in lock(&self.inner.tasks).values() {
             task.abort();
@@ -100,6 +105,10 @@ impl Drop for Process {
 }
 
 impl Inner {
+    pub(super) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::SeqCst)
+    }
+
     pub(super) fn is_ready(&self) -> bool {
         *self.ready.borrow()
     }

@@ -1,6 +1,5 @@
 //! The wire of a sidecar and of the proxy in front of it.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 
 use http::header::{ALLOW, AUTHORIZATION, CONTENT_TYPE};
@@ -19,11 +18,23 @@ use crate::digest::{hex, sha256_hex};
 
 type Answer = Response<Full<Bytes>>;
 
+/// The process behind a connection has ended: the connection breaks.
+#[derive(Debug, thiserror::Error)]
+#[error("the sidecar has ended")]
+struct Gone;
+
 /// Serves one connection to its end.
 pub(super) async fn serve(inner: Arc<Inner>, stream: TcpStream) {
     let service = service_fn(|request| {
         let inner = inner.clone();
-        async move { Ok::<_, Infallible>(answer(&inner, request).await) }
+        async move {
+            if inner.is_gone() {
+                return Err(Gone);
+            }
+            let answer = answer(&inner, request).await;
+            // A process that ended meanwhile says nothing any more.
+            if inner.is_gone() { Err(Gone) } else { Ok(answer) }
+        }
     });
     // Whoever calls may leave in the middle; there is nobody to tell.
     let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
