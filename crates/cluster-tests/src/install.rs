@@ -194,6 +194,8 @@ impl ImageRoot {
 pub struct Contained {
     child: Child,
     root: ImageRoot,
+    /// What it shows to the API server, and to sidecars.
+    pub token: String,
     pub health: u16,
     pub metrics: u16,
 }
@@ -218,7 +220,7 @@ impl Contained {
         let get = format!("kubectl --namespace {NAMESPACE} get deployment sei-operator -o json");
         let deployment: Value = serde_json::from_str(&shell.run(&get)?)?;
         let pod = &deployment["spec"]["template"]["spec"];
-        mount(&root, pod, plane, shell)?;
+        let token = mount(&root, pod, plane, shell)?;
         let container = &pod["containers"][0];
         let user = &pod["securityContext"];
         let log = fs::File::create(root.folder.path().join("log"))?;
@@ -242,7 +244,7 @@ impl Contained {
             command.arg(argument.replace("=:8081", &format!("=127.0.0.1:{health}")));
         }
         let child = command.spawn().context("failed to start chroot")?;
-        Ok(Self { child, root, health, metrics })
+        Ok(Self { child, root, token, health, metrics })
     }
 
     /// What it said so far.
@@ -251,8 +253,8 @@ impl Contained {
     }
 }
 
-/// What is mounted into the pod.
-fn mount(root: &ImageRoot, pod: &Value, plane: &ControlPlane, shell: &Shell) -> Result<()> {
+/// What is mounted into the pod; returns the token of its account.
+fn mount(root: &ImageRoot, pod: &Value, plane: &ControlPlane, shell: &Shell) -> Result<String> {
     let volume = &pod["volumes"][0];
     let map = volume["configMap"]["name"].as_str().context("the volume is a ConfigMap")?;
     let get = format!("kubectl --namespace {NAMESPACE} get configmap {map} -o json");
@@ -268,7 +270,8 @@ fn mount(root: &ImageRoot, pod: &Value, plane: &ControlPlane, shell: &Shell) -> 
     root.write(&format!("{SERVICE_ACCOUNT}/namespace"), NAMESPACE)?;
     let authority = cluster(plane)?["certificate-authority"].as_str().map(PathBuf::from);
     let authority = fs::read_to_string(authority.context("the kubeconfig names an authority")?)?;
-    root.write(&format!("{SERVICE_ACCOUNT}/ca.crt"), &authority)
+    root.write(&format!("{SERVICE_ACCOUNT}/ca.crt"), &authority)?;
+    Ok(token.trim().to_owned())
 }
 
 fn cluster(plane: &ControlPlane) -> Result<Value> {

@@ -22,7 +22,7 @@ struct Output {
 
 /// Everything that is generated. A new output is one more entry.
 fn outputs() -> Result<Vec<Output>> {
-    let crd = yaml(&SeiNode::crd())?;
+    let crd = yaml(&guarded_crd())?;
     let role = yaml(&role("ClusterRole", "sei-operator", RULES))?;
     let leader = yaml(&self::role("Role", "sei-operator-leader-election", LEADER_RULES))?;
     let pod_check = yaml(&self::role("ClusterRole", "sei-operator-pod-check", POD_CHECK_RULES))?;
@@ -87,6 +87,20 @@ fn wrapped(version: &str, kind: &str, name: &str, spec: &str) -> Result<String> 
          spec:\n{}\n",
         indented.join("\n")
     ))
+}
+
+/// Without its definition every node is deleted, and its volume with it. So the definition says to
+/// the tools that install from a repository that it is not theirs to delete when it leaves there.
+const GUARDS: &[(&str, &str)] = &[
+    ("argocd.argoproj.io/sync-options", "Prune=false,Delete=false"),
+    ("kustomize.toolkit.fluxcd.io/prune", "disabled"),
+];
+
+fn guarded_crd() -> impl Serialize {
+    let mut crd = SeiNode::crd();
+    let guards = GUARDS.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    crd.metadata.annotations.get_or_insert_default().extend(guards);
+    crd
 }
 
 /// A role with one rule for each permission, in the order of the table.
@@ -215,5 +229,20 @@ mod tests {
         let text = yaml(&SeiNode::crd()).unwrap();
         let back: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
         assert_eq!(back, serde_json::to_value(SeiNode::crd()).unwrap());
+    }
+
+    #[test]
+    fn no_installed_definition_is_pruned() {
+        let outputs = outputs().unwrap();
+        let crds = outputs.iter().filter(|one| one.path.contains("/crds/"));
+        let mut seen = 0;
+        for Output { path, text } in crds {
+            let crd: Value = serde_saphyr::from_str(text).unwrap();
+            for (name, value) in GUARDS {
+                assert_eq!(crd["metadata"]["annotations"][name], *value, "{path}");
+            }
+            seen += 1;
+        }
+        assert_eq!(seen, 2);
     }
 }

@@ -7,11 +7,12 @@ use cluster_tests::wait_for;
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{DeleteParams, PostParams};
+use sei_api::condition::{ConditionType, REASONS, Reason, Truth};
 use sei_operator::metrics::Metrics;
 use sei_rig::Behaviour;
 use serde_json::json;
 
-use crate::recording::{ALERTS, Fires, Recording, Scrape, file, of_node, scrape};
+use crate::recording::{ALERTS, Fires, OVERRIDE, Recording, Scrape, file, of_node, scrape};
 
 /// Deadlines of stalls are minutes in life.
 const SPEED: u32 = 50;
@@ -137,6 +138,61 @@ async fn an_image_that_cannot_be_pulled_stalls_its_node_and_that_is_told() -> Re
 fn moved(scrape: &Scrape) -> Scrape {
     let elsewhere = |series: &String| series.replace("10.0.0.1", "10.0.0.2");
     scrape.iter().map(|(series, value)| (elsewhere(series), *value)).collect()
+}
+
+/// Of what leaves the running pod alone nobody is woken; of everything else somebody is.
+fn alert_about(reason: Reason) -> &'static str {
+    match reason {
+        Reason::SidecarUnreachable => "SeiNodeSidecarUnreachable",
+        Reason::InvalidSpec
+        | Reason::ApplyRejected
+        | Reason::FieldConflict
+        | Reason::Forbidden
+        | Reason::SchemaTooOld => "SeiNodeUpdateBlocked",
+        _ => "SeiNodeStalled",
+    }
+}
+
+#[tokio::test]
+async fn a_spec_that_cannot_be_carried_out_is_told_and_wakes_nobody() -> Result<()> {
+    let scraped = Scraped::open("alert-blocked").await?;
+    let play = &scraped.play;
+    play.run("rpc", rpc("seid:v1")).await?;
+    let before = scraped.until(HEALTHY).await?;
+    play.edit("rpc", json!({ "spec": { "podLabels": { "no key": "x" } } })).await?;
+    let blocked = "seinode_stalled{NS,name=\"rpc\",reason=\"InvalidSpec\"} 1";
+    let during = scraped.until(&[blocked]).await?;
+    play.edit("rpc", json!({ "spec": { "podLabels": null } })).await?;
+    let after = scraped.until(HEALTHY).await?;
+    // Every other reason that a node can stall for has exactly one alert too.
+    let stalls = REASONS
+        .iter()
+        .filter(|row| row.condition == ConditionType::Stalled && row.status == Truth::True);
+    for reason in stalls.map(|row| row.reason) {
+        let label = format!("reason=\"{reason}\"");
+        let renamed = |series: &String| series.replace("reason=\"InvalidSpec\"", &label);
+        let during = during.iter().map(|(series, value)| (renamed(series), *value)).collect();
+        let alert = alert_about(reason);
+        let mut fires = of_node(alert, scraped.namespace(), "rpc", "1");
+        if alert != "SeiNodeSidecarUnreachable" {
+            fires.labels.push(("reason", reason.to_string()));
+        }
+        check(before.clone(), during, after.clone(), vec![fires])
+            .with_context(|| reason.to_string())?;
+    }
+    scraped.play.close()
+}
+
+#[test]
+fn only_what_leaves_the_pod_alone_wakes_nobody() -> Result<()> {
+    let rules = crate::recording::alerts(&[file(ALERTS)])?;
+    let severity = |alert: &str| {
+        let rule = rules.iter().find(|rule| rule.alert == alert);
+        rule.map(|rule| rule.labels["severity"].as_str())
+    };
+    assert_eq!(severity(alert_about(Reason::CrashLooping)), Some("critical"));
+    assert_eq!(severity(alert_about(Reason::InvalidSpec)), Some("warning"));
+    Ok(())
 }
 
 #[tokio::test]
@@ -288,8 +344,9 @@ async fn a_sidecar_that_does_not_answer_is_told() -> Result<()> {
 /// An alert without a proof here would be one that nobody has seen firing.
 #[test]
 fn every_alert_has_a_proof() -> Result<()> {
-    let proofs = [include_str!("alerts.rs"), include_str!("process.rs")].concat();
-    for rule in crate::recording::alerts(&[file(ALERTS)])? {
+    let own = [include_str!("alerts.rs"), include_str!("process.rs")];
+    let proofs = own.concat() + include_str!("statefulset_alert.rs");
+    for rule in crate::recording::alerts(&[file(ALERTS), file(OVERRIDE)])? {
         assert!(proofs.contains(&format!("\"{}\"", rule.alert)), "{}", rule.alert);
     }
     Ok(())

@@ -10,6 +10,15 @@ use cluster_tests::install::repository;
 const RUN_ELSEWHERE: &[(&str, &str)] = &[
     ("cargo xtask sandbox", "a step of what CI runs"),
     ("cargo xtask test", "what CI runs, this test among it"),
+    (
+        "cargo xtask image",
+        "the image of the install tests is written by it, into a folder of theirs",
+    ),
+    (
+        "skopeo copy oci-archive:target/sei-operator.oci.tar \
+         docker://registry.example.org/sei-operator:0.0.0",
+        "it needs a registry",
+    ),
 ];
 
 /// All documents with commands for people.
@@ -46,9 +55,10 @@ fn every_command_in_a_document_is_run() -> Result<()> {
             continue;
         }
         for section in sections(&document)? {
-            let call = format!("follow(&shell, \"{document}\", \"{}\"", section.heading);
+            let place = format!("\"{document}\", \"{}\"", section.heading);
+            let calls = ["&shell", "shell"].map(|shell| format!("follow({shell}, {place}"));
             let taken = format!("commands(\"{document}\", \"{}\")", section.heading);
-            if tests.contains(&call) || tests.contains(&taken) {
+            if calls.iter().any(|call| tests.contains(call)) || tests.contains(&taken) {
                 continue;
             }
             let lines = section.blocks.iter().flat_map(|block| block.lines());

@@ -27,7 +27,9 @@ const CHART: &str = "deploy/chart/sei-operator";
 const EVERYTHING: &str = "--set metrics.serviceMonitor.enabled=true \
     --set metrics.prometheusRule.enabled=true \
     --set metrics.prometheusRule.statefulSetOverride=true --set networkPolicy.enabled=true \
-    --set admissionPolicy.enabled=true --set namespace.create=true --set rbac.podCheck=true";
+    --set admissionPolicy.enabled=true --set rbac.podCheck=true \
+    --set sidecarToken.existingSecret=sidecar-caller \
+    --set metrics.prometheusRule.runbookBase=https://git.example.org/sei-operator/";
 
 /// Nothing that can be left out.
 const NOTHING: &str = "--set crds.install=false --set serviceAccount.create=false \
@@ -61,7 +63,12 @@ async fn the_server_accepts_everything_that_is_rendered() -> Result<()> {
         template("--values deploy/samples/values.yaml"),
         "kubectl kustomize config/default".to_owned(),
         "kubectl kustomize config/example".to_owned(),
-        "for file in deploy/samples/*s/*.yaml; do echo ---; cat $file; done".to_owned(),
+        format!(
+            "cp -r config deploy $HOME; cd $HOME; {UNCOMMENT}; kubectl kustomize config/example"
+        ),
+        "for file in deploy/samples/*s/*.yaml deploy/samples/fleet.yaml; do
+           echo ---; cat $file; done"
+            .to_owned(),
     ] {
         let rendered = shell.run(&command)?.replace(NAMESPACE, &scene.namespace);
         let objects = documents(&rendered)?.len();
@@ -104,19 +111,101 @@ fn by_name(text: &str) -> Result<BTreeMap<String, Value>> {
     Ok(objects)
 }
 
+/// Turns on what the two examples leave out, each with its condition.
+const UNCOMMENT: &str = "sed -i 's/# - /- /' config/example/kustomization.yaml
+    sed -i 's/# \\( *[a-zA-Z]*:\\( \\|$\\)\\)/\\1/' deploy/samples/values.yaml";
+
 #[test]
 fn helm_and_kustomize_install_the_same() -> Result<()> {
     let shell = Shell::without_cluster()?;
-    let image = "--set image.repository=registry.example.org/sei-operator";
-    let helm = by_name(&shell.run(&template(&format!("{PLATFORM} {EVERYTHING} {image}")))?)?;
-    let mut kustomize = by_name(&shell.run("kubectl kustomize config/example")?)?;
-    let platform = kustomize.remove("ConfigMap sei-controller-config");
-    assert!(platform.is_some(), "the overlay brings its platform along");
     let names = |objects: &BTreeMap<String, Value>| objects.keys().cloned().collect::<Vec<_>>();
-    assert_eq!(names(&helm), names(&kustomize));
-    for (name, object) in &helm {
-        assert_eq!(object, &kustomize[name], "{name}");
+    shell.run("cp -r config deploy $HOME")?;
+    for (prepare, parts) in [("true", 14), (UNCOMMENT, 19)] {
+        let run = |command: &str| shell.run(&format!("cd $HOME; {prepare}; {command}"));
+        let helm = by_name(&run(&template("--values deploy/samples/values.yaml"))?)?;
+        let mut kustomize = by_name(&run("kubectl kustomize config/example")?)?;
+        let platform = kustomize.remove("ConfigMap sei-controller-config");
+        assert!(platform.is_some(), "the overlay brings its platform along");
+        // Helm makes it by a flag.
+        let namespace = kustomize.remove(&format!("Namespace {NAMESPACE}"));
+        assert!(namespace.is_some(), "the overlay brings its namespace along");
+        assert_eq!(names(&helm), names(&kustomize));
+        for (name, object) in &helm {
+            assert_eq!(object, &kustomize[name], "{name}");
+        }
+        assert_eq!(helm.len(), parts, "{:?}", names(&helm));
     }
+    Ok(())
+}
+
+#[test]
+fn a_single_replica_has_no_disruption_budget() -> Result<()> {
+    let shell = Shell::without_cluster()?;
+    for (replicas, is_there) in [(1, false), (2, true)] {
+        let rendered = shell.run(&template(&format!("{PLATFORM} --set replicas={replicas}")))?;
+        let kinds = documents(&rendered)?.into_iter().map(|one| one["kind"].clone());
+        let has = kinds.into_iter().any(|kind| kind == "PodDisruptionBudget");
+        assert_eq!(has, is_there, "{replicas}");
+    }
+    Ok(())
+}
+
+#[test]
+fn runbooks_are_where_the_values_say() -> Result<()> {
+    let shell = Shell::without_cluster()?;
+    let rendered = shell.run(&template(&format!("{PLATFORM} {EVERYTHING}")))?;
+    let urls = rendered.lines().filter_map(|line| line.trim().strip_prefix("runbook_url: "));
+    let urls: Vec<&str> = urls.collect();
+    assert!(urls.len() > 8, "{urls:?}");
+    for url in urls {
+        assert!(url.starts_with("https://git.example.org/sei-operator/docs/"), "{url}");
+    }
+    Ok(())
+}
+
+/// Samples are copied together, so each must find somebody to talk to among the others.
+#[test]
+fn every_sample_finds_peers_among_the_others() -> Result<()> {
+    let shell = Shell::without_cluster()?;
+    for files in ["deploy/samples/nodes/*.yaml", "deploy/samples/fleet.yaml"] {
+        let text = shell.run(&format!("for file in {files}; do echo ---; cat $file; done"))?;
+        let read = |one: Value| Ok(serde_json::from_value::<SeiNode>(one)?);
+        let nodes = documents(&text)?.into_iter().map(read).collect::<Result<Vec<_>>>()?;
+        assert!(nodes.len() > 4, "{files}");
+        for node in &nodes {
+            let name = &node.metadata.name;
+            let others = || nodes.iter().filter(|other| other.metadata.name != *name);
+            let sources = node.spec.peers.iter().flatten();
+            let selectors: Vec<_> = sources.filter_map(|one| one.label.as_ref()).collect();
+            assert!(!selectors.is_empty(), "{name:?}");
+            for label in selectors {
+                let is_meant = |other: &SeiNode| {
+                    let labels = other.metadata.labels.clone().unwrap_or_default();
+                    label.selector.iter().all(|(key, value)| labels.get(key) == Some(value))
+                };
+                assert!(others().any(is_meant), "{name:?} finds nobody by {:?}", label.selector);
+            }
+        }
+        let secrets = nodes.iter().filter_map(|node| {
+            let key = node.spec.validator.as_ref()?.signing_key.as_ref()?;
+            Some(key.secret.as_ref()?.secret_name.clone())
+        });
+        let secrets: Vec<String> = secrets.collect();
+        let once: std::collections::BTreeSet<&String> = secrets.iter().collect();
+        assert_eq!(once.len(), secrets.len(), "no two nodes sign with one key: {secrets:?}");
+    }
+    Ok(())
+}
+
+/// Nodes go with their definition, and volumes with nodes.
+#[test]
+fn uninstalling_by_kustomize_leaves_the_definitions() -> Result<()> {
+    let shell = Shell::without_cluster()?;
+    let of = |overlay: &str| by_name(&shell.run(&format!("kubectl kustomize {overlay}"))?);
+    let (mut all, less) = (of("config/example")?, of("config/uninstall")?);
+    let definition = all.remove("CustomResourceDefinition seinodes.sei.io");
+    assert!(definition.is_some(), "it is installed");
+    assert_eq!(all, less);
     Ok(())
 }
 
@@ -258,6 +347,47 @@ async fn bare_lane() -> Result<Arc<Lane>> {
     Ok(Arc::new(Lane::start(plane)?))
 }
 
+/// What the server answers to a review that this user asks for.
+fn review(shell: &Shell, user: &str, kind: &str, spec: &Value) -> Result<Value> {
+    let group = if kind == "TokenReview" { "authentication" } else { "authorization" };
+    let asked = json!({ "apiVersion": format!("{group}.k8s.io/v1"), "kind": kind, "spec": spec });
+    let ask = format!("kubectl create --as={user} --validate=false --output=json --filename=-");
+    let told: Value = serde_json::from_str(&shell.run_with(&ask, &asked.to_string())?)?;
+    Ok(told["status"].clone())
+}
+
+/// Somebody who may ask for any review.
+const ADMIN: &str = "admin --as-group=system:masters";
+
+/// Whether somebody may call the sidecar of a node, as its proxy asks. Nothing else can tell: `auth
+/// can-i` looks up kinds, and this one is not installed.
+fn may_call_sidecars(shell: &Shell, asker: &str, who: &Value, namespace: &str) -> Result<bool> {
+    for verb in ["create", "get"] {
+        let mut spec = json!({ "resourceAttributes": { "group": "sei.io", "verb": verb,
+            "resource": "seinodetasks", "namespace": namespace, "name": "rpc-0" } });
+        spec["user"] = who["username"].clone();
+        spec["groups"] = who["groups"].clone();
+        if review(shell, asker, "SubjectAccessReview", &spec)?["allowed"] != true {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// No pod is made under an account that is not there (this plane's servers do not check it), and the
+/// proxy in it asks under that account who is calling and whether they may.
+fn the_proxy_lets_in(shell: &Shell, token: &str) -> Result<()> {
+    let of = "kubectl --namespace=pacific-1 get";
+    let account =
+        shell.run(&format!("{of} pod rpc-0-0 -o jsonpath={{.spec.serviceAccountName}}"))?;
+    shell.run(&format!("{of} serviceaccount {account}"))?;
+    let account = format!("system:serviceaccount:pacific-1:{account}");
+    let told = review(shell, &account, "TokenReview", &json!({ "token": token }))?;
+    assert_eq!(told["authenticated"], true, "{told}");
+    assert!(may_call_sidecars(shell, &account, &told["user"], "pacific-1")?, "{told}");
+    Ok(())
+}
+
 /// The operator leads in its namespace, a node comes up, and takes an image: by the rights and the
 /// image that were installed, and the commands that are documented.
 async fn runs_a_node(lane: &Lane, shell: Shell) -> Result<()> {
@@ -274,9 +404,15 @@ async fn runs_a_node(lane: &Lane, shell: Shell) -> Result<()> {
         Ok(holder.filter(|holder| holder == POD_NAME).map(drop))
     });
     leads.await.with_context(|| operator.log())?;
+    // A sidecar listens to the account that was installed, and to nobody else.
+    lane.kubelet().sidecars().demand_token("pacific-1", Some(&operator.token));
+    let token = operator.token.clone();
     // Its shell must not hold up the kubelet, which lives in this process.
-    let played =
-        tokio::task::spawn_blocking(move || follow(&shell, "docs/install.md", "A first node"));
+    let played = tokio::task::spawn_blocking(move || {
+        let told = follow(&shell, "docs/install.md", "A first node")?;
+        the_proxy_lets_in(&shell, &token)?;
+        anyhow::Ok(told)
+    });
     let told = played.await?.with_context(|| operator.log())?;
     assert!(told.contains("rpc-0"), "{told}");
     let nodes: Api<SeiNode> = Api::namespaced(plane.client(User::Admin)?, "pacific-1");
@@ -294,14 +430,30 @@ async fn installed_by_helm_the_operator_runs_a_node_with_its_own_rights() -> Res
     follow(&shell, "docs/install.md", "With helm")?;
     runs_a_node(&lane, Shell::on(lane.plane())?).await?;
     follow(&shell, "docs/install.md", "Upgrade")?;
+    let get = format!("kubectl --namespace {NAMESPACE} get deployment sei-operator -o json");
+    let deployment: Value = serde_json::from_str(&shell.run(&get)?)?;
+    let image = &deployment["spec"]["template"]["spec"]["containers"][0]["image"];
+    assert_eq!(image, "registry.example.org/sei-operator:0.1.0");
+    follow(&shell, "docs/install.md", "Refuse a second replica")?;
     let policies = shell.run("kubectl get validatingadmissionpolicies --output=name")?;
     assert!(policies.contains("sei-operator-one-replica"), "{policies}");
+    follow(&shell, "docs/security.md", "A token that is worth less")?;
+    let container = shell.run(&format!("{get} | grep sidecar"))?;
+    assert!(container.contains("--sidecar-token-file=/var/run/secrets/sidecar/token"));
+    let caller = json!({ "username": format!("system:serviceaccount:{NAMESPACE}:sidecar-caller") });
+    assert!(may_call_sidecars(&shell, ADMIN, &caller, "pacific-1")?);
     // What is uninstalled leaves the nodes and what they are made of.
-    let told = follow(&shell, "docs/install.md", "Uninstall")?;
-    assert!(told.contains("rpc-0"), "{told}");
-    let left = shell.run("kubectl get deployments,clusterroles,crds --all-namespaces -o name")?;
+    follow(&shell, "docs/install.md", "Uninstall with helm")?;
+    only_nodes_are_left(&shell)
+}
+
+fn only_nodes_are_left(shell: &Shell) -> Result<()> {
+    let left = "deployments,clusterroles,clusterrolebindings,crds,seinodes";
+    let left = shell.run(&format!("kubectl get {left} --all-namespaces -o name"))?;
     assert!(!left.contains("sei-operator"), "{left}");
-    assert!(left.contains("seinodes.sei.io"), "{left}");
+    let definition = "customresourcedefinition.apiextensions.k8s.io/seinodes.sei.io";
+    assert!(left.contains(definition), "{left}");
+    assert!(left.contains("seinode.sei.io/rpc-0"), "{left}");
     Ok(())
 }
 
@@ -310,13 +462,20 @@ async fn installed_by_kustomize_the_operator_runs_a_node_with_its_own_rights() -
     let lane = bare_lane().await?;
     let shell = Shell::on(lane.plane())?;
     follow(&shell, "docs/install.md", "With kustomize")?;
-    runs_a_node(&lane, shell).await
+    runs_a_node(&lane, Shell::on(lane.plane())?).await?;
+    follow(&shell, "docs/install.md", "Uninstall with kustomize")?;
+    only_nodes_are_left(&shell)
 }
 
 /// Without the Go operator itself: its Deployment and what it leaves in a cluster.
 #[tokio::test]
 async fn a_takeover_and_the_way_back_go_as_documented() -> Result<()> {
-    const VARIABLES: &[(&str, &str)] = &[("NAMESPACE", "go-system"), ("DEPLOYMENT", "go-manager")];
+    const VARIABLES: &[(&str, &str)] = &[
+        ("NAMESPACE", "go-system"),
+        ("DEPLOYMENT", "go-manager"),
+        ("NODE_NAMESPACE", "default"),
+        ("NODE", "val"),
+    ];
     let plane = boot().await?;
     let shell = Shell::on(&plane)?.with(VARIABLES);
     shell.run(
@@ -325,11 +484,13 @@ async fn a_takeover_and_the_way_back_go_as_documented() -> Result<()> {
          kubectl --namespace go-system create configmap sei-controller-config \\
            --from-file=config.yaml=deploy/samples/platform.yaml",
     )?;
-    let client = plane.client(User::Admin)?;
-    let mut set = set_of("val", "sei.io/node", 1);
-    set["spec"]["updateStrategy"] = json!({ "type": "OnDelete" });
-    let sets: Api<StatefulSet> = Api::namespaced(client, "default");
-    sets.create(&PostParams::default(), &serde_json::from_value(set)?).await?;
+    let sets: Api<StatefulSet> = Api::namespaced(plane.client(User::Admin)?, "default");
+    for name in ["val", "other"] {
+        let mut set = set_of(name, "sei.io/node", 1);
+        set["spec"]["updateStrategy"] = json!({ "type": "OnDelete" });
+        sets.create(&PostParams::default(), &serde_json::from_value(set)?).await?;
+    }
+    unserved_kinds_are_found(&shell).await?;
     // The role is there already on this plane, and helm does not touch what it has not made.
     shell.run("kubectl delete clusterrole,clusterrolebinding sei-operator")?;
 
@@ -342,10 +503,32 @@ async fn a_takeover_and_the_way_back_go_as_documented() -> Result<()> {
     follow(&shell, "docs/takeover.md", "The first minutes")?;
     follow(&shell, "docs/takeover.md", "Go back")?;
     assert_eq!(shell.run(peer)?, "1");
+    let strategy = async |name: &str| {
+        anyhow::Ok(sets.get(name).await?.spec.update_strategy.and_then(|one| one.type_))
+    };
     follow(&shell, "docs/takeover.md", "What OnDelete leaves behind")?;
-    let strategy = sets.get("val").await?.spec.update_strategy.and_then(|one| one.type_);
-    assert_eq!(strategy.as_deref(), Some("RollingUpdate"));
+    assert_eq!(strategy("val").await?.as_deref(), Some("RollingUpdate"));
+    assert_eq!(strategy("other").await?.as_deref(), Some("OnDelete"));
+    follow(&shell, "docs/takeover.md", "All of them at once")?;
+    assert_eq!(strategy("other").await?.as_deref(), Some("RollingUpdate"));
     Ok(())
+}
+
+/// Also where their definitions are not installed, which is no error.
+async fn unserved_kinds_are_found(shell: &Shell) -> Result<()> {
+    assert_eq!(follow(shell, "docs/takeover.md", "Before")?, "");
+    let definition = json!({ "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition", "metadata": { "name": "seinetworks.sei.io" },
+        "spec": { "group": "sei.io", "scope": "Namespaced",
+            "names": { "kind": "SeiNetwork", "plural": "seinetworks" },
+            "versions": [{ "name": "v1alpha1", "served": true, "storage": true,
+                "schema": { "openAPIV3Schema": { "type": "object" } } }] } });
+    shell.run_with("kubectl apply -f -", &definition.to_string())?;
+    let network = "{apiVersion: sei.io/v1alpha1, kind: SeiNetwork, metadata: {name: demo}}";
+    wait_for("the kind is served", async || Ok(shell.run_with("kubectl apply -f -", network).ok()))
+        .await?;
+    assert_eq!(follow(shell, "docs/takeover.md", "Before")?, "seinetwork.sei.io/demo\n");
+    shell.run("kubectl delete crd seinetworks.sei.io").map(drop)
 }
 
 #[tokio::test]
@@ -354,6 +537,10 @@ async fn the_sample_roles_allow_what_they_say() -> Result<()> {
     let shell = Shell::on(&plane)?;
     let told = follow(&shell, "docs/security.md", "Roles")?;
     assert!(told.ends_with("yes\n"), "{told}");
+    shell.run(
+        "kubectl create clusterrolebinding callers --clusterrole=sei-sidecar-caller \\
+           --group=sidecar-callers",
+    )?;
     for (group, may, what) in [
         ("node-authors", true, "delete seinodes"),
         ("node-authors", true, "get pods --subresource=log"),
@@ -361,18 +548,23 @@ async fn the_sample_roles_allow_what_they_say() -> Result<()> {
         ("node-authors", false, "get secrets"),
         ("node-authors", false, "delete pods"),
         ("node-authors", false, "patch statefulsets --subresource=scale"),
-        ("node-authors", false, "create seinodetasks.sei.io"),
         ("node-authors", false, "create seinodes --namespace=default"),
         ("node-readers", true, "watch seinodes"),
         ("node-readers", true, "list events.events.k8s.io"),
         ("node-readers", false, "patch seinodes"),
         ("node-readers", false, "list secrets"),
+        ("sidecar-callers", false, "get seinodes"),
+        ("sidecar-callers", false, "get secrets"),
     ] {
         let ask = format!(
             "kubectl --namespace=team-a auth can-i {what} --as=anna --as-group={group} || true"
         );
         let answer = shell.run(&ask)?;
         assert_eq!(answer.trim(), if may { "yes" } else { "no" }, "{group}: {what}");
+    }
+    for (group, may) in [("node-authors", false), ("sidecar-callers", true)] {
+        let who = json!({ "username": "anna", "groups": [group] });
+        assert_eq!(may_call_sidecars(&shell, ADMIN, &who, "team-a")?, may, "{group}");
     }
     Ok(())
 }

@@ -182,7 +182,7 @@ fn clone() -> Result<tempfile::TempDir> {
         (tempfile::tempdir()?, concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let repository = PathBuf::from(repository).canonicalize()?;
     std::os::unix::fs::symlink(repository.join("deploy"), folder.path().join("deploy"))?;
-    let example = "crates/sei-plan/testdata/platform/example.yaml";
+    let example = "deploy/samples/platform.yaml";
     ensure!(README.contains(example), "the README names an example");
     std::fs::copy(repository.join(example), folder.path().join("platform.yaml"))?;
     Ok(folder)
@@ -203,10 +203,13 @@ async fn the_readmes_commands_bring_up_a_node_on_ones_own_cluster() -> Result<()
         command
     };
     let lines = commands("README.md", "On your own cluster")?;
-    let lines: Vec<&str> = lines.lines().collect();
-    let [install, run] = lines[..] else { panic!("{lines:?}") };
-    let installed = shell(install).output()?;
+    let at = lines.find("SEI_CONTROLLER_CONFIG=").context("the README runs the operator")?;
+    let (install, run) = lines.split_at(at);
+    let installed = shell(&format!("set -e\n{install}")).output()?;
     assert!(installed.status.success(), "{}", String::from_utf8_lossy(&installed.stderr));
+    // Sidecars listen to nobody else.
+    let token = std::fs::read_to_string(folder.path().join("sidecar-token"))?;
+    lane.kubelet().sidecars().demand_token("default", Some(token.trim()));
 
     // What cargo runs is built already, in another profile; the usual ports may be somebody else's.
     let (metrics, health) = (free_port()?, free_port()?);
@@ -216,8 +219,9 @@ async fn the_readmes_commands_bring_up_a_node_on_ones_own_cluster() -> Result<()
     );
     ensure!(run.contains("exec "), "the README runs it by cargo: {run}");
     let run = format!(
-        "{run} --metrics-bind-address=127.0.0.1:{metrics} \
-         --health-probe-bind-address=127.0.0.1:{health}"
+        "{} --metrics-bind-address=127.0.0.1:{metrics} \
+         --health-probe-bind-address=127.0.0.1:{health}",
+        run.trim_end()
     );
     let child = shell(&run).stderr(Stdio::null()).spawn()?;
     let _operator = Process { child, metrics, health };

@@ -141,7 +141,7 @@ struct Group {
 #[derive(Deserialize)]
 pub(crate) struct Rule {
     pub(crate) alert: String,
-    labels: BTreeMap<String, String>,
+    pub(crate) labels: BTreeMap<String, String>,
     annotations: BTreeMap<String, String>,
 }
 

@@ -132,6 +132,14 @@ async fn a_template_that_is_held_back_does_not_page() -> Result<()> {
     let set = state_metrics(&scraped.play.statefulsets().get("rpc").await?)?;
     now.extend(set.clone());
     pages(&before, &now, [true, true, false])?;
+    // The same for whatever other reason it is not rolled on purpose, and not while it should be.
+    for (reason, is_paged) in
+        [("Held", false), ("Paused", false), ("WaitingForSlot", false), ("BackingOff", true)]
+    {
+        let renamed = |series: &String| series.replace("AdoptedWithDrift", reason);
+        let now = now.iter().map(|(series, value)| (renamed(series), *value)).collect();
+        pages(&before, &now, [true, true, is_paged]).context(reason)?;
+    }
     // The same StatefulSet without anybody who holds it back.
     pages(&before, &set, [true, true, true])?;
     Ok(())
