@@ -460,3 +460,18 @@ fn a_pod_of_our_own_that_never_ran_is_no_adoption() {
     let anothers = stuck.with(|seen| seen.status_mut().last_update = None);
     assert_eq!(started_tasks(&anothers), "none", "nobody knows who made it");
 }
+
+#[test]
+fn a_new_leader_repeats_what_was_told_before() {
+    let halted = running(full_node())
+        .platform("b")
+        .with(|seen| seen.slot = Some(Slot::Halted { by: "ns/bad".into() }));
+    let told = after(&halted);
+    let restarted = halted.with(|seen| {
+        seen.node.status = Some(told.clone());
+        seen.slot = None;
+        seen.rollout.settles_in = Some(Duration::from_secs(90));
+    });
+    assert_eq!(after(&restarted), told, "nothing is written");
+    assert_eq!(plan(&restarted).wake, Some(Duration::from_secs(90)));
+}

@@ -630,3 +630,31 @@ fn a_running_node_whose_pod_nobody_makes_is_stalled() {
     });
     assert_eq!(after(&stopped).blocked, None, "a stopped node has none");
 }
+
+#[test]
+fn a_crash_loop_goes_on_between_two_crashes() {
+    let crashed = running(full_node()).with(|seen| {
+        seen.pods[0].ready = false;
+        seen.pods[0].seid.restarts = 3;
+        seen.pods[0].troubles = vec![Trouble {
+            container: "seid".into(),
+            kind: TroubleKind::Crash,
+            message: "seid: CrashLoopBackOff".into(),
+        }];
+    });
+    let blocked = after(&crashed);
+    let runs_since = |second: i64, ready: bool| {
+        let again = crashed.clone().with(|seen| {
+            seen.node.status = Some(blocked.clone());
+            seen.pods[0].troubles.clear();
+            seen.pods[0].ready = ready;
+            seen.pods[0].seid.running_since = Some(at(0));
+            seen.now = at(second);
+        });
+        after(&again).blocked.map(|one| (one.reason, one.since))
+    };
+    let since = blocked.blocked.as_ref().unwrap().since.clone();
+    assert_eq!(runs_since(10, false), Some(("CrashLooping".to_owned(), since)));
+    assert_eq!(runs_since(300, false), None, "it has outlived the longest back-off");
+    assert_eq!(runs_since(10, true), None);
+}
