@@ -145,7 +145,7 @@ pub(crate) async fn run(
     let candidate = Candidate {
         platform: &platform,
         version: &surroundings.version,
-        budget: budget_of(&platform),
+        budget: Budget::of(&platform.rollout, Timing::default()),
         now: surroundings.now(),
     };
     let mut nodes = Vec::new();
@@ -198,17 +198,6 @@ struct Candidate<'a> {
     version: &'a str,
     budget: Budget,
     now: Timestamp,
-}
-
-fn budget_of(platform: &Platform) -> Budget {
-    let rollout = &platform.rollout;
-    let whole = |number: u32| usize::try_from(number).unwrap_or(1);
-    Budget {
-        limit: whole(rollout.max_concurrent_per_chain),
-        halt_after: whole(rollout.halt_after_failures),
-        ready_deadline: Timing::default().configured(rollout.ready_deadline_seconds),
-        outage: Timing::default().outage(),
-    }
 }
 
 async fn look_ahead(node: &SeiNode, sight: &Sight, candidate: &Candidate<'_>) -> order::Contender {

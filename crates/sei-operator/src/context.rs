@@ -63,14 +63,7 @@ impl Context {
 
     /// The platform's figures for rolls that nobody asked for on the node itself.
     pub fn budget(&self) -> Budget {
-        let rollout = &self.platform.rollout;
-        let whole = |number: u32| usize::try_from(number).unwrap_or(1);
-        Budget {
-            limit: whole(rollout.max_concurrent_per_chain),
-            halt_after: whole(rollout.halt_after_failures),
-            ready_deadline: self.timing.configured(rollout.ready_deadline_seconds),
-            outage: self.timing.outage(),
-        }
+        Budget::of(&self.platform.rollout, self.timing)
     }
 
     /// Every node that could be decoded, in a fixed order.

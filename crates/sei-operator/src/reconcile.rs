@@ -233,12 +233,7 @@ impl Run {
     }
 
     async fn perform(&self, request: &Request) -> Outcome {
-        let starts = match request {
-            Request::CreateStatefulSet(_) => true,
-            Request::PatchStatefulSet(patch) => patch["spec"]["replicas"] == 1,
-            _ => false,
-        };
-        if !starts {
+        if !request.starts_a_pod() {
             return self.cluster.perform(request).await;
         }
         let live = match self.still_wanted().await {

@@ -17,6 +17,9 @@ use sei_api::status::{LastUpdate, PendingUpdate, SeiNodePhase, SeiNodeStatus, Up
 
 use crate::observation::Slot;
 use crate::planner::later;
+use crate::platform::Rollout;
+use crate::signers;
+use crate::timing::Timing;
 use crate::view::PodView;
 
 /// The platform's figures.
@@ -30,6 +33,19 @@ pub struct Budget {
     pub ready_deadline: Duration,
     /// How long a node must not have been Ready to lose nothing by being replaced.
     pub outage: Duration,
+}
+
+impl Budget {
+    /// As the platform has them.
+    pub fn of(rollout: &Rollout, timing: Timing) -> Self {
+        let whole = |number: u32| usize::try_from(number).unwrap_or(1);
+        Self {
+            limit: whole(rollout.max_concurrent_per_chain),
+            halt_after: whole(rollout.halt_after_failures),
+            ready_deadline: timing.configured(rollout.ready_deadline_seconds),
+            outage: timing.outage(),
+        }
+    }
 }
 
 /// A node as its chain's budget sees it.
@@ -60,10 +76,8 @@ pub enum Standing {
 impl Member {
     /// A node with its pod, as they are now.
     pub fn of(node: &SeiNode, pod: Option<&PodView>, budget: &Budget, now: Timestamp) -> Self {
-        let namespace = node.metadata.namespace.as_deref().unwrap_or_default();
-        let name = node.metadata.name.as_deref().unwrap_or_default();
         Self {
-            name: format!("{namespace}/{name}"),
+            name: signers::named(node),
             signs: node.spec.signs(),
             is_out: pod.is_some_and(|pod| is_out(pod, budget, now)),
             standing: standing(node, pod, budget, now),

@@ -41,6 +41,17 @@ pub enum Request {
     Sidecar(SidecarRequest),
 }
 
+impl Request {
+    /// Whether it may start a pod where there was none.
+    pub fn starts_a_pod(&self) -> bool {
+        match self {
+            Self::CreateStatefulSet(_) => true,
+            Self::PatchStatefulSet(patch) => patch["spec"]["replicas"] == 1,
+            _ => false,
+        }
+    }
+}
+
 /// What to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Read {

@@ -4,6 +4,7 @@ use std::cmp::Ordering;
 
 use sei_plan::budget::{self, Budget, Member, Standing};
 use sei_plan::observation::Slot;
+use sei_plan::planner::HALTED;
 
 use super::{Effect, Forecast};
 
@@ -74,9 +75,7 @@ fn waits_for(one: &Contender, nodes: &[Contender], budget: &Budget) -> Option<St
         .map(|other| other.member.clone())
         .collect();
     match budget::grant(&one.member, &others, budget) {
-        Slot::Halted { by } => {
-            Some(format!("the chain's rolls are halted: the roll of {by} failed"))
-        }
+        Slot::Halted { by } => Some(format!("{HALTED}: the roll of {by} failed")),
         Slot::Taken { by } => Some(format!("waits: {by}")),
         Slot::Granted | Slot::InLine { .. } => None,
     }
