@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{Effects, Next, done, fail, in_bootstrap, kind_of, not_ours, read, request, wait};
 use crate::adoption::template_of_revision;
-use crate::request::{Failure, Read, Request};
+use crate::request::{Read, Request};
 use crate::seen::{CONFIG_MAP, Look, PodTry, SERVICE, Seen};
 use crate::view::StatefulSetView;
 
@@ -114,9 +114,6 @@ fn set_template(
 }
 
 fn create(plan: &TaskPlan, seen: &Seen, template: Option<Value>) -> Next {
-    if matches!(seen.failure, Some(Failure::Exists)) {
-        return wait(None, "the StatefulSet appeared meanwhile");
-    }
     if !seen.identity_is_stored {
         // Of two nodes with one key each must be able to see the other before either starts.
         return wait(None, "whom the node signs as is recorded first");

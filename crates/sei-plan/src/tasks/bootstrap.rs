@@ -3,7 +3,7 @@
 use sei_api::condition::Reason;
 
 use super::{Next, done, fail, read, request, wait, wait_and_poll};
-use crate::request::{Failure, Read, Request};
+use crate::request::{Read, Request};
 use crate::seen::{Look, Seen};
 use crate::view::JobState;
 
@@ -15,7 +15,6 @@ pub(super) fn step_service(seen: &Seen) -> Next {
         Look::Live(Some(_)) => {
             wait(Reason::FieldConflict, "a Service of this name is controlled by another object")
         }
-        Look::Live(None) if matches!(seen.failure, Some(Failure::Exists)) => read(Read::Service),
         Look::Live(None) => request(Request::CreateService(Box::new(bootstrap.service.clone()))),
         Look::Unread | Look::Cached(_) => read(Read::Service),
     }

@@ -4,9 +4,9 @@ use sei_api::condition::{ConditionType, Reason, Truth, Verdict};
 use sei_api::names::{annotation, data_claim};
 use sei_api::status::ClaimRef;
 
-use super::{Effects, Failed, Next, Waiting, bounded, fail, read, request, wait, wait_and_poll};
+use super::{Effects, Failed, Next, Waiting, bounded, fail, read, request, wait};
 use crate::quantity::Quantity;
-use crate::request::{ClaimView, Failure, Read, Request};
+use crate::request::{ClaimView, Read, Request};
 use crate::seen::{Look, Seen};
 
 pub(super) fn step(seen: &Seen) -> Next {
@@ -35,9 +35,6 @@ fn step_own(seen: &Seen) -> Next {
             "claim {name} already exists and is not owned by this node: import it with \
              spec.dataVolume.import.pvcName, or delete it"
         )),
-        None if matches!(seen.failure, Some(Failure::Exists)) => {
-            wait_and_poll(seen, None, format!("claim {name} was created concurrently"))
-        }
         None => create(&name, seen),
     }
 }

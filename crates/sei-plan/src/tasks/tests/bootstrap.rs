@@ -96,14 +96,6 @@ fn a_service_that_is_there_counts_if_it_is_this_nodes() {
                 "wait FieldConflict: …",
             ),
             ("cached", |world| world.seen.service = Look::Cached(Some(service())), "read Service"),
-            (
-                "created meanwhile",
-                |world| {
-                    world.seen.service = Look::Live(None);
-                    world.seen.failure = Some(Failure::Exists);
-                },
-                "read Service",
-            ),
         ],
     );
     let mut world = at(T::DeployBootstrapService);
