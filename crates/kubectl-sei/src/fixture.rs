@@ -88,6 +88,7 @@ pub(crate) fn pending(node: SeiNode, state: UpdateState, reason: &str, why: &str
         changes: vec![change],
         attempts: None,
         next_attempt_at: None,
+        halted_by: None,
         refused_approval: None,
     });
     node

@@ -144,6 +144,9 @@ pub struct PendingUpdate {
     /// When it is tried again after a failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_attempt_at: Option<Time>,
+    /// The nodes, with their namespaces, whose failed rolls keep the chain waiting.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub halted_by: Option<String>,
     /// An approval that was given for another target and counts for nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused_approval: Option<String>,

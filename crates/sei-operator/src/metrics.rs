@@ -28,7 +28,6 @@ use sei_api::status::{Cause, PendingUpdate, SeiNodePhase, UpdateOutcome, UpdateS
 use sei_api::task::TaskType;
 use sei_api::{SeiNode, SeiNodeStatus, TaskPlan};
 use sei_exec::sidecar::Health;
-use sei_plan::planner::HALTED;
 
 /// Value of the label `controller`: the peer has several, and tells them apart by it.
 const CONTROLLER: &str = "seinode";
@@ -374,13 +373,12 @@ impl NodeWords {
 
 impl UpdateWords {
     fn of(update: &PendingUpdate) -> Self {
-        let why = update.reason.as_deref().unwrap_or_default();
         Self {
             cause: cause_word(update.cause),
             state: state_word(update.state),
             since_seconds: update.since.0.as_second(),
             failed_attempts: i64::from(update.attempts.unwrap_or(0)),
-            is_halted: update.state == UpdateState::Queued && why.starts_with(HALTED),
+            is_halted: update.halted_by.is_some(),
         }
     }
 }

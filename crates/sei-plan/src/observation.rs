@@ -120,6 +120,16 @@ pub enum Slot {
     },
 }
 
+impl Slot {
+    /// Whose failed roll keeps the chain waiting.
+    pub fn halted_by(&self) -> Option<&str> {
+        match self {
+            Self::Halted { by } => Some(by),
+            Self::Granted | Self::Taken { .. } | Self::InLine { .. } => None,
+        }
+    }
+}
+
 impl Observation {
     pub fn status(&self) -> &SeiNodeStatus {
         static EMPTY: std::sync::LazyLock<SeiNodeStatus> =

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use sei_plan::budget::{self, Budget, Member, Standing};
 use sei_plan::observation::Slot;
-use sei_plan::planner::HALTED;
+use sei_plan::planner::halted;
 
 use super::{Effect, Forecast};
 
@@ -75,7 +75,7 @@ fn waits_for(one: &Contender, nodes: &[Contender], budget: &Budget) -> Option<St
         .map(|other| other.member.clone())
         .collect();
     match budget::grant(&one.member, &others, budget) {
-        Slot::Halted { by } => Some(format!("{HALTED}: the roll of {by} failed")),
+        Slot::Halted { by } => Some(halted(&by)),
         Slot::Taken { by } => Some(format!("waits: {by}")),
         Slot::Granted | Slot::InLine { .. } => None,
     }

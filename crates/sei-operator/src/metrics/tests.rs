@@ -398,7 +398,7 @@ fn halted(name: &str) -> SeiNode {
             "pendingUpdate": {
                 "targetHash": "v1:b", "baseInputsHash": "x", "cause": "Operator",
                 "state": "Queued", "since": "2026-08-05T10:00:00Z", "attempts": 2,
-                "reason": format!("{HALTED}: the roll of sei/a failed"),
+                "haltedBy": "sei/a",
             },
         }),
     )

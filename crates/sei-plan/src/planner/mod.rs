@@ -35,7 +35,7 @@ pub(crate) mod fixture;
 mod tests;
 
 pub use note::Note;
-pub use running::HALTED;
+pub use running::halted;
 
 /// What is to be done about a node.
 #[derive(Clone, Debug, Default, PartialEq)]

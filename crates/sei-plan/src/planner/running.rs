@@ -182,8 +182,8 @@ fn differs(
     }
     let words = explain(&changes);
     let cause = difference.cause;
-    let permit = drift::permit(observation, wanted, difference);
-    let (state, why) = match permit {
+    let mut halted_by = None;
+    let (state, why) = match drift::permit(observation, wanted, difference) {
         Permit::Go { takes_slot } => {
             set_drift(decision, Truth::True, Reason::Rolling, &words);
             set_update(
@@ -219,6 +219,7 @@ fn differs(
                 let soon = observation.timing.poll() * 6;
                 decision.wake = Some(decision.wake.map_or(soon, |wake| wake.min(soon)));
             }
+            halted_by = slot.halted_by().map(str::to_owned);
             (UpdateState::Queued, queued(&slot, decision))
         }
         Permit::Settling(left) => {
@@ -226,6 +227,7 @@ fn differs(
             let before = observation.status().pending_update.as_ref().filter(|pending| {
                 pending.state == UpdateState::Queued && pending.target_hash == wanted.hash
             });
+            halted_by = before.and_then(|pending| pending.halted_by.clone());
             let why = before
                 .and_then(|pending| pending.reason.clone())
                 .unwrap_or_else(|| "waits until the operator has settled as leader".to_owned());
@@ -238,12 +240,9 @@ fn differs(
             (UpdateState::Retrying, backs_off(attempts, seconds, decision))
         }
     };
-    decision.pending_update = Some(pending(observation, wanted, cause, state, &why, changes));
+    let update = pending(observation, wanted, cause, state, &why, changes);
+    decision.pending_update = Some(PendingUpdate { halted_by, ..update });
 }
-
-/// How the reason of a pending update begins that waits because another node's roll failed. What
-/// counts such nodes goes by it.
-pub const HALTED: &str = "the chain's rolls are halted";
 
 /// Says that an update waits after failures. It does not name the seconds left: they would change
 /// with every look.
@@ -281,13 +280,16 @@ fn queued(slot: &Slot, decision: &mut Decision) -> String {
             );
             (Note::WaitsForSlot { by: "others go first".to_owned() }, why)
         }
-        Slot::Halted { by } => {
-            (Note::ChainHalted { by: by.clone() }, format!("{HALTED}: the roll of {by} failed"))
-        }
+        Slot::Halted { by } => (Note::ChainHalted { by: by.clone() }, halted(by)),
     };
     set_drift(decision, Truth::True, Reason::WaitingForSlot, &why);
     decision.report.push(note);
     why
+}
+
+/// Why a node waits whose chain is halted.
+pub fn halted(by: &str) -> String {
+    format!("the chain's rolls are halted: the roll of {by} failed")
 }
 
 fn refuse_other_approvals(observation: &Observation, wanted: &Wanted, decision: &mut Decision) {
@@ -368,6 +370,7 @@ pub(super) fn pending(
         changes: cut_changes(changes).0,
         attempts: same.and_then(|pending| pending.attempts),
         next_attempt_at: same.and_then(|pending| pending.next_attempt_at.clone()),
+        halted_by: None,
         refused_approval: observation
             .approved()
             .filter(|given| *given != wanted.hash && !is_spent(observation, given))

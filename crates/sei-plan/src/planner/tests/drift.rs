@@ -237,6 +237,10 @@ fn a_change_of_the_operator_takes_its_turn() {
         changed.clone().with(|seen| seen.slot = Some(Slot::Halted { by: "ns/bad".into() }));
     assert_eq!(started_tasks(&halted), "none");
     assert!(report(&halted).contains("the roll of ns/bad failed"));
+    let told = after(&halted).pending_update.unwrap();
+    assert_eq!(told.halted_by.as_deref(), Some("ns/bad"));
+    let taken = changed.clone().with(|seen| seen.slot = Some(Slot::Taken { by: "ns/x".into() }));
+    assert_eq!(after(&taken).pending_update.unwrap().halted_by, None);
     let unsettled =
         changed.clone().with(|seen| seen.rollout.settles_in = Some(Duration::from_secs(9)));
     assert_eq!(started_tasks(&unsettled), "none");
