@@ -1,17 +1,10 @@
 //! A scenario: a namespace, an operator of its own, and what people and machines do to nodes.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
-
 use anyhow::{Context as _, Result, ensure};
-use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, Service};
 use k8s_openapi::api::events::v1::Event;
-use kube::ResourceExt as _;
-use kube::api::{
-    Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams,
-};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use sei_api::SeiNode;
 use sei_api::condition::{self, ConditionType};
 use sei_api::status::{SeiNodePhase, SeiNodeStatus};
@@ -30,18 +23,6 @@ pub struct Play {
     pub operator: Option<Operator>,
     /// Waits for what must happen, and tells why it did not.
     world: World,
-    witness: Arc<Mutex<Witness>>,
-}
-
-/// What was seen by somebody who is not the operator.
-#[derive(Default)]
-struct Witness {
-    /// Uids of pods, in the order of their appearance, by node.
-    pods: Vec<(String, String)>,
-    /// Images that a pod of a node was seen running.
-    ran: BTreeSet<(String, String)>,
-    /// What was claimed to run and had not been seen running.
-    lies: Vec<String>,
 }
 
 impl Play {
@@ -84,16 +65,13 @@ impl Play {
     }
 
     pub async fn open_without_operator(name: &str) -> Result<Self> {
-        Self::open_on(scene(name).await?).await
+        Ok(Self::open_on(scene(name).await?))
     }
 
     /// Opens a scenario in this scene, without an operator.
-    pub async fn open_on(scene: Scene) -> Result<Self> {
+    pub fn open_on(scene: Scene) -> Self {
         let world = World::of(scene.lane.clone(), scene.admin.clone(), scene.namespace.clone());
-        let play = Self { scene, operator: None, world, witness: Arc::default() };
-        play.watch_pods().await?;
-        play.watch_nodes().await?;
-        Ok(play)
+        Self { scene, operator: None, world }
     }
 
     pub fn nodes(&self) -> Api<SeiNode> {
@@ -143,50 +121,6 @@ impl Play {
     /// The operator's requests about this scenario from now on.
     pub fn requests(&self) -> Requests {
         Requests { log: self.scene.plane().audit(), namespace: self.scene.namespace.clone() }
-    }
-
-    async fn watch_pods(&self) -> Result<()> {
-        let stream = self.pods().watch(&WatchParams::default(), "0").await?.boxed();
-        let witness = self.witness.clone();
-        tokio::spawn(async move {
-            let mut stream = stream;
-            while let Ok(Some(event)) = stream.try_next().await {
-                if let WatchEvent::Added(pod) | WatchEvent::Modified(pod) = event {
-                    note_pod(&witness, &pod);
-                }
-            }
-        });
-        Ok(())
-    }
-
-    async fn watch_nodes(&self) -> Result<()> {
-        let stream = self.nodes().watch(&WatchParams::default(), "0").await?.boxed();
-        let witness = self.witness.clone();
-        let pods = self.pods();
-        tokio::spawn(async move {
-            let mut stream = stream;
-            let mut claimed = BTreeSet::new();
-            while let Ok(Some(event)) = stream.try_next().await {
-                let (WatchEvent::Added(node) | WatchEvent::Modified(node)) = event else {
-                    continue;
-                };
-                let image = node.status.as_ref().and_then(|one| one.current_image.clone());
-                let Some(image) = image else { continue };
-                if !claimed.insert((node.name_any(), image.clone())) {
-                    continue;
-                }
-                // The two watches race; what the server has now settles it.
-                if let Ok(Some(pod)) = pods.get_opt(&format!("{}-0", node.name_any())).await {
-                    note_pod(&witness, &pod);
-                }
-                let mut witness = witness.lock().unwrap_or_else(PoisonError::into_inner);
-                if !witness.ran.contains(&(node.name_any(), image.clone())) {
-                    let name = node.name_any();
-                    witness.lies.push(format!("{name} claims {image}, which was not seen running"));
-                }
-            }
-        });
-        Ok(())
     }
 
     /// Makes a node of this name and spec.
@@ -360,8 +294,7 @@ impl Play {
 
     /// How many pods a node has had so far.
     pub fn pods_seen(&self, name: &str) -> usize {
-        let witness = self.witness.lock().unwrap_or_else(PoisonError::into_inner);
-        witness.pods.iter().filter(|(node, _)| node == name).count()
+        self.world.pod_uids_seen(name).len()
     }
 
     /// Waits until the operator has stopped at a write, or else has done all there is to do for this
@@ -393,17 +326,10 @@ impl Play {
         all.iter().filter(|one| one.task_type == task).count()
     }
 
-    /// What was claimed of pods was so when it was claimed, says the lane's own witness.
-    pub async fn ensure_true(&self) -> Result<()> {
-        let lies = self.scene.lane.truth().violations(&self.scene.namespace).await;
+    /// Ends the scenario: whatever image a node was said to run, a pod had been seen running it.
+    pub async fn close(self) -> Result<()> {
+        let lies = self.world.violations().await;
         ensure!(lies.is_empty(), "{lies:?}");
-        Ok(())
-    }
-
-    /// Ends the scenario: nothing was claimed that was not seen.
-    pub fn close(self) -> Result<()> {
-        let witness = self.witness.lock().unwrap_or_else(PoisonError::into_inner);
-        ensure!(witness.lies.is_empty(), "{:?}", witness.lies);
         Ok(())
     }
 }
@@ -432,19 +358,6 @@ impl Requests {
 pub fn listed(requests: &[AuditEntry]) -> String {
     let line = |one: &AuditEntry| format!("{} {} {} {}", one.at, one.code, one.verb, one.uri);
     requests.iter().map(line).collect::<Vec<_>>().join("\n")
-}
-
-fn note_pod(witness: &Mutex<Witness>, pod: &Pod) {
-    let view = PodView::from(pod);
-    let Some(node) = pod.labels().get("sei.io/node").cloned() else { return };
-    let mut witness = witness.lock().unwrap_or_else(PoisonError::into_inner);
-    let seen = (node.clone(), view.uid.clone());
-    if !witness.pods.contains(&seen) {
-        witness.pods.push(seen);
-    }
-    if view.seid.has_run && !view.seid.image_id.is_empty() {
-        witness.ran.insert((node, view.seid.image));
-    }
 }
 
 /// A condition as `Status/Reason: message`.

@@ -179,7 +179,7 @@ async fn take_over(name: &str, foreign: bool) -> Result<()> {
     assert_eq!(look(&play, &others).await?, untouched, "that one only");
     let pod = play.pods().get("rpc00-0").await?.spec.context("has a spec")?;
     assert_eq!(pod.termination_grace_period_seconds, Some(120), "and it is ours now");
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]

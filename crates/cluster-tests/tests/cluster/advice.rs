@@ -48,7 +48,7 @@ async fn a_chain_upgrade_goes_as_it_is_written() -> Result<()> {
     play.settled("rpc").await?;
     let pod = play.until_pod("rpc", "it is ready", |pod| pod.ready).await?;
     assert_eq!(pod.seid.image, "seid:v2");
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -59,5 +59,5 @@ async fn what_is_advised_when_a_rollout_does_not_move_can_be_typed() -> Result<(
     follow_all(&shell, "docs/troubleshooting.md", &play.scene.namespace)?;
     let annotations = play.node("rpc").await?.metadata.annotations.unwrap_or_default();
     assert!(annotations.contains_key("sei.io/retry"), "{annotations:?}");
-    play.close()
+    play.close().await
 }

@@ -131,7 +131,7 @@ async fn an_image_that_cannot_be_pulled_stalls_its_node_and_that_is_told() -> Re
     let at = [(healthy, vec![]), (pending, vec![]), (firing, vec![fires.clone()])];
     recording.check_alerts(&[file(ALERTS)], &at)?;
     check(before, during, after, vec![fires])?;
-    scraped.play.close()
+    scraped.play.close().await
 }
 
 /// The same from another process.
@@ -180,7 +180,7 @@ async fn a_spec_that_cannot_be_carried_out_is_told_and_wakes_nobody() -> Result<
         check(before.clone(), during, after.clone(), vec![fires])
             .with_context(|| reason.to_string())?;
     }
-    scraped.play.close()
+    scraped.play.close().await
 }
 
 #[test]
@@ -218,7 +218,7 @@ async fn a_first_start_that_failed_for_good_is_told() -> Result<()> {
     let after = scraped.until(HEALTHY).await?;
     let fires = of_node("SeiNodeFailed", scraped.namespace(), "rpc", "1");
     check(before, during, after, vec![fires])?;
-    scraped.play.close()
+    scraped.play.close().await
 }
 
 #[tokio::test]
@@ -244,7 +244,7 @@ async fn an_update_that_fails_is_told() -> Result<()> {
     let after = scraped.until(HEALTHY).await?;
     let fires = of_node("SeiNodeUpdateFailing", scraped.namespace(), "rpc", &attempts);
     check(before, during, after, vec![fires])?;
-    scraped.play.close()
+    scraped.play.close().await
 }
 
 /// The platform with another image of the sidecar: every node differs, and nobody asked for it.
@@ -278,7 +278,7 @@ async fn an_update_that_is_held_for_more_than_a_day_is_told() -> Result<()> {
     let fires = of_node("SeiNodeUpdateHeld", scraped.namespace(), "rpc", "1d 0h 29m 0s");
     let at = [(soon, vec![]), (almost, vec![]), (over, vec![fires]), (later, vec![])];
     recording.check_alerts(&[file(ALERTS)], &at)?;
-    scraped.play.close()
+    scraped.play.close().await
 }
 
 #[tokio::test]
@@ -316,7 +316,7 @@ async fn a_failed_roll_that_halts_its_chain_is_told() -> Result<()> {
         value: "2".to_owned(),
     };
     check(before, during, after, vec![of_stalled, of_chain])?;
-    scraped.play.close()
+    scraped.play.close().await
 }
 
 #[tokio::test]
@@ -338,7 +338,7 @@ async fn a_sidecar_that_does_not_answer_is_told() -> Result<()> {
     let after = scraped.until(&[HEALTHY, &[new]].concat()).await?;
     let of = |name| of_node("SeiNodeSidecarUnreachable", scraped.namespace(), name, "1");
     check(before, during, after, vec![of("rpc"), of("new")])?;
-    scraped.play.close()
+    scraped.play.close().await
 }
 
 /// An alert without a proof here would be one that nobody has seen firing.

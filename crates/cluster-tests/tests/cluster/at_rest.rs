@@ -104,7 +104,7 @@ async fn fifty_nodes_at_rest_cost_no_request_and_a_restart_no_write() -> Result<
     let mut after = versions(&play).await?;
     after.retain(|name, _| !name.contains("later"));
     assert_eq!(after, before);
-    play.close()
+    play.close().await
 }
 
 /// Updates a node's image and returns what that cost. Progress of a roll that takes long is stored
@@ -142,7 +142,7 @@ async fn an_image_update_costs_ten_requests_at_most() -> Result<()> {
     play.run("rpc", rpc("seid:v1")).await?;
     let all = requests_of_update(&play, "rpc").await?;
     assert!(all.len() <= 10, "{} requests:\n{}", all.len(), listed(&all));
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -153,5 +153,5 @@ async fn an_image_update_of_a_signer_costs_a_few_requests_more() -> Result<()> {
     let all = requests_of_update(&play, "val").await?;
     // Its two keys are looked at, and its StatefulSet is read live each time.
     assert!(all.len() <= 14, "{} requests:\n{}", all.len(), listed(&all));
-    play.close()
+    play.close().await
 }

@@ -73,6 +73,5 @@ async fn an_update_that_fails_ten_times_waits_longer_each_time_until_it_succeeds
     failed(&play, 1).await?;
     play.sidecars().release(&namespace, "rpc", "config-validate");
     play.settled("rpc").await?;
-    play.ensure_true().await?;
-    play.close()
+    play.close().await
 }

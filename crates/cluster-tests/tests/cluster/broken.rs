@@ -18,7 +18,7 @@ async fn a_bad_image_at_creation_is_corrected_by_an_edit() -> Result<()> {
     play.settled("rpc").await?;
     play.until_not_stalled("rpc").await?;
     assert_eq!(play.pods_seen("rpc"), 2);
-    play.close()
+    play.close().await
 }
 
 /// An update of a node whose sidecar is like this.
@@ -31,7 +31,7 @@ async fn update_past(name: &str, behaviour: Behaviour) -> Result<()> {
     play.set_image("rpc", "seid:v2").await?;
     play.settled("rpc").await?;
     assert_eq!(play.pods_seen("rpc"), 2);
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -58,7 +58,7 @@ async fn a_pod_that_does_not_end_is_told_and_the_update_goes_on_when_it_does() -
     play.settled("rpc").await?;
     play.until_not_stalled("rpc").await?;
     assert_eq!(play.pods_seen("rpc"), 2);
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -71,7 +71,7 @@ async fn a_pod_without_room_is_told() -> Result<()> {
     play.settled("rpc").await?;
     play.until_not_stalled("rpc").await?;
     assert_eq!(play.pods_seen("rpc"), 1);
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -96,7 +96,7 @@ async fn a_configuration_that_is_refused_fails_the_update_until_it_is_good() -> 
     play.sidecars().release(&namespace, "rpc", "config-validate");
     play.settled("rpc").await?;
     assert_eq!(play.pods_seen("rpc"), 2);
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -120,7 +120,7 @@ async fn one_hanging_sidecar_does_not_keep_twenty_others_from_rolling() -> Resul
     play.lift(rule);
     play.settled("rpc-0").await?;
     assert_eq!(play.pods_seen("rpc-0"), 2);
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -136,5 +136,5 @@ async fn a_sidecar_that_restarts_in_place_gets_its_gate_opened_again() -> Result
     assert_eq!(play.sidecars().gate_openings(&namespace, "rpc").len(), openings + 1);
     play.settled("rpc").await?;
     assert_eq!(play.uid("rpc").await?, before);
-    play.close()
+    play.close().await
 }

@@ -44,7 +44,7 @@ async fn an_operator_killed_at_any_moment_ends_what_it_began() -> Result<()> {
         settled.with_context(|| format!("killed after {moment:?}, round {round}"))?;
         assert_eq!(play.pods_seen("rpc"), round + 1, "killed after {moment:?}");
     }
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -61,8 +61,7 @@ async fn five_edits_at_random_moments_end_on_the_last() -> Result<()> {
     play.settled("rpc").await.with_context(|| format!("edited after {told:?}"))?;
     assert_eq!(play.until_pod_of("rpc", "seid:v5").await?.uid, play.uid("rpc").await?);
     assert!(play.pods_seen("rpc") <= 6, "{} pods, edited after {told:?}", play.pods_seen("rpc"));
-    play.ensure_true().await?;
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -77,7 +76,7 @@ async fn an_operator_killed_ten_times_during_a_creation_ends_it() -> Result<()> 
     }
     play.settled("val").await?;
     assert_eq!(play.pods_seen("val"), 1);
-    play.close()
+    play.close().await
 }
 
 /// How many events there are about the two nodes.
@@ -123,7 +122,7 @@ async fn an_operator_started_over_nodes_at_rest_writes_nothing() -> Result<()> {
         );
         assert_eq!(play.status(&name).await?.phase, old.status.and_then(|one| one.phase));
     }
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -138,7 +137,7 @@ async fn two_operators_at_once_do_no_harm() -> Result<()> {
     play.set_image("rpc", "seid:v3").await?;
     play.settled("rpc").await?;
     assert_eq!(play.pods_seen("rpc"), 3);
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -154,13 +153,13 @@ async fn a_status_wiped_in_the_middle_of_an_update_ends_right() -> Result<()> {
     })
     .await?;
     assert!(play.pods_seen("rpc") <= 3, "{} pods", play.pods_seen("rpc"));
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
 async fn a_server_restarted_in_the_middle_of_a_roll_keeps_nothing_from_arriving() -> Result<()> {
     let lane = Arc::new(Lane::start(boot().await?)?);
-    let mut play = Play::open_on(scene_on(lane, "server").await?).await?;
+    let mut play = Play::open_on(scene_on(lane, "server").await?);
     play.start_operator(SPEED).await?;
     let names: Vec<String> = (0..4).map(|one| format!("rpc-{one}")).collect();
     for name in &names {
@@ -191,5 +190,5 @@ async fn a_server_restarted_in_the_middle_of_a_roll_keeps_nothing_from_arriving(
     play.set_image(&names[0], "seid:v3").await?;
     play.settled(&names[0]).await?;
     assert!(!uids.contains(&play.uid(&names[0]).await?));
-    Ok(())
+    play.close().await
 }

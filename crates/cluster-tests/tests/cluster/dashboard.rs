@@ -46,7 +46,7 @@ async fn every_panel_shows_something_of_a_real_run() -> Result<()> {
     let held = "seinode_drifted{NS,name=\"held\",reason=\"Paused\"} 1";
     let minute = recording.hold(scraped.until(&[stalled, held]).await?, 5);
     recording.check_queries(minute, &queries(&dashboard)?)?;
-    scraped.play.close()
+    scraped.play.close().await
 }
 
 #[test]

@@ -24,7 +24,7 @@ async fn a_deleted_service_comes_back() -> Result<()> {
     .await?;
     assert_eq!(after.spec.context("has a spec")?.selector, before.spec.context("has")?.selector);
     assert_eq!(play.uid("rpc").await?, pod);
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -39,7 +39,7 @@ async fn an_edited_service_comes_back() -> Result<()> {
         Ok((now.selector == before.selector).then_some(()))
     })
     .await?;
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -54,7 +54,7 @@ async fn a_deleted_config_map_comes_back() -> Result<()> {
     })
     .await?;
     assert_eq!(after.data, before.data);
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -70,7 +70,7 @@ async fn an_edited_config_map_comes_back() -> Result<()> {
         Ok((now == before).then_some(()))
     })
     .await?;
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -89,7 +89,7 @@ async fn a_deleted_statefulset_comes_back_with_the_same_image() -> Result<()> {
     assert_eq!(next.await?.seid.image, "seid:v1");
     play.settled("rpc").await?;
     assert!(play.pods_seen("rpc") <= 2, "{} pods", play.pods_seen("rpc"));
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -108,7 +108,7 @@ async fn a_statefulset_deleted_without_its_pod_takes_the_pod_over() -> Result<()
     play.until_pod("rpc", "it is its pod", |one| one.controller.as_ref() == Some(&owner)).await?;
     play.settled("rpc").await?;
     assert_eq!(play.uid("rpc").await?, pod);
-    play.close()
+    play.close().await
 }
 
 async fn patch_set(play: &Play, patch: Value) -> Result<StatefulSet> {
@@ -133,7 +133,7 @@ async fn two_replicas_by_hand_are_set_to_one_again() -> Result<()> {
     .await?;
     play.settled("rpc").await?;
     assert_eq!(play.uid("rpc").await?, before);
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -149,7 +149,7 @@ async fn a_rolling_update_by_hand_is_set_right_and_restarts_nothing() -> Result<
     .await?;
     play.settled("rpc").await?;
     assert_eq!(play.uid("rpc").await?, before);
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -174,7 +174,7 @@ async fn a_template_edited_by_hand_is_put_back_and_restarts_nothing() -> Result<
     play.evict("rpc").await?;
     let next = play.until_pod("rpc", "another one runs", |one| one.uid != pod && one.seid.started);
     assert_eq!(next.await?.seid.image, "seid:v1");
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -194,7 +194,7 @@ async fn a_wiped_status_comes_back_and_restarts_nothing() -> Result<()> {
     assert_eq!(after.last_update, None);
     play.settled("rpc").await?;
     assert_eq!(play.uid("rpc").await?, pod);
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -233,5 +233,5 @@ async fn an_evicted_pod_gets_its_gate_opened_soon() -> Result<()> {
     play.settled("rpc").await?;
     assert_eq!(play.status("rpc").await?.last_update, None);
     assert_eq!(play.pods_seen("rpc"), 2);
-    play.close()
+    play.close().await
 }

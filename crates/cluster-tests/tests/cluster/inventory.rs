@@ -43,7 +43,7 @@ async fn a_validator_is_one_replica_behind_a_headless_service() -> Result<()> {
     let service = play.services().get("val").await?.spec.context("has a spec")?;
     assert_eq!(service.cluster_ip.as_deref(), Some("None"));
     assert_eq!(play.status("val").await?.endpoint, None);
-    play.close()
+    play.close().await
 }
 
 // N3, N5, N7, N9
@@ -69,7 +69,7 @@ async fn a_full_node_has_a_volume_a_finalizer_and_an_endpoint() -> Result<()> {
     play.set_image("rpc", "seid:v2").await?;
     play.settled("rpc").await?;
     assert_eq!(play.status("rpc").await?.endpoint, Some(endpoint));
-    play.close()
+    play.close().await
 }
 
 // N16, N17, N26
@@ -111,7 +111,7 @@ async fn a_new_nodes_sidecar_gets_its_tasks_in_their_order() -> Result<()> {
             endpoint(&play, name).await?;
         }
     }
-    play.close()
+    play.close().await
 }
 
 // N12, N13
@@ -138,7 +138,7 @@ async fn a_closed_gate_is_told_of_a_running_node_only() -> Result<()> {
         says(status, ConditionType::SidecarReady).starts_with("True")
     })
     .await?;
-    play.close()
+    play.close().await
 }
 
 // N18
@@ -167,7 +167,7 @@ async fn a_restore_that_fails_fails_the_node_and_nothing_more_is_asked() -> Resu
     assert_eq!(play.sidecars().submissions(&namespace, "rpc").len(), before);
     play.edit("rpc", json!({ "metadata": { "annotations": { "sei.io/retry": "1" } } })).await?;
     play.settled("rpc").await?;
-    play.close()
+    play.close().await
 }
 
 async fn make_claim(play: &Play, mode: &str) -> Result<()> {
@@ -201,7 +201,7 @@ async fn an_imported_volume_is_waited_for() -> Result<()> {
     play.set_image("rpc", "seid:v2").await?;
     play.settled("rpc").await?;
     assert!(says(&play.status("rpc").await?, kind).starts_with("True/PVCValidated"));
-    play.close()
+    play.close().await
 }
 
 // N22
@@ -219,7 +219,7 @@ async fn an_imported_volume_that_cannot_do_fails_the_node() -> Result<()> {
     assert_eq!(kept.phase, PlanPhase::Failed);
     let detail = kept.failed_task_detail.context("it says why")?;
     assert!(detail.error.contains("ReadWriteOnce"), "{}", detail.error);
-    play.close()
+    play.close().await
 }
 
 // N24, N25
@@ -241,7 +241,7 @@ async fn a_signing_key_is_waited_for_and_outlives_its_node() -> Result<()> {
     for name in ["signing", "p2p"] {
         assert!(secrets.get(name).await?.metadata.deletion_timestamp.is_none());
     }
-    play.close()
+    play.close().await
 }
 
 // N24
@@ -255,7 +255,7 @@ async fn a_signing_key_of_the_wrong_shape_fails_the_node() -> Result<()> {
     let told = says(&status.await?, ConditionType::SigningKeyReady);
     assert!(told.starts_with("False/SigningKeyInvalid"), "{told}");
     assert!(play.statefulsets().get_opt("val").await?.is_none());
-    play.close()
+    play.close().await
 }
 
 // N27, N29, N30, N32
@@ -292,7 +292,7 @@ async fn peers_are_found_by_their_labels() -> Result<()> {
     play.start_operator(Setup::default().speed).await?;
     play.run("d", rpc("seid:v1")).await?;
     assert_eq!(play.node("c").await?.metadata.resource_version, before);
-    play.close()
+    play.close().await
 }
 
 /// A platform under which templates are rendered otherwise.
@@ -317,7 +317,7 @@ async fn a_template_that_the_platform_changed_reaches_the_pod_once() -> Result<(
     assert!(says(&status, ConditionType::NodeUpdateInProgress).starts_with("False/UpdateComplete"));
     play.settled("rpc").await?;
     assert_eq!(play.pods_seen("rpc"), 2);
-    play.close()
+    play.close().await
 }
 
 // A3: nodes that nothing is known of.
@@ -339,5 +339,5 @@ async fn a_pod_behind_its_template_is_adopted_and_told_and_not_restarted() -> Re
     play.edit("rpc", json!({ "spec": { "podLabels": { "team": "core" } } })).await?;
     play.settled("rpc").await?;
     assert_eq!(play.pods_seen("rpc"), 2);
-    play.close()
+    play.close().await
 }

@@ -60,7 +60,7 @@ async fn every_mode_runs_with_no_pod_deleted_and_no_second_plan() -> Result<()> 
         let pods = if name == "bootstrap" { 2 } else { 1 };
         assert_eq!(play.pods_seen(name), pods, "{name}");
     }
-    play.close()
+    play.close().await
 }
 
 /// Does everything that the operator has a permission for.
@@ -140,5 +140,5 @@ async fn the_role_grants_exactly_what_is_used() -> Result<()> {
         unused.is_empty() && ungranted.is_empty(),
         "unused {unused:?}, ungranted {ungranted:?}"
     );
-    play.close()
+    play.close().await
 }

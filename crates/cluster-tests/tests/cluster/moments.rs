@@ -173,8 +173,7 @@ async fn at_each_write(name: &str, hand: Hand, spec: Value, is_update: bool) -> 
     }
     let kind = if is_update { "DELETE pods" } else { "POST statefulsets" };
     assert!(moments.contains(&(kind.to_owned(), 1)), "{moments:?}");
-    play.ensure_true().await?;
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -372,13 +371,13 @@ async fn at_each_task_of_an_update(name: &str, hand: Hand, late: bool) -> Result
     let play = Play::open(name).await?;
     play.scene.kubelet().treat_claims(&play.scene.namespace, ClaimRule::BindToVolume);
     let moments: &[Moment] = if late { &LATE } else { &EARLY };
-    let play = &play;
+    let on = &play;
     let runs = moments.iter().enumerate().map(|(index, moment)| async move {
-        let run = in_update(play, &format!("val-{index}"), hand, moment, late).await;
+        let run = in_update(on, &format!("val-{index}"), hand, moment, late).await;
         run.with_context(|| format!("{hand:?} at {:?}, late {late}", moment.stop))
     });
     futures::stream::iter(runs).buffer_unordered(AT_ONCE).try_collect::<()>().await?;
-    play.ensure_true().await
+    play.close().await
 }
 
 #[tokio::test]
@@ -456,13 +455,13 @@ async fn at_each_sidecar_task_of_a_creation(name: &str, hand: Hand) -> Result<()
     play.validator_keys("signing", "p2p").await?;
     play.scene.kubelet().treat_claims(&play.scene.namespace, ClaimRule::BindToVolume);
     let tasks = sidecar_tasks(&play).await?;
-    let play = &play;
+    let on = &play;
     let runs = tasks.into_iter().map(|(node, spec, task)| async move {
-        let run = in_creation(play, &node, spec, task, hand).await;
+        let run = in_creation(on, &node, spec, task, hand).await;
         run.with_context(|| format!("{hand:?} at {task}"))
     });
     futures::stream::iter(runs).buffer_unordered(AT_ONCE).try_collect::<()>().await?;
-    play.ensure_true().await
+    play.close().await
 }
 
 #[tokio::test]
@@ -501,5 +500,5 @@ async fn a_new_node_deleted_while_it_waits_leaves_nothing() -> Result<()> {
         Hand::Delete.act(&play, node).await?;
         Hand::Delete.check(&play, node, &uid, 0).await?;
     }
-    play.close()
+    play.close().await
 }

@@ -29,7 +29,7 @@ async fn a_paused_update_waits_and_an_eviction_brings_back_the_old_image() -> Re
     play.edit("rpc", json!({ "spec": { "update": { "paused": false } } })).await?;
     play.settled("rpc").await?;
     assert_eq!(play.pods_seen("rpc"), 3);
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -53,7 +53,7 @@ async fn a_stopped_node_starts_with_what_is_wanted_by_then() -> Result<()> {
     play.edit("rpc", json!({ "spec": { "paused": false } })).await?;
     play.settled("rpc").await?;
     assert_eq!(play.pods_seen("rpc"), 2);
-    play.close()
+    play.close().await
 }
 
 async fn until_claim_gone(play: &Play, name: &str) -> Result<()> {
@@ -71,7 +71,7 @@ async fn a_deleted_node_goes_with_its_volume() -> Result<()> {
     play.until_gone("rpc").await?;
     until_claim_gone(&play, "data-rpc").await?;
     assert!(play.statefulsets().get_opt("rpc").await?.is_none());
-    play.close()
+    play.close().await
 }
 
 async fn make_claim(play: &Play, name: &str) -> Result<PersistentVolumeClaim> {
@@ -102,7 +102,7 @@ async fn an_imported_volume_stays() -> Result<()> {
     let kept = play.claims().get("kept").await?;
     assert_eq!(kept.metadata.uid, made.metadata.uid);
     assert!(kept.metadata.deletion_timestamp.is_none());
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -121,5 +121,5 @@ async fn a_volume_of_somebody_else_is_neither_used_nor_deleted() -> Result<()> {
     let kept = play.claims().get("data-rpc").await?;
     assert_eq!(kept.metadata.uid, made.metadata.uid);
     assert!(kept.metadata.deletion_timestamp.is_none());
-    play.close()
+    play.close().await
 }

@@ -119,7 +119,7 @@ async fn a_held_update_is_shown_and_released_by_the_right_hash_only() -> Result<
     play.settled("rpc").await?;
     assert_eq!(play.status("rpc").await?.pod_template_hash, Some(target));
     assert_eq!(play.pods_seen("rpc"), 2);
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -148,7 +148,7 @@ async fn a_pause_holds_and_a_resume_lets_go() -> Result<()> {
     play.settled("rpc").await?;
     assert_eq!(play.node("rpc").await?.spec.update.and_then(|one| one.paused), None);
     assert_eq!(play.pods_seen("rpc"), 2);
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -163,7 +163,7 @@ async fn a_slip_in_a_name_changes_nothing() -> Result<()> {
     let refused = sei(&play, "explain Stuck").await.unwrap_err().to_string();
     assert!(refused.starts_with("no condition gives the reason Stuck"), "{refused}");
     assert!(sei(&play, "explain Held").await?.contains("sei.io/approve-update"));
-    play.close()
+    play.close().await
 }
 
 /// What the operator's user asks to change in this namespace meanwhile.
@@ -209,7 +209,7 @@ async fn the_same_config_rolls_nothing_and_writes_nothing() -> Result<()> {
     assert!(text.contains("nothing would roll (2 nodes looked at)"), "{text}");
     assert_eq!(exit, Exit::Fine);
     assert_eq!(writes, "");
-    play.close()
+    play.close().await
 }
 
 /// What the operator said of nodes that differed.
@@ -315,7 +315,7 @@ async fn a_preview_names_exactly_the_nodes_and_paths_that_then_roll() -> Result<
     assert!(!said.all().changes.contains_key("own"));
     let (text, exit) = sei_as(User::Operator, &play, &line).await?;
     assert_eq!(exit, Exit::Fine, "{text}");
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -347,7 +347,7 @@ async fn the_server_judges_a_pod_of_which_nothing_is_known() -> Result<()> {
     // The dry runs left nothing behind.
     let after = play.statefulsets().get("rpc").await?;
     assert_eq!(after.metadata.resource_version, before.metadata.resource_version);
-    play.close()
+    play.close().await
 }
 
 /// A writer that others can read.
@@ -401,7 +401,7 @@ async fn a_watch_tells_each_change() -> Result<()> {
     assert!(!text.contains("other"), "{text}");
     assert!(!watching.is_finished());
     watching.abort();
-    play.close()
+    play.close().await
 }
 
 /// The program, built by cargo beside this test.
@@ -461,7 +461,7 @@ async fn kubectl_finds_the_plugin_and_its_exit_code_counts() -> Result<()> {
     assert_eq!((text.lines().count(), code), (1, Some(1)), "{text}");
     let (text, code) = kubectl(&["sei", "status", "--no-such-flag"])?;
     assert_eq!(code, Some(1), "{text}");
-    play.close()
+    play.close().await
 }
 
 /// Cargo has built the program already, in another profile: to install it would take minutes.
@@ -504,7 +504,7 @@ async fn the_readmes_commands_of_the_plugin_work() -> Result<()> {
         ran += 1;
     }
     assert_eq!(ran, 4);
-    play.close()
+    play.close().await
 }
 
 /// Where time stands still for the transcript: what is shown of it are ages.
@@ -542,7 +542,7 @@ fn check_transcript(name: &str, text: &str) -> Result<()> {
 
 #[tokio::test]
 async fn the_transcripts_in_the_docs_are_what_the_commands_print() -> Result<()> {
-    let mut play = Play::open_on(demo().await?).await?;
+    let mut play = Play::open_on(demo().await?);
     play.start_operator(10).await?;
     play.validator_keys("signing", "p2p").await?;
     play.create("validator-0", validator("seid:v1", "signing", "p2p")).await?;
@@ -582,5 +582,5 @@ async fn the_transcripts_in_the_docs_are_what_the_commands_print() -> Result<()>
     run(&flags, &surroundings, &mut out).await?;
     check_transcript("diff", &format!("$ kubectl sei diff -n demo\n{}", String::from_utf8(out)?))?;
     assert_eq!(play.status("rpc-0").await?.phase, Some(SeiNodePhase::Running));
-    play.close()
+    play.close().await
 }

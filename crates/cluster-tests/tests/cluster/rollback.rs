@@ -17,7 +17,7 @@ async fn there_and_back(name: &str, behaviour: Behaviour) -> Result<()> {
     play.until_pod_of("rpc", "seid:v1").await?;
     play.settled("rpc").await?;
     assert_eq!(play.pods_seen("rpc"), 3);
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -30,7 +30,7 @@ async fn there_and_back_ends_where_it_began() -> Result<()> {
     play.settled("rpc").await?;
     play.until_pod_of("rpc", "seid:v1").await?;
     assert_eq!(play.pods_seen("rpc"), 3);
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -60,7 +60,7 @@ async fn an_update_that_crashes_behind_the_gate_is_taken_back() -> Result<()> {
     play.until_pod_of("rpc", "seid:v1").await?;
     play.settled("rpc").await?;
     assert_eq!(play.pods_seen("rpc"), 3);
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -73,7 +73,7 @@ async fn a_node_halted_on_the_old_image_is_updated_all_the_same() -> Result<()> 
     play.settled("rpc").await?;
     play.until_pod("rpc", "it is ready", |pod| pod.ready).await?;
     assert_eq!(play.pods_seen("rpc"), 2);
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -86,7 +86,7 @@ async fn five_edits_in_a_row_end_on_the_last() -> Result<()> {
     play.settled("rpc").await?;
     play.until_pod_of("rpc", "seid:v5").await?;
     assert!(play.pods_seen("rpc") <= 6, "{} pods", play.pods_seen("rpc"));
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -101,7 +101,7 @@ async fn five_edits_while_pods_are_replaced_end_on_the_last() -> Result<()> {
     play.until_pod_of("rpc", "seid:v1").await?;
     play.settled("rpc").await?;
     assert_eq!(play.pods_seen("rpc"), 6);
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -129,7 +129,7 @@ async fn a_revert_before_the_pod_was_replaced_restarts_nothing() -> Result<()> {
     assert_eq!(next.await?.seid.image, "seid:v1");
     play.settled("rpc").await?;
     assert_eq!(play.pods_seen("rpc"), 2);
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -146,7 +146,7 @@ async fn an_unpullable_image_is_told_and_not_claimed_and_another_one_mends_it() 
     play.settled("rpc").await?;
     play.until_not_stalled("rpc").await?;
     assert_eq!(play.pods_seen("rpc"), 3);
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -160,5 +160,5 @@ async fn an_image_that_can_be_pulled_at_last_is_taken_without_another_pod() -> R
     play.settled("rpc").await?;
     play.until_not_stalled("rpc").await?;
     assert_eq!(play.pods_seen("rpc"), 2);
-    play.close()
+    play.close().await
 }

@@ -197,7 +197,7 @@ async fn roll_two_chains(name: &str, kills: usize) -> Result<()> {
     for node in &all {
         assert_eq!(play.pods_seen(node), 2, "{node} was replaced once");
     }
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -256,7 +256,7 @@ async fn a_node_that_cannot_start_halts_its_chain_until_the_platform_is_mended()
         })
         .await?;
     }
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -275,7 +275,7 @@ async fn a_bad_platform_is_mended_by_a_better_one_without_a_hand_on_any_node() -
         })
         .await?;
     }
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -296,7 +296,7 @@ async fn an_image_change_rolls_twenty_halted_nodes_at_once() -> Result<()> {
     for node in &all {
         play.settled(node).await?;
     }
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -336,7 +336,7 @@ async fn a_label_goes_through_signers_one_at_a_time_and_through_others_at_once()
     }
     let most = watcher.look(|seen| seen.most_down.get("one").copied());
     assert_eq!(most, Some(1), "signers one at a time");
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -380,7 +380,7 @@ async fn a_held_change_survives_an_eviction_and_goes_only_by_its_own_hash() -> R
     })
     .await?;
     assert_eq!(account().await?.as_deref(), Some("chain-other"));
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -410,7 +410,7 @@ async fn a_new_hash_algorithm_restamps_and_restarts_nothing() -> Result<()> {
         assert_eq!(play.pods_seen(node), pods, "{node} was left alone");
     }
     ensure!(generations == self::generations(&play, &all).await?, "no template was written");
-    play.close()
+    play.close().await
 }
 
 async fn generations(play: &Play, nodes: &[String]) -> Result<BTreeSet<(String, Option<i64>)>> {
@@ -482,7 +482,7 @@ async fn a_template_that_cannot_become_a_pod_never_costs_one() -> Result<()> {
     assert_eq!(look(&play, "one-rpc0").await?, before, "neither pod nor template were touched");
     limits(&play).delete("small", &DeleteParams::default()).await?;
     play.settled("one-rpc0").await?;
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -498,7 +498,7 @@ async fn an_evicted_pod_that_nobody_admits_is_told_and_comes_back() -> Result<()
     limits(&play).delete("small", &DeleteParams::default()).await?;
     play.until_not_stalled("one-rpc0").await?;
     play.settled("one-rpc0").await?;
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -531,7 +531,7 @@ async fn a_full_quota_stops_no_replacement() -> Result<()> {
     .await?;
     quotas.patch_status("pods", &params, &Patch::Merge(used("0"))).await?;
     play.settled("one-rpc0").await?;
-    play.close()
+    play.close().await
 }
 
 async fn look(play: &Play, node: &str) -> Result<(String, Option<i64>)> {
@@ -641,5 +641,5 @@ async fn status_conditions_gauges_and_events_tell_the_same() -> Result<()> {
         })
         .await?;
     }
-    play.close()
+    play.close().await
 }

@@ -27,7 +27,7 @@ async fn a_second_signer_starts_when_the_first_is_deleted() -> Result<()> {
     play.nodes().delete("a", &DeleteParams::default()).await?;
     play.settled("b").await?;
     assert!(play.pods().get_opt("a-0").await?.is_none());
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -44,7 +44,7 @@ async fn a_second_signer_waits_until_the_first_ones_pod_has_ended() -> Result<()
     play.lift(rule);
     play.settled("b").await?;
     play.until_not_stalled("b").await?;
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -62,7 +62,7 @@ async fn of_two_signers_made_in_one_second_only_one_starts() -> Result<()> {
     play.until_stalled("a", "SigningKeyConflict").await?;
     play.settled("z").await?;
     assert_eq!(play.pods_seen("a"), 0);
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -86,7 +86,7 @@ async fn of_signers_made_all_at_once_only_one_starts() -> Result<()> {
         Ok((waiting == 3 && started.len() == 1).then_some(()))
     })
     .await?;
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -120,7 +120,7 @@ async fn a_signer_without_its_volume_is_held_until_somebody_consents() -> Result
     play.until_not_stalled("val").await?;
     let claim = play.claims().get("data-val").await?;
     assert_ne!(claim.metadata.uid.as_deref(), Some(lost.as_str()));
-    play.close()
+    play.close().await
 }
 
 /// A copy of a key under another name.
@@ -154,7 +154,7 @@ async fn copies_of_a_key_made_all_at_once_start_one_validator() -> Result<()> {
         Ok((waiting == 3 && started.len() == 1).then_some(()))
     })
     .await?;
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -184,5 +184,5 @@ async fn a_stopped_signer_does_not_start_again_beside_another() -> Result<()> {
     let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
     play.pods().delete("by-hand", &now).await?;
     play.settled("a").await?;
-    play.close()
+    play.close().await
 }

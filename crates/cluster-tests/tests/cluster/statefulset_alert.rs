@@ -110,7 +110,7 @@ async fn a_finished_roll_does_not_page_and_a_template_that_was_not_rolled_does()
     play.kill_operator();
     let unrolled = state_metrics(&edit_template(&play, "exporter:hand").await?)?;
     pages(&before, &unrolled, [true, true, true])?;
-    play.close()
+    play.close().await
 }
 
 /// A node taken over from another operator, which has written a template that no pod was made from.

@@ -11,7 +11,7 @@ async fn a_new_node_runs_with_no_pod_deleted_and_no_second_plan() -> Result<()> 
     assert_eq!(play.pods_seen("rpc"), 1);
     let status = play.status("rpc").await?;
     assert_eq!(status.last_update, None, "an update plan would have left a record");
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -21,7 +21,7 @@ async fn an_image_update_replaces_the_pod_once() -> Result<()> {
     play.set_image("rpc", "seid:v2").await?;
     play.settled("rpc").await?;
     assert_eq!(play.pods_seen("rpc"), 2);
-    play.close()
+    play.close().await
 }
 
 #[tokio::test]
@@ -35,5 +35,5 @@ async fn a_label_reaches_the_pod() -> Result<()> {
     let pod = play.pods().get("val-0").await?;
     assert_eq!(pod.metadata.labels.unwrap_or_default()["team"], "core");
     assert_eq!(play.pods_seen("val"), 2);
-    play.close()
+    play.close().await
 }
