@@ -1,11 +1,11 @@
 //! A signing key that moves from one node to another, and is never used by both.
 
 use anyhow::{Result, ensure};
-use cluster_tests::play::{Play, says, validator};
+use cluster_tests::play::{Play, validator};
 use cluster_tests::wait_for;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::DeleteParams;
-use sei_api::condition::ConditionType;
+use sei_plan::view::PodView;
 use sei_rig::Behaviour;
 use serde_json::{Value, json};
 
@@ -57,11 +57,10 @@ async fn a_key_handed_over_is_taken_when_its_last_pod_has_ended() -> Result<()> 
     let rule = play.node_is("b", Behaviour::StuckTerminating);
     play.edit("b", without_keys()).await?;
     play.edit("a", with_keys()).await?;
-    play.until("a", "it is told that the pod has the key", |status| {
-        says(status, ConditionType::Stalled).contains("pod b-0 still has the signing key")
-    })
-    .await?;
+    play.until_pod("b", "it is being stopped", PodView::is_terminating).await?;
+    play.until_stalled("a", "SigningKeyConflict").await?;
     assert_eq!(holders(&play).await?, ["b-0"]);
+    assert_eq!(play.pods_seen("a"), 1, "it goes on as it was");
     play.lift(rule);
     play.settled("b").await?;
     play.settled("a").await?;

@@ -82,3 +82,29 @@ async fn peers_are_in_the_first_configuration() -> Result<()> {
     }
     play.close().await
 }
+
+/// Labels of the node's pod that the spec asked for.
+async fn asked_labels(play: &Play) -> Result<Vec<String>> {
+    let labels = play.pods().get("rpc-0").await?.metadata.labels.unwrap_or_default();
+    let asked = labels.into_keys().filter(|key| key.starts_with("example.org/"));
+    Ok(asked.collect())
+}
+
+#[tokio::test]
+async fn what_is_taken_out_of_the_spec_is_taken_out_of_the_pod() -> Result<()> {
+    let play = Play::open("taken-out").await?;
+    let mut spec = rpc("seid:v1");
+    spec["podLabels"] = json!({ "example.org/a": "1", "example.org/b": "1", "example.org/c": "1" });
+    play.run("rpc", spec).await?;
+    assert_eq!(asked_labels(&play).await?.len(), 3);
+    play.edit("rpc", json!({ "spec": { "podLabels": { "example.org/b": null } } })).await?;
+    play.settled("rpc").await?;
+    assert_eq!(asked_labels(&play).await?, ["example.org/a", "example.org/c"]);
+    assert_eq!(play.pods_seen("rpc"), 2);
+    // Now after an apply: the create's part in it is over.
+    play.edit("rpc", json!({ "spec": { "podLabels": { "example.org/c": null } } })).await?;
+    play.settled("rpc").await?;
+    assert_eq!(asked_labels(&play).await?, ["example.org/a"]);
+    assert_eq!(play.pods_seen("rpc"), 3);
+    play.close().await
+}

@@ -37,11 +37,12 @@ pub(super) fn decide(
         return;
     }
     let Ok(wanted) = &observation.wanted else { return };
-    // A plan that did without the Job followed one that was done with it.
-    let bootstrapped = previous.is_some_and(|plan| {
-        plan.has_completed(TaskType::TeardownBootstrap)
-            || (kind_of(plan) == PlanKind::Init && !plan.has(TaskType::DeployBootstrapJob))
-    });
+    // A plan that did without a Job that the node needs followed one that was done with it.
+    let bootstrapped = observation.node.spec.needs_bootstrap()
+        && previous.is_some_and(|plan| {
+            plan.has_completed(TaskType::TeardownBootstrap)
+                || (kind_of(plan) == PlanKind::Init && !plan.has(TaskType::DeployBootstrapJob))
+        });
     let plan = build::init(observation, wanted, bootstrapped);
     decision.phase = Some(SeiNodePhase::Initializing);
     running::start(decision, plan, "the node is new");

@@ -127,6 +127,9 @@ fn patch(
         metadata
             .insert("annotations".to_owned(), json!({ annotation::TEMPLATE_HASH: wanted.hash }));
     }
+    if let Some(fields) = &statefulset.handover {
+        metadata.insert("managedFields".to_owned(), fields.clone());
+    }
     if metadata.is_empty() && spec.is_empty() {
         return None;
     }

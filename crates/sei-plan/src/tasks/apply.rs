@@ -17,7 +17,7 @@ use crate::view::{StatefulSetView, identity_of};
 /// Writes the plan's template to the StatefulSet, or makes one.
 pub(super) fn step_statefulset(plan: &TaskPlan, seen: &Seen) -> Next {
     if let Some(view) = &seen.applied {
-        return applied(view);
+        return applied(plan, view, seen);
     }
     if in_bootstrap(plan) {
         return fail(
@@ -42,6 +42,12 @@ pub(super) fn step_statefulset(plan: &TaskPlan, seen: &Seen) -> Next {
     if !statefulset.on_delete {
         // Alone and first: an apply over a defaulted RollingUpdate is refused by the server.
         return request(Request::PatchStatefulSet(on_delete_patch(statefulset)));
+    }
+    if let Some(fields) = &statefulset.handover {
+        return request(Request::PatchStatefulSet(json!({ "metadata": {
+            "resourceVersion": statefulset.resource_version,
+            "managedFields": fields,
+        }})));
     }
     let mut object = seen.wanted.statefulset.clone();
     if let Err(next) = set_template(&mut object, plan, seen, template) {
@@ -76,7 +82,13 @@ pub(crate) fn on_delete_patch(statefulset: &StatefulSetView) -> Value {
     })
 }
 
-fn applied(view: &StatefulSetView) -> Next {
+fn applied(plan: &TaskPlan, view: &StatefulSetView, seen: &Seen) -> Next {
+    let rendered = serde_json::to_value(&seen.wanted.statefulset.spec.template).unwrap_or_default();
+    let is_rendered = plan.target.as_ref().is_none_or(|target| target.hash == seen.wanted.hash);
+    if is_rendered && view.identity().signing_secret != identity_of(&rendered).signing_secret {
+        // Somebody else holds on to it, or adds one: the next pod would not be the wanted one.
+        return fail("the applied template has another signing key than the wanted one");
+    }
     Next::Done(Box::new(Effects {
         applied: Some(Applied { uid: view.uid.clone(), generation: view.generation }),
         statefulset: Some(StatefulSetRef { name: view.name.clone(), uid: view.uid.clone() }),

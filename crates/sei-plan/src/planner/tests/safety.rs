@@ -257,3 +257,18 @@ fn keys_can_be_given_to_an_observer() {
     let taking = running(observer()).edit(|spec| spec.validator = validator().validator);
     assert!(started(&taking).is_some());
 }
+
+#[test]
+fn a_second_first_plan_restores_what_the_first_did_not() {
+    for snapshot in [fixture::s3(5), fixture::state_sync()] {
+        let new = new_node(fixture::full_node_from(snapshot));
+        let first = started(&new).unwrap();
+        let status = after(&new);
+        let edited = new.edit(|spec| spec.image = "seid:2".into()).with(|seen| {
+            seen.node.status = Some(status);
+            seen.plan_id = "44444444-4444-4444-8444-444444444444".into();
+        });
+        let second = started(&edited).expect("the image is another");
+        assert_eq!(tasks(&second), tasks(&first));
+    }
+}
