@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::{codegen, control_plane, tool};
+use crate::{codegen, control_plane, sandbox, tool};
 
 /// One step of the suite.
 enum Step {
@@ -21,6 +21,8 @@ enum Step {
     Cluster {
         kubernetes: &'static str,
     },
+    /// Every story of the sandbox, and its end by Ctrl-C.
+    Sandbox,
 }
 
 /// What the cluster tests are run by, and where they are told their minor. They wait most of the
@@ -44,7 +46,7 @@ const STEPS: &[(&str, Step)] = &[
     ("tools", Step::Tools),
     ("cluster 1.34", Step::Cluster { kubernetes: "1.34" }),
     ("cluster 1.37", Step::Cluster { kubernetes: "1.37" }),
-    ("sandbox", cargo(&["xtask", "sandbox"])),
+    ("sandbox", Step::Sandbox),
 ];
 
 const fn cargo(arguments: &'static [&'static str]) -> Step {
@@ -70,6 +72,7 @@ impl Step {
             Self::Cargo { arguments, .. } => format!("cargo {}", arguments.join(" ")),
             Self::GeneratedFiles => "cargo xtask codegen --check".to_owned(),
             Self::Tools => "cargo xtask tool".to_owned(),
+            Self::Sandbox => "cargo xtask sandbox --check".to_owned(),
             Self::Cluster { kubernetes } => {
                 format!("{KUBERNETES}={kubernetes} cargo {}", CLUSTER_TESTS.join(" "))
             }
@@ -80,6 +83,7 @@ impl Step {
         match self {
             Self::GeneratedFiles => codegen::check(root),
             Self::Tools => tool::ensure_all(root),
+            Self::Sandbox => sandbox::check(root),
             Self::Cargo { arguments, environment } => {
                 let mut command = Command::new(cargo_program());
                 command.current_dir(root).args(*arguments).envs(environment.iter().copied());
@@ -129,7 +133,7 @@ mod tests {
             cargo xtask tool
             SEI_KUBERNETES=1.34 cargo test --package cluster-tests -- --test-threads 8
             SEI_KUBERNETES=1.37 cargo test --package cluster-tests -- --test-threads 8
-            cargo xtask sandbox
+            cargo xtask sandbox --check
         "#]]
         .assert_eq(&(told.join("\n") + "\n"));
     }

@@ -45,7 +45,7 @@ const TASKS: &[(&str, &str)] = &[
     ),
     (
         "sandbox",
-        "the operator at work on a control plane of its own; --scenario NAME, --keep, --help",
+        "the operator at work on a control plane of its own; --scenario NAME, --keep, --check plays all of them, --help",
     ),
     ("test", "everything CI runs: format, lints, tests, docs, generated files, real clusters"),
     ("tidy", "the rules of this repository that no compiler checks; part of test"),
