@@ -1,7 +1,7 @@
 //! A node with an active plan: go on, or give it up for a newer wish.
 
 use sei_api::condition::{Reason, Truth};
-use sei_api::plan::{PlanKind, PlannedTask, TaskPlan};
+use sei_api::plan::{PlanKind, PlanTarget, PlannedTask, TaskPlan};
 use sei_api::status::{Cause, UpdateOutcome, UpdateState};
 use sei_api::task::{Side, TaskType};
 
@@ -14,6 +14,7 @@ use crate::check_plan::{Severity, check_plan};
 use crate::observation::{Observation, Sidecar};
 use crate::tasks::{before_replacement, in_bootstrap, kind_of};
 use crate::view::is_owned;
+use crate::wanted::Wanted;
 
 /// Decides what becomes of an active plan.
 pub(super) fn decide(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
@@ -94,7 +95,7 @@ fn decide_update(observation: &Observation, plan: &TaskPlan, decision: &mut Deci
         return;
     }
     if let Ok(wanted) = &observation.wanted
-        && wanted.hash != target.hash
+        && leads_elsewhere(target, wanted)
         && super::stall::changed_identity(observation, wanted).is_none()
     {
         supersede(observation, plan, &wanted.hash, decision);
@@ -113,6 +114,14 @@ fn decide_update(observation: &Observation, plan: &TaskPlan, decision: &mut Deci
         return;
     }
     resume(observation, plan, decision);
+}
+
+/// Whether a plan's target is not what is wanted now. The images are part of the fingerprint, but a
+/// status can be edited, and a plan would wait for ever for an image that no pod will have.
+fn leads_elsewhere(target: &PlanTarget, wanted: &Wanted) -> bool {
+    target.hash != wanted.hash
+        || target.image != wanted.image
+        || target.sidecar_image != wanted.sidecar_image
 }
 
 /// Somebody made the StatefulSet anew or wrote another template since the plan applied its own. A
@@ -296,7 +305,7 @@ pub(super) fn start_late(observation: &Observation, plan: &TaskPlan, decision: &
         None => "it does not answer".to_owned(),
     };
     decision.report.push(Note::GoesOnLate { why: why.clone() });
-    let moved = plan.target.as_ref().is_some_and(|target| target.hash != wanted.hash);
+    let moved = plan.target.as_ref().is_some_and(|target| leads_elsewhere(target, wanted));
     if moved {
         supersede(observation, plan, &wanted.hash, decision);
         return;

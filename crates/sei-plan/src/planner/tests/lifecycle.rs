@@ -265,6 +265,24 @@ fn a_forged_plan_is_given_up_without_harm() {
 }
 
 #[test]
+fn a_forged_target_is_given_up_for_what_is_wanted() {
+    type Forge = fn(&mut PlanTarget);
+    let forgeries: [Forge; 3] = [
+        |target| target.hash = "v1:0".into(),
+        |target| target.image = "seid:forged".into(),
+        |target| target.sidecar_image = "seictl:forged".into(),
+    ];
+    for forge in forgeries {
+        let forged = updating(full_node(), 0).with(|seen| {
+            forge(seen.status_mut().plan.as_mut().unwrap().target.as_mut().unwrap());
+        });
+        let target = started(&forged).unwrap().target.unwrap();
+        assert_eq!(target.image, "seid:2");
+        assert_eq!(target.hash, forged.wanted.unwrap().hash);
+    }
+}
+
+#[test]
 fn an_unanswered_or_failed_configuration_task_moves_behind_the_replacement() {
     let late = "apply-statefulset apply-service replace-pod observe-image config-patch \
                 config-validate mark-ready";
@@ -515,8 +533,9 @@ fn a_pause_does_not_undo_the_way_back_to_what_runs() {
     let observation = updating(full_node(), 3)
         .with(|seen| {
             let plan = seen.status_mut().plan.as_mut().unwrap();
-            plan.target.as_mut().unwrap().hash =
-                running(full_node()).status().pod_template_hash.clone().unwrap();
+            let target = plan.target.as_mut().unwrap();
+            target.hash = running(full_node()).status().pod_template_hash.clone().unwrap();
+            target.image = "seid:1".into();
         })
         .edit(|spec| {
             spec.image = "seid:1".into();
