@@ -105,7 +105,7 @@ fn decide_update(observation: &Observation, plan: &TaskPlan, decision: &mut Deci
         supersede(observation, plan, "its template is no longer applied", decision);
         return;
     }
-    if replaceable && must_open_gate_first(observation) {
+    if replaceable && must_open_gate_first(observation, plan) {
         open_gate_first(observation, plan, decision);
         return;
     }
@@ -147,12 +147,27 @@ fn decide_stopped(observation: &Observation, plan: &TaskPlan, decision: &mut Dec
 }
 
 /// The plan waits for something while the pod it would replace is shut out: the pod comes first.
-fn must_open_gate_first(observation: &Observation) -> bool {
-    let waits = observation.waiting.as_ref().and_then(|waiting| waiting.reason);
+fn must_open_gate_first(observation: &Observation, plan: &TaskPlan) -> bool {
+    let Some(waiting) = &observation.waiting else { return false };
     // Where the sidecar refuses this plan's tasks, it would refuse the one that opens the gate too.
     let hopeless = [Reason::PodTerminating, Reason::SidecarAuth, Reason::SidecarUnreachable];
-    observation.sidecar == Sidecar::NotReady
-        && waits.is_some_and(|reason| !hopeless.contains(&reason))
+    let waits = match waiting.reason {
+        Some(reason) => !hopeless.contains(&reason),
+        None => is_older_than_pod(observation, plan),
+    };
+    observation.sidecar == Sidecar::NotReady && waits
+}
+
+/// Whether the sidecar's task was there before the pod that it runs on now: the pod it was given to
+/// was evicted, and nobody knows how long the task takes this time. One that was given to a pod
+/// which was shut out already is let finish; both times are known to the second.
+fn is_older_than_pod(observation: &Observation, plan: &TaskPlan) -> bool {
+    let task = plan.current().map(|(_, task)| task).filter(|task| is_of_sidecar(task));
+    let submitted = task.and_then(|task| task.submitted_at.as_ref());
+    let started = observation.pod().and_then(|pod| pod.sidecar.running_since);
+    submitted
+        .zip(started)
+        .is_some_and(|(submitted, started)| submitted.0.as_second() <= started.as_second())
 }
 
 /// A plan of one step gives way as soon as it waits and something else could start.

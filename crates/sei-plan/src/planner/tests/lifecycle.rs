@@ -329,6 +329,26 @@ fn an_update_that_waits_lets_a_shut_out_pod_in_first() {
 }
 
 #[test]
+fn a_sidecar_task_that_outlives_its_pod_lets_the_next_pod_in_first() {
+    let evicted = |submitted: i64, started: i64| {
+        updating(full_node(), 0).with(|seen| {
+            seen.now = at(12);
+            seen.sidecar = Sidecar::NotReady;
+            seen.waiting = Some(Waiting::default());
+            seen.pods[0].sidecar.running_since = Some(at(started));
+            let plan = seen.status_mut().plan.as_mut().unwrap();
+            plan.tasks[0].submitted_at = Some(Time(at(submitted)));
+        })
+    };
+    assert_eq!(started_tasks(&evicted(5, 10)), "mark-ready");
+    assert_eq!(after(&evicted(5, 10)).pending_update.unwrap().attempts, None);
+    assert_eq!(started_tasks(&evicted(10, 10)), "mark-ready", "times are whole seconds");
+    assert_eq!(started_tasks(&evicted(11, 10)), "none", "it was given to this very pod");
+    let ready = evicted(5, 10).with(|seen| seen.sidecar = Sidecar::Ready);
+    assert_eq!(started_tasks(&ready), "none", "the gate is open");
+}
+
+#[test]
 fn a_gate_that_cannot_be_opened_never_blocks_an_update() {
     let opening = running(full_node()).with(|seen| {
         seen.sidecar = Sidecar::NotReady;
