@@ -114,7 +114,7 @@ fn set_template(
 }
 
 fn create(plan: &TaskPlan, seen: &Seen, template: Option<Value>) -> Next {
-    if !seen.identity_is_stored {
+    if !seen.stored.identity {
         // Of two nodes with one key each must be able to see the other before either starts.
         return wait(None, "whom the node signs as is recorded first");
     }
