@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use futures::StreamExt;
+use futures::{FutureExt as _, StreamExt};
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::{Config, Controller};
 use kube::runtime::events::{Recorder, Reporter};
@@ -141,18 +141,30 @@ pub async fn run(
         client,
     });
     ready.send_replace(true);
-    controller
+    let looks = controller
         .run(reconcile::reconcile, reconcile::on_error, context.clone())
         .for_each(|looked| async move {
             if let Err(error) = looked {
                 tracing::debug!(error = %sei_exec::call::chain(&error), "controller");
             }
-        })
-        .await;
+        });
+    tokio::select! {
+        () = looks => {}
+        () = stopped_before_listing(stop, &context) => {}
+    }
     // Passes that wait for a sidecar go on outside of the controller. Whoever is told that we have
     // ended may let somebody else lead.
     context.desks.idle().await;
     Ok(())
+}
+
+/// Ends if `stop` turns true before the first list of nodes is in. The controller would wait for that
+/// list, which it no longer reads, for ever; and no look has begun that should come to its end.
+async fn stopped_before_listing(mut stop: watch::Receiver<bool>, context: &Context) {
+    let _ = stop.wait_for(|stop| *stop).await;
+    if context.nodes.wait_until_ready().now_or_never().is_some() {
+        std::future::pending::<()>().await;
+    }
 }
 
 /// An operator that runs inside this process, for tests and the sandbox. It has a runtime of its

@@ -331,8 +331,9 @@ impl Pass {
                 return None;
             }
             self.seen.node.status = Some(self.status.clone());
-            self.seen.identity_is_stored =
+            self.seen.stored.identity =
                 self.before.signing_identity == self.status.signing_identity;
+            self.seen.stored.replay = self.before.plan.as_ref().is_some_and(has_replayed);
             let Some(next) = step(plan, &self.seen) else {
                 executor::finish(&mut self.status, self.observation.now);
                 return None;
@@ -380,10 +381,12 @@ fn opens_gate(plan: &TaskPlan) -> bool {
 /// follows from that: the sidecar of a pod that is being replaced does not answer.
 ///
 /// Such progress need not be written at once: every task finds its work done when it is run again,
-/// so a crash loses nothing, and an update costs two writes instead of ten.
+/// so a crash loses nothing, and an update costs two writes instead of ten. How far the bootstrap
+/// has come is the exception: the Job that could tell is deleted, and while it counts as being there
+/// the node gets no pod of its own.
 pub fn is_deferrable(stored: &SeiNodeStatus, status: &SeiNodeStatus) -> bool {
     let (Some(old), Some(new)) = (&stored.plan, &status.plan) else { return false };
-    if old.id != new.id || old.phase != new.phase {
+    if old.id != new.id || old.phase != new.phase || bootstrap_of(old) != bootstrap_of(new) {
         return false;
     }
     let mut masked = status.clone();
@@ -401,6 +404,15 @@ pub fn is_deferrable(stored: &SeiNodeStatus, status: &SeiNodeStatus) -> bool {
 fn said(conditions: &[Condition]) -> Vec<(&str, &str, &str)> {
     let told = conditions.iter().filter(|one| one.type_ != ConditionType::SidecarReady.as_str());
     told.map(|one| (one.type_.as_str(), one.status.as_str(), one.reason.as_str())).collect()
+}
+
+fn has_replayed(plan: &TaskPlan) -> bool {
+    plan.has_completed(TaskType::AwaitBootstrapComplete)
+}
+
+/// Whether the Job is known to be complete, and to be gone.
+fn bootstrap_of(plan: &TaskPlan) -> (bool, bool) {
+    (has_replayed(plan), plan.has_completed(TaskType::TeardownBootstrap))
 }
 
 /// A stopped node still takes the template for its next start.

@@ -73,8 +73,7 @@ pub struct Seen {
     /// Uid of the pod whose deletion was accepted in this pass.
     pub deleted_pod: Option<String>,
     pub pod_try: PodTry,
-    /// Whom the node signs as was stored when the pass began, so that others can see it.
-    pub identity_is_stored: bool,
+    pub stored: Stored,
     /// What this plan's own apply returned in this pass.
     pub applied: Option<StatefulSetView>,
     /// The claim that was created in this pass.
@@ -88,6 +87,15 @@ pub struct Seen {
     pub failure: Option<Failure>,
     /// Conflicts in a row on deleting the same pod. The shell keeps it from pass to pass.
     pub delete_conflicts: u32,
+}
+
+/// What was stored when the pass began, and so outlives this operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// Whom the node signs as, so that others can see it.
+    pub identity: bool,
+    /// That the bootstrap Job was complete.
+    pub replay: bool,
 }
 
 impl Seen {
@@ -112,7 +120,7 @@ impl Seen {
             submitted: Vec::new(),
             deleted_pod: None,
             pod_try: PodTry::Off,
-            identity_is_stored: true,
+            stored: Stored { identity: true, replay: true },
             applied: None,
             created: None,
             service_is_current: false,

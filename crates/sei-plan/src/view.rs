@@ -198,9 +198,10 @@ pub enum Freshness {
 pub struct Revisions<'a> {
     /// What new pods are made from.
     pub newest: &'a str,
-    /// At which the running pod was observed to be made from the very same template. A control plane
-    /// that was upgraded meanwhile gives it another name, which is no reason to restart anything.
-    pub known: Option<&'a str>,
+    /// At which the running pod was observed to be made from the very same template, and the image
+    /// that it has if that is so. A control plane that was upgraded meanwhile gives the revision
+    /// another name, which is no reason to restart anything; but a status can be edited.
+    pub known: Option<(&'a str, &'a str)>,
 }
 
 /// Compares a pod with the newest observed revision of its StatefulSet.
@@ -212,9 +213,11 @@ pub fn freshness(
     if !is_owned(pod, statefulset) {
         return Freshness::NotOwned;
     }
+    let known = revisions.known.filter(|(_, image)| *image == pod.seid.image);
     match pod.revision.as_deref() {
         None | Some("") => Freshness::Unlabelled,
-        Some(own) if own == revisions.newest || Some(own) == revisions.known => Freshness::Fresh,
+        Some(own) if own == revisions.newest => Freshness::Fresh,
+        Some(own) if known.is_some_and(|(revision, _)| own == revision) => Freshness::Fresh,
         Some(_) => Freshness::Stale,
     }
 }

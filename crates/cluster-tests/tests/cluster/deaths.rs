@@ -1,38 +1,140 @@
 //! An operator that dies after each of its writes in turn, and the one that comes after it.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use cluster_tests::play::{Play, rpc, validator};
+use cluster_tests::wait_for;
 use cluster_tests::wire::{Answer, Write};
-use serde_json::Value;
+use kube::ResourceExt as _;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use sei_api::names;
+use sei_plan::view::{PodView, StatefulSetView};
+use serde_json::{Value, json};
+
+use crate::modes::modes;
 
 /// What happens to a node in each round.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Happening {
     /// It gets another image.
     Update,
+    /// Its pod gets another label, for which a node that signs takes a slot.
+    Relabel,
+    /// Its pod is evicted.
+    Eviction,
+    /// Hands take its Service and its proxy's configuration away, and change how pods are replaced.
+    Repair,
     /// It is new.
     Creation,
+    /// It is deleted.
+    Deletion,
 }
 
 impl Happening {
-    /// Begins it; returns the node and how many pods that has when all is over.
-    async fn begin(self, play: &Play, round: usize) -> Result<(String, usize)> {
+    /// The node of a round: one for all, unless it begins or ends.
+    fn node(self, round: usize) -> String {
         match self {
-            Self::Update => {
-                play.set_image("node", &format!("seid:v{round}")).await?;
-                Ok(("node".to_owned(), round + 1))
-            }
-            Self::Creation => {
-                let name = format!("node-{round}");
-                let (signing, p2p) = (format!("signing-{round}"), format!("p2p-{round}"));
-                play.validator_keys(&signing, &p2p).await?;
-                play.create(&name, validator("seid:v1", &signing, &p2p)).await?;
-                Ok((name, 1))
-            }
+            Self::Creation | Self::Deletion => format!("node-{round}"),
+            _ => "node".to_owned(),
         }
     }
+
+    /// Brings up what the round is about.
+    async fn prepare(self, play: &mut Play, round: usize, spec: &Value) -> Result<()> {
+        if self == Self::Creation || (self != Self::Deletion && round > 1) {
+            return Ok(());
+        }
+        let node = self.node(round);
+        play.start_operator_on_wire(Answer::Given).await?;
+        play.run(&node, spec.clone()).await?;
+        end_politely(play).await
+    }
+
+    async fn begin(self, play: &Play, round: usize, spec: &Value) -> Result<()> {
+        let (node, params) = (self.node(round), DeleteParams::default());
+        match self {
+            Self::Update => play.set_image(&node, &format!("seid:v{round}")).await?,
+            Self::Relabel => {
+                let labels = json!({ "round": round.to_string() });
+                play.edit(&node, json!({ "spec": { "podLabels": labels } })).await?;
+            }
+            Self::Eviction => play.evict(&node).await?,
+            Self::Repair => {
+                play.services().delete(&node, &params).await?;
+                play.config_maps().delete(&names::proxy_config(&node), &params).await?;
+                let strategy = json!({ "spec": { "updateStrategy": { "type": "RollingUpdate" } } });
+                let (params, patch) = (PatchParams::default(), Patch::Merge(strategy));
+                play.statefulsets().patch(&node, &params, &patch).await?;
+            }
+            Self::Creation => play.create(&node, spec.clone()).await?,
+            Self::Deletion => drop(play.nodes().delete(&node, &params).await?),
+        }
+        Ok(())
+    }
+
+    /// Waits until all has been done about it. `old` is the pod from before.
+    async fn over(self, play: &Play, round: usize, old: Option<&str>) -> Result<()> {
+        let node = &self.node(round);
+        match self {
+            Self::Update | Self::Creation => {}
+            Self::Relabel => {
+                let wanted = Some(round.to_string());
+                wait_for("a pod has the label", async || {
+                    let pod = play.pods().get_opt(&names::pod(node)).await?;
+                    let label = pod.and_then(|pod| pod.labels().get("round").cloned());
+                    Ok((label == wanted).then_some(()))
+                })
+                .await?;
+                play.until(node, "its slot is given back", |status| {
+                    let last = status.last_update.as_ref();
+                    status.plan.is_none() && last.is_some_and(|last| last.ready_at.is_some())
+                })
+                .await?;
+            }
+            Self::Eviction => {
+                let opens = |pod: &PodView| Some(pod.uid.as_str()) != old && pod.seid.started;
+                play.until_pod(node, "the gate of another pod opens", opens).await?;
+            }
+            Self::Repair => until_repaired(play, node).await?,
+            Self::Deletion => {
+                play.until_gone(node).await?;
+                return wait_for("its claim is gone", async || {
+                    let claim = play.claims().get_opt(&names::data_claim(node)).await?;
+                    Ok(claim.is_none().then_some(()))
+                })
+                .await;
+            }
+        }
+        play.settled(node).await
+    }
+
+    /// How many pods there have been of the node of a round when that is over.
+    fn pods(self, round: usize, spec: &Value) -> usize {
+        let replays = !spec["fullNode"]["snapshot"]["bootstrapImage"].is_null();
+        match self {
+            Self::Update | Self::Relabel | Self::Eviction => round + 1,
+            Self::Repair | Self::Creation | Self::Deletion => 1 + usize::from(replays),
+        }
+    }
+}
+
+async fn until_repaired(play: &Play, node: &str) -> Result<()> {
+    wait_for("all is as it should be", async || {
+        let statefulset = StatefulSetView::from(&play.statefulsets().get(node).await?);
+        let service = play.services().get_opt(node).await?;
+        let config = play.config_maps().get_opt(&names::proxy_config(node)).await?;
+        let is_all = statefulset.on_delete && service.is_some() && config.is_some();
+        Ok(is_all.then_some(()))
+    })
+    .await
+}
+
+/// Ends the operator, letting it finish: what it has still to write belongs to no other round.
+async fn end_politely(play: &mut Play) -> Result<()> {
+    let ended = play.operator.take().context("there is an operator")?.stop();
+    tokio::time::timeout(Duration::from_secs(60), ended).await.context("it does not end")?
 }
 
 /// Rounds in which the operator dies after a write that no operator before it died after, and the
@@ -40,82 +142,160 @@ impl Happening {
 async fn die_after_each_write(
     play: &mut Play,
     happening: Happening,
+    spec: fn(usize) -> Value,
     answer: Answer,
 ) -> Result<BTreeSet<Write>> {
     let mut deaths = BTreeSet::new();
-    let mut wire = play.start_operator_on_wire(answer).await?;
     for round in 1.. {
+        let (node, spec) = (happening.node(round), spec(round));
+        play.validator_keys(&format!("signing-{round}"), &format!("p2p-{round}")).await?;
+        happening.prepare(play, round, &spec).await?;
+        let old = play.pod(&node).await?.map(|pod| pod.uid);
+        let wire = play.start_operator_on_wire(answer).await?;
         wire.stop_after_others_than(&deaths);
-        let (node, pods) = happening.begin(play, round).await?;
-        let Some(last) = play.until_stopped(&wire, &node).await? else { break };
-        wire = play.start_operator_on_wire(answer).await?;
-        let told = format!("round {round}, died after {last:?}, answer {answer:?}");
-        play.settled(&node).await.with_context(|| told.clone())?;
-        assert_eq!(play.pods_seen(&node), pods, "{told}");
-        deaths.insert(last);
+        happening.begin(play, round, &spec).await?;
+        let mut death = tokio::select! {
+            biased;
+            write = wire.stopped() => Some(write),
+            over = happening.over(play, round, old.as_deref()) => over.map(|()| None)?,
+        };
+        if death.is_none() {
+            // What it tells people comes last.
+            death = tokio::select! {
+                biased;
+                write = wire.stopped() => Some(write),
+                ended = end_politely(play) => {
+                    ended.with_context(|| format!("{happening:?}, round {round}"))?;
+                    None
+                }
+            };
+        }
+        let told = format!("{happening:?}, round {round}, died after {death:?}, answer {answer:?}");
+        if death.is_some() {
+            play.start_operator_on_wire(answer).await?;
+            let over = happening.over(play, round, old.as_deref()).await;
+            over.with_context(|| told.clone())?;
+            end_politely(play).await.with_context(|| told.clone())?;
+        }
+        let (seen, pods) = (play.pods_seen(&node), happening.pods(round, &spec));
+        ensure!(seen == pods, "{seen} pods, not {pods}: {told}");
+        let Some(write) = death else { break };
+        deaths.insert(write);
     }
     Ok(deaths)
 }
 
-fn assert_died_after(deaths: &BTreeSet<Write>, expected: &[&str]) {
-    let kinds: BTreeSet<&str> = deaths.iter().map(|(kind, _)| kind.as_str()).collect();
+/// Whether there was a write of each of these kinds.
+pub(crate) fn assert_kinds(writes: &BTreeSet<Write>, expected: &[&str]) {
+    let kinds: BTreeSet<&str> = writes.iter().map(|(kind, _)| kind.as_str()).collect();
     let missed: Vec<_> = expected.iter().filter(|kind| !kinds.contains(*kind)).collect();
-    assert!(missed.is_empty(), "nobody died after {missed:?}: {deaths:?}");
+    assert!(missed.is_empty(), "there was no {missed:?}: {writes:?}");
 }
 
-async fn die_in_updates(name: &str, spec: Value, answer: Answer) -> Result<()> {
-    let mut play = Play::open(name).await?;
-    play.validator_keys("signing", "p2p").await?;
-    play.run("node", spec).await?;
-    let deaths = die_after_each_write(&mut play, Happening::Update, answer).await?;
-    let expected = ["DELETE pods", "PATCH seinodes/status", "PATCH statefulsets", "POST events"];
-    assert_died_after(&deaths, &expected);
-    play.close().await
-}
+/// What the operator writes about a node at least while it gets another pod.
+pub(crate) const IN_UPDATE: [&str; 4] =
+    ["DELETE pods", "PATCH seinodes/status", "PATCH statefulsets", "POST events"];
 
-async fn die_in_creations(name: &str, answer: Answer) -> Result<()> {
+/// And while it is new.
+pub(crate) const IN_CREATION: [&str; 7] = [
+    "PATCH configmaps",
+    "PATCH seinodes",
+    "PATCH seinodes/status",
+    "PATCH services",
+    "POST events",
+    "POST persistentvolumeclaims",
+    "POST statefulsets",
+];
+
+async fn die_in(
+    name: &str,
+    happening: Happening,
+    spec: fn(usize) -> Value,
+    answer: Answer,
+    expected: &[&str],
+) -> Result<()> {
     let mut play = Play::open_without_operator(name).await?;
-    let deaths = die_after_each_write(&mut play, Happening::Creation, answer).await?;
-    let expected = [
-        "PATCH configmaps",
-        "PATCH seinodes",
-        "PATCH seinodes/status",
-        "PATCH services",
-        "POST events",
-        "POST persistentvolumeclaims",
-        "POST statefulsets",
-    ];
-    assert_died_after(&deaths, &expected);
+    let deaths = Box::pin(die_after_each_write(&mut play, happening, spec, answer)).await?;
+    assert_kinds(&deaths, expected);
     play.close().await
+}
+
+fn rpc_node(_round: usize) -> Value {
+    rpc("seid:v0")
+}
+
+fn validator_node(round: usize) -> Value {
+    validator("seid:v0", &format!("signing-{round}"), &format!("p2p-{round}"))
+}
+
+fn bootstrapped(_round: usize) -> Value {
+    let (_, spec) = modes().pop().expect("the last mode is a bootstrap");
+    spec
 }
 
 #[tokio::test]
 async fn an_update_survives_a_death_after_each_write_that_went_unanswered() -> Result<()> {
-    die_in_updates("die-upd", rpc("seid:v0"), Answer::Lost).await
+    die_in("die-upd", Happening::Update, rpc_node, Answer::Lost, &IN_UPDATE).await
 }
 
 #[tokio::test]
 async fn an_update_survives_a_death_after_each_write() -> Result<()> {
-    die_in_updates("die-upd-told", rpc("seid:v0"), Answer::Given).await
+    die_in("die-upd-told", Happening::Update, rpc_node, Answer::Given, &IN_UPDATE).await
 }
 
 #[tokio::test]
 async fn a_validators_update_survives_a_death_after_each_write_that_went_unanswered() -> Result<()>
 {
-    die_in_updates("die-val", validator("seid:v0", "signing", "p2p"), Answer::Lost).await
+    die_in("die-val", Happening::Update, validator_node, Answer::Lost, &IN_UPDATE).await
 }
 
 #[tokio::test]
 async fn a_validators_update_survives_a_death_after_each_write() -> Result<()> {
-    die_in_updates("die-val-told", validator("seid:v0", "signing", "p2p"), Answer::Given).await
+    die_in("die-val-told", Happening::Update, validator_node, Answer::Given, &IN_UPDATE).await
+}
+
+#[tokio::test]
+async fn a_roll_in_a_slot_survives_a_death_after_each_write() -> Result<()> {
+    die_in("die-slot", Happening::Relabel, validator_node, Answer::Lost, &IN_UPDATE).await
+}
+
+#[tokio::test]
+async fn a_gate_is_opened_whoever_dies_after_each_write() -> Result<()> {
+    let expected = ["PATCH seinodes/status"];
+    die_in("die-gate", Happening::Eviction, validator_node, Answer::Lost, &expected).await
+}
+
+#[tokio::test]
+async fn repairs_survive_a_death_after_each_write() -> Result<()> {
+    let expected = ["PATCH configmaps", "PATCH services", "PATCH statefulsets"];
+    die_in("die-repair", Happening::Repair, rpc_node, Answer::Lost, &expected).await
 }
 
 #[tokio::test]
 async fn a_creation_survives_a_death_after_each_write_that_went_unanswered() -> Result<()> {
-    die_in_creations("die-new", Answer::Lost).await
+    die_in("die-new", Happening::Creation, validator_node, Answer::Lost, &IN_CREATION).await
 }
 
 #[tokio::test]
 async fn a_creation_survives_a_death_after_each_write() -> Result<()> {
-    die_in_creations("die-new-told", Answer::Given).await
+    die_in("die-new-told", Happening::Creation, validator_node, Answer::Given, &IN_CREATION).await
+}
+
+#[tokio::test]
+async fn a_bootstrap_survives_a_death_after_each_write() -> Result<()> {
+    let own = ["POST jobs", "POST services", "DELETE jobs", "DELETE services"];
+    let expected = [&IN_CREATION[..], &own].concat();
+    die_in("die-boot", Happening::Creation, bootstrapped, Answer::Lost, &expected).await
+}
+
+#[tokio::test]
+async fn a_deletion_survives_a_death_after_each_write() -> Result<()> {
+    let expected = ["DELETE persistentvolumeclaims", "PATCH seinodes", "PATCH seinodes/status"];
+    die_in("die-gone", Happening::Deletion, rpc_node, Answer::Lost, &expected).await
+}
+
+#[tokio::test]
+async fn a_deletion_survives_a_death_after_each_write_that_was_answered() -> Result<()> {
+    let expected = ["DELETE persistentvolumeclaims", "PATCH seinodes", "PATCH seinodes/status"];
+    die_in("die-gone-told", Happening::Deletion, rpc_node, Answer::Given, &expected).await
 }

@@ -1,178 +1,74 @@
-//! Nodes that are deleted, and pods that are evicted, at every moment of a plan: at each write of
-//! the operator, and wherever a plan can be made to wait.
+//! Nodes that are deleted, edited or lied about, and pods that are evicted, at every moment of a
+//! plan: at each write of the operator, and wherever a plan can be made to wait.
+
+mod hand;
+mod stop;
 
 use std::collections::BTreeSet;
-use std::fmt::Debug;
 
 use anyhow::{Context as _, Result, ensure};
 use cluster_tests::play::{Play, rpc, says};
 use cluster_tests::wait_for;
 use cluster_tests::wire::{Answer, Write};
 use futures::{StreamExt as _, TryStreamExt as _};
-use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, Service};
-use kube::api::{Api, DeleteParams, ListParams, PostParams};
-use kube::{Resource, ResourceExt as _};
 use sei_api::condition::ConditionType;
-use sei_api::names::{self, label};
 use sei_api::plan::PlannedTask;
 use sei_api::status::SeiNodePhase;
 use sei_api::task::Side;
-use sei_plan::view::PodView;
-use sei_rig::{Behaviour, ClaimRule, RuleId};
-use serde::de::DeserializeOwned;
+use sei_plan::view::{PodView, StatefulSetView};
+use sei_rig::{Behaviour, ClaimRule};
 use serde_json::{Value, json};
 
+use self::hand::{Before, Hand};
+use self::stop::{EARLY, LATE, Moment, Stop, keyed, make_secret};
+use crate::deaths::{IN_CREATION, IN_UPDATE, assert_kinds};
 use crate::modes::modes;
 
 /// As many nodes as are at it at once: each waits by looking, and the machine is small.
 const AT_ONCE: usize = 6;
 
-/// What is wanted in the end by who changes their mind.
-const THIRD: &str = "seid:v3";
-
-/// What somebody does in the middle of a plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Hand {
-    /// Deletes the node, which has a volume of its own.
-    Delete,
-    /// Deletes the node, whose volume was there before it; another one bears the name that its own
-    /// would have had.
-    DeleteImported,
-    /// Evicts the pod, if there is one.
-    Evict,
-    /// Wants a third image.
-    Edit,
-}
-
-impl Hand {
-    /// The spec that this is done to, with all that it needs.
-    async fn prepare(self, play: &Play, node: &str, mut spec: Value) -> Result<Value> {
-        if self == Self::DeleteImported {
-            for name in [format!("history-{node}"), format!("data-{node}")] {
-                make_claim(play, &name).await?;
-            }
-            spec["dataVolume"] = json!({ "import": { "pvcName": format!("history-{node}") } });
-        }
-        Ok(spec)
-    }
-
-    async fn act(self, play: &Play, node: &str) -> Result<()> {
-        let params = DeleteParams::default();
-        match self {
-            Self::Evict => match play.pods().delete(&names::pod(node), &params).await {
-                // There may be none just then.
-                Err(kube::Error::Api(answer)) if answer.code == 404 => {}
-                deleted => drop(deleted?),
-            },
-            Self::Edit => play.set_image(node, THIRD).await?,
-            Self::Delete | Self::DeleteImported => drop(play.nodes().delete(node, &params).await?),
-        }
-        Ok(())
-    }
-
-    /// Whether all is as it should be in the end.
-    async fn check(self, play: &Play, node: &str, uid: &str, pods: usize) -> Result<()> {
-        if matches!(self, Self::Evict | Self::Edit) {
-            play.settled(node).await?;
-            let seen = play.pods_seen(node);
-            ensure!(
-                (pods..=pods + 1).contains(&seen),
-                "{node}: {seen} pods, not {pods} or one more"
-            );
-            return Ok(());
-        }
-        play.until_gone(node).await?;
-        let mut left = Vec::new();
-        let cleared = wait_for("nothing is left of it", async || {
-            left = left_behind(play, node, uid).await?;
-            Ok(left.is_empty().then_some(()))
-        });
-        cleared.await.with_context(|| format!("{left:?}"))?;
-        if self == Self::DeleteImported {
-            for name in [format!("history-{node}"), format!("data-{node}")] {
-                let claim = play.claims().get(&name).await?;
-                ensure!(claim.metadata.deletion_timestamp.is_none(), "{name} is deleted");
-            }
-        }
-        Ok(())
-    }
-}
-
-async fn make_claim(play: &Play, name: &str) -> Result<()> {
-    let claim = serde_json::from_value(json!({
-        "metadata": { "name": name },
-        "spec": { "accessModes": ["ReadWriteOnce"],
-            "resources": { "requests": { "storage": "2Ti" } } },
-    }))?;
-    play.claims().create(&PostParams::default(), &claim).await?;
-    Ok(())
-}
-
-/// What there still is that belongs to the node of this uid.
-async fn left_behind(play: &Play, node: &str, uid: &str) -> Result<Vec<String>> {
-    let mut left = owned::<StatefulSet>(play, uid).await?;
-    left.extend(owned::<Job>(play, uid).await?);
-    left.extend(owned::<Service>(play, uid).await?);
-    left.extend(owned::<ConfigMap>(play, uid).await?);
-    left.extend(owned::<PersistentVolumeClaim>(play, uid).await?);
-    let labelled = ListParams::default().labels(&format!("{}={node}", label::NODE));
-    let pods: Api<Pod> = play.pods();
-    left.extend(pods.list(&labelled).await?.iter().map(|pod| format!("Pod {}", pod.name_any())));
-    Ok(left)
-}
-
-async fn owned<K>(play: &Play, uid: &str) -> Result<Vec<String>>
-where
-    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
-    K: Clone + DeserializeOwned + Debug,
-{
-    let all: Api<K> = Api::namespaced(play.scene.admin.clone(), &play.scene.namespace);
-    let all = all.list(&ListParams::default()).await?;
-    let is_its = |one: &&K| one.owner_references().iter().any(|owner| owner.uid == uid);
-    let name = |one: &K| format!("{} {}", K::kind(&()), one.name_any());
-    Ok(all.iter().filter(is_its).map(name).collect())
-}
-
-async fn uid_of(play: &Play, node: &str) -> Result<String> {
-    play.node(node).await?.metadata.uid.context("it has a uid")
-}
-
 /// Rounds in which a node is new or gets another image, and a hand comes in when the operator has
-/// written something that no hand came in after before. The operator learns of it afterwards.
+/// written something that no hand came in after before. The operator learns of it afterwards; one
+/// that is asked to undo what it is at does not, and its successor has to find out: by itself it
+/// would go on with its look at the node.
 async fn at_each_write(name: &str, hand: Hand, spec: Value, is_update: bool) -> Result<()> {
     let mut play = Play::open_without_operator(name).await?;
     play.scene.kubelet().treat_claims(&play.scene.namespace, ClaimRule::BindToVolume);
     let mut moments: BTreeSet<Write> = BTreeSet::new();
-    let mut wire = play.start_operator_on_wire(Answer::Lost).await?;
     for round in 1.. {
         let node = format!("node-{round}");
         let spec = hand.prepare(&play, &node, spec.clone()).await?;
         if is_update {
-            play.run(&node, spec).await?;
-            wire.stop_after_others_than(&moments);
+            if play.operator.is_none() {
+                play.start_operator_on_wire(Answer::Lost).await?;
+            }
+            play.run(&node, spec.clone()).await?;
+        }
+        // The one before is let finish its sentence: what it says belongs to no moment of these.
+        if let Some(operator) = play.operator.take() {
+            operator.stop().await?;
+        }
+        let wire = play.start_operator_on_wire(Answer::Lost).await?;
+        wire.stop_after_others_than(&moments);
+        if is_update {
             play.set_image(&node, "seid:v2").await?;
         } else {
-            wire.stop_after_others_than(&moments);
             play.create(&node, spec).await?;
         }
-        let uid = uid_of(&play, &node).await?;
         let Some(moment) = play.until_stopped(&wire, &node).await? else { break };
-        hand.act(&play, &node).await?;
-        wire.free();
-        if play.operator.is_none() {
-            // It was at its last words.
-            wire = play.start_operator_on_wire(Answer::Lost).await?;
+        let before = Before::of(&play, &node, "seid:v1").await?;
+        let deed = hand.act(&play, &before).await?;
+        if hand == Hand::Revert || play.operator.is_none() {
+            // Else it was at its last words.
+            play.start_operator_on_wire(Answer::Lost).await?;
         }
+        wire.free();
         let pods = if is_update { 2 } else { 1 };
-        let checked = hand.check(&play, &node, &uid, pods).await;
+        let checked = hand.check(&play, &before, deed, pods).await;
         checked.with_context(|| format!("round {round}, {hand:?} after {moment:?}"))?;
         moments.insert(moment);
     }
-    let kind = if is_update { "DELETE pods" } else { "POST statefulsets" };
-    assert!(moments.contains(&(kind.to_owned(), 1)), "{moments:?}");
+    assert_kinds(&moments, if is_update { &IN_UPDATE } else { &IN_CREATION });
     play.close().await
 }
 
@@ -197,7 +93,13 @@ async fn another_image_at_any_write_of_an_update_is_what_runs_in_the_end() -> Re
 }
 
 #[tokio::test]
-async fn a_pod_evicted_at_any_write_of_its_creation_costs_one_pod_at_most() -> Result<()> {
+async fn a_revert_at_any_write_of_an_update_restarts_what_was_replaced_and_nothing_else()
+-> Result<()> {
+    at_each_write("revert-upd", Hand::Revert, rpc("seid:v1"), true).await
+}
+
+#[tokio::test]
+async fn a_pod_evicted_at_any_write_of_its_creation_costs_one_pod() -> Result<()> {
     at_each_write("evict-new", Hand::Evict, rpc("seid:v1"), false).await
 }
 
@@ -206,135 +108,19 @@ async fn a_pod_evicted_at_any_write_of_an_update_costs_one_pod_at_most() -> Resu
     at_each_write("evict-upd", Hand::Evict, rpc("seid:v1"), true).await
 }
 
+#[tokio::test]
+async fn a_status_wiped_at_any_write_of_an_update_costs_no_pod() -> Result<()> {
+    at_each_write("wipe-upd", Hand::Wipe, rpc("seid:v1"), true).await
+}
+
+#[tokio::test]
+async fn a_status_wiped_at_any_write_of_a_creation_costs_no_pod() -> Result<()> {
+    at_each_write("wipe-new", Hand::Wipe, rpc("seid:v1"), false).await
+}
+
 fn bootstrapped() -> Value {
     let (_, spec) = modes().pop().expect("the last mode is a bootstrap");
     spec
-}
-
-/// What keeps a plan at one of its tasks.
-#[derive(Clone, Copy, Debug)]
-enum Stop {
-    /// Tasks of this type do not end.
-    Sidecar(&'static str),
-    /// A Secret that a key task checks is not there.
-    Secret(&'static str, ConditionType),
-    /// The old pod does not go, so it is never replaced.
-    OldPodStays,
-    /// The new pod's image cannot be pulled, so it is never observed.
-    NewImageUnpullable,
-}
-
-/// A moment of an update, and whether the gate of an evicted pod opens while it lasts: later than
-/// the delete, the plan itself is on its way to the gate.
-struct Moment {
-    stop: Stop,
-    gate_opens: bool,
-}
-
-const fn moment(stop: Stop, gate_opens: bool) -> Moment {
-    Moment { stop, gate_opens }
-}
-
-const EARLY: [Moment; 8] = [
-    moment(Stop::Secret("signing", ConditionType::SigningKeyReady), true),
-    moment(Stop::Secret("p2p", ConditionType::NodeKeyReady), true),
-    moment(Stop::Secret("ring", ConditionType::OperatorKeyringReady), true),
-    moment(Stop::Sidecar("config-patch"), true),
-    moment(Stop::Sidecar("config-validate"), true),
-    moment(Stop::OldPodStays, false),
-    moment(Stop::NewImageUnpullable, false),
-    moment(Stop::Sidecar("mark-ready"), false),
-];
-
-const LATE: [Moment; 5] = [
-    moment(Stop::OldPodStays, false),
-    moment(Stop::NewImageUnpullable, false),
-    moment(Stop::Sidecar("config-patch"), false),
-    moment(Stop::Sidecar("config-validate"), false),
-    moment(Stop::Sidecar("mark-ready"), false),
-];
-
-impl Stop {
-    /// Sets it up, for tasks that come from now on.
-    async fn set(self, play: &Play, node: &str) -> Result<Option<RuleId>> {
-        match self {
-            Self::Sidecar(task) => play.sidecars().hold(&play.scene.namespace, node, task),
-            Self::Secret(name, _) => {
-                secrets(play).delete(&format!("{name}-{node}"), &DeleteParams::default()).await?;
-            }
-            Self::OldPodStays => {
-                return Ok(Some(play.node_is(node, Behaviour::StuckTerminating)));
-            }
-            Self::NewImageUnpullable => {
-                let image = format!("seid:v2-{node}");
-                return Ok(Some(play.image_is(&image, Behaviour::ImageUnpullable)));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Waits until the plan stands there.
-    async fn reached(self, play: &Play, node: &str, before: usize) -> Result<()> {
-        match self {
-            Self::Sidecar(task) => play.until_submitted(node, task, before).await,
-            Self::Secret(_, kind) => {
-                let waits = |status: &_| says(status, kind).starts_with("False");
-                play.until(node, "its key is missed", waits).await.map(drop)
-            }
-            Self::OldPodStays => {
-                let what = "its old pod is to go";
-                play.until_pod(node, what, PodView::is_terminating).await.map(drop)
-            }
-            Self::NewImageUnpullable => {
-                play.until_pod_of(node, &format!("seid:v2-{node}")).await.map(drop)
-            }
-        }
-    }
-
-    async fn lift(self, play: &Play, node: &str, rule: Option<RuleId>) -> Result<()> {
-        match (self, rule) {
-            (Self::Sidecar(task), _) => play.sidecars().release(&play.scene.namespace, node, task),
-            (Self::Secret(name, _), _) => make_secret(play, name, node).await?,
-            (_, Some(rule)) => play.lift(rule),
-            _ => {}
-        }
-        Ok(())
-    }
-}
-
-fn secrets(play: &Play) -> Api<Secret> {
-    Api::namespaced(play.scene.admin.clone(), &play.scene.namespace)
-}
-
-/// One of the Secrets of a validator that has all kinds of keys.
-async fn make_secret(play: &Play, name: &str, node: &str) -> Result<()> {
-    let key = json!({ "type": "t", "value": "v" });
-    let signing = json!({ "address": node, "pub_key": key, "priv_key": key }).to_string();
-    let files = match name {
-        "signing" => json!({ "priv_validator_key.json": signing }),
-        "p2p" => json!({ "node_key.json": json!({ "priv_key": key }).to_string() }),
-        "ring" => json!({ "treasury.info": "key", "0a0a.address": "address" }),
-        _ => json!({ "passphrase": "passphrase" }),
-    };
-    let name = format!("{name}-{node}");
-    let secret = json!({ "metadata": { "name": name }, "stringData": files });
-    let secret: Secret = serde_json::from_value(secret)?;
-    secrets(play).create(&PostParams::default(), &secret).await?;
-    Ok(())
-}
-
-/// A validator with all kinds of keys.
-fn keyed(node: &str) -> Value {
-    let secret = |name: &str| json!({ "secretName": format!("{name}-{node}") });
-    let mut ring = secret("ring");
-    ring["keyName"] = json!("treasury");
-    ring["passphraseSecretRef"] = secret("pass");
-    ring["passphraseSecretRef"]["key"] = json!("passphrase");
-    json!({ "chainId": "demo-1", "image": format!("seid:v1-{node}"), "validator": {
-        "signingKey": { "secret": secret("signing") },
-        "nodeKey": { "secret": secret("p2p") },
-        "operatorKeyring": { "secret": ring },
-    }})
 }
 
 /// One node, updated, with a hand coming in at one moment.
@@ -344,31 +130,49 @@ async fn in_update(play: &Play, node: &str, hand: Hand, moment: &Moment, late: b
     }
     let spec = hand.prepare(play, node, keyed(node)).await?;
     play.run(node, spec).await?;
-    let (uid, old) = (uid_of(play, node).await?, play.uid(node).await?);
+    let (old, first) = (play.uid(node).await?, format!("seid:v1-{node}"));
+    let silent = late.then(|| play.image_is(&first, Behaviour::SidecarRefuses));
     if late {
-        play.image_is(&format!("seid:v1-{node}"), Behaviour::SidecarRefuses);
         play.until_pod(node, "its sidecar is silent", |pod| !pod.ready).await?;
     }
-    let before = if let Stop::Sidecar(task) = moment.stop { play.submitted(node, task) } else { 0 };
+    let submitted =
+        if let Stop::Sidecar(task) = moment.stop { play.submitted(node, task) } else { 0 };
     let rule = moment.stop.set(play, node).await?;
     play.set_image(node, &format!("seid:v2-{node}")).await?;
-    moment.stop.reached(play, node, before).await?;
-    hand.act(play, node).await?;
+    moment.stop.reached(play, node, submitted).await?;
+    let before = Before::of(play, node, &first).await?;
+    if let Some(rule) = silent.filter(|_| hand == Hand::Revert) {
+        // What is wanted again has to be able to answer.
+        play.lift(rule);
+    }
+    let deed = hand.act(play, &before).await?;
     if hand == Hand::Evict && moment.gate_opens {
-        // On a slow machine the old pod's sidecar is given up before; then the pod is the new one.
-        let new = format!("seid:v2-{node}");
-        play.until_pod(node, "the gate of another pod opens", |pod| {
-            pod.uid != old && (pod.seid.started || pod.seid.image == new)
-        })
-        .await?;
+        until_gate_opens_again(play, node, &old).await?;
+        let statefulset = StatefulSetView::from(&play.statefulsets().get(node).await?);
+        let applied = &statefulset.template["spec"]["containers"];
+        // Else it was opened only after the task had been given up.
+        ensure!(applied.to_string().contains(&first), "{node}: the update went on first");
     }
     moment.stop.lift(play, node, rule).await?;
-    hand.check(play, node, &uid, 2).await
+    hand.check(play, &before, deed, 2).await
+}
+
+/// Waits until the gate of the pod that came after this one has opened.
+async fn until_gate_opens_again(play: &Play, node: &str, old: &str) -> Result<()> {
+    let is_next = |pod: &PodView| pod.uid != old && !pod.is_terminating();
+    let next = play.until_pod(node, "there is another pod", is_next).await?.uid;
+    wait_for(&format!("{node}: the gate of pod {next} opens"), async || {
+        let openings = play.sidecars().gate_openings(&play.scene.namespace, node);
+        Ok(openings.iter().any(|one| one.pod_uid == next).then_some(()))
+    })
+    .await
 }
 
 /// A hand at each task of an update at which it can be made to wait.
 async fn at_each_task_of_an_update(name: &str, hand: Hand, late: bool) -> Result<()> {
-    let play = Play::open(name).await?;
+    // Where it counts what is not given up, waits are as long as in life.
+    let counts = matches!(hand, Hand::Evict | Hand::Revert) && !late;
+    let play = if counts { Play::open_at(name, 1).await? } else { Play::open(name).await? };
     play.scene.kubelet().treat_claims(&play.scene.namespace, ClaimRule::BindToVolume);
     let moments: &[Moment] = if late { &LATE } else { &EARLY };
     let on = &play;
@@ -401,6 +205,17 @@ async fn another_image_at_any_task_of_a_late_update_is_what_runs_in_the_end() ->
 }
 
 #[tokio::test]
+async fn a_revert_at_any_task_of_an_update_restarts_what_was_replaced_and_nothing_else()
+-> Result<()> {
+    at_each_task_of_an_update("revert-early", Hand::Revert, false).await
+}
+
+#[tokio::test]
+async fn a_revert_at_any_task_of_a_late_update_is_what_runs_in_the_end() -> Result<()> {
+    at_each_task_of_an_update("revert-late", Hand::Revert, true).await
+}
+
+#[tokio::test]
 async fn a_pod_evicted_at_any_task_of_an_update_gets_its_gate_opened_again() -> Result<()> {
     at_each_task_of_an_update("evict-early", Hand::Evict, false).await
 }
@@ -408,6 +223,27 @@ async fn a_pod_evicted_at_any_task_of_an_update_gets_its_gate_opened_again() -> 
 #[tokio::test]
 async fn a_pod_evicted_at_any_task_of_a_late_update_gets_its_gate_opened_again() -> Result<()> {
     at_each_task_of_an_update("evict-late", Hand::Evict, true).await
+}
+
+#[tokio::test]
+async fn a_status_wiped_at_any_task_of_an_update_costs_no_pod() -> Result<()> {
+    at_each_task_of_an_update("wipe-early", Hand::Wipe, false).await
+}
+
+#[tokio::test]
+async fn tasks_forged_to_be_done_at_any_task_of_an_update_keep_nothing_from_arriving() -> Result<()>
+{
+    at_each_task_of_an_update("forge-tasks", Hand::ForgeTasks, false).await
+}
+
+#[tokio::test]
+async fn a_target_forged_at_any_task_of_an_update_keeps_nothing_from_arriving() -> Result<()> {
+    at_each_task_of_an_update("forge-target", Hand::ForgeTarget, false).await
+}
+
+#[tokio::test]
+async fn a_hash_forged_at_any_task_of_an_update_keeps_nothing_from_arriving() -> Result<()> {
+    at_each_task_of_an_update("forge-hash", Hand::ForgeHash, false).await
 }
 
 /// For each task type that a sidecar has to do when a node is new, a mode in which it does.
@@ -440,14 +276,16 @@ async fn in_creation(
 ) -> Result<()> {
     let spec = hand.prepare(play, node, spec).await?;
     play.sidecars().hold(&play.scene.namespace, node, task);
+    // What replays first has a pod of its own for that.
+    let pods = if spec == bootstrapped() { 2 } else { 1 };
     play.create(node, spec).await?;
-    let uid = uid_of(play, node).await?;
     play.until_submitted(node, task, 0).await?;
     let status = play.status(node).await?;
     ensure!(status.phase == Some(SeiNodePhase::Initializing), "{:?}", status.phase);
-    hand.act(play, node).await?;
+    let before = Before::of(play, node, "seid:v1").await?;
+    let deed = hand.act(play, &before).await?;
     play.sidecars().release(&play.scene.namespace, node, task);
-    hand.check(play, node, &uid, 2).await
+    hand.check(play, &before, deed, pods).await
 }
 
 async fn at_each_sidecar_task_of_a_creation(name: &str, hand: Hand) -> Result<()> {
@@ -457,7 +295,7 @@ async fn at_each_sidecar_task_of_a_creation(name: &str, hand: Hand) -> Result<()
     let tasks = sidecar_tasks(&play).await?;
     let on = &play;
     let runs = tasks.into_iter().map(|(node, spec, task)| async move {
-        let run = in_creation(on, &node, spec, task, hand).await;
+        let run = Box::pin(in_creation(on, &node, spec, task, hand)).await;
         run.with_context(|| format!("{hand:?} at {task}"))
     });
     futures::stream::iter(runs).buffer_unordered(AT_ONCE).try_collect::<()>().await?;
@@ -488,17 +326,22 @@ async fn a_new_node_deleted_while_it_waits_leaves_nothing() -> Result<()> {
     play.create("boot", bootstrapped()).await?;
     play.create("keyless", keyed("keyless")).await?;
     play.create("imported", imported).await?;
+    play.image_is("seid:typo", Behaviour::ImageUnpullable);
+    play.create("mistyped", rpc("seid:typo")).await?;
     play.until_submitted("boot", "mark-ready", 0).await?;
+    play.until_pod("mistyped", "its image is missed", |pod| !pod.troubles.is_empty()).await?;
+    let status = play.status("mistyped").await?;
+    assert_eq!(status.phase, Some(SeiNodePhase::Initializing));
     for (node, kind) in
         [("keyless", ConditionType::SigningKeyReady), ("imported", ConditionType::ImportPvcReady)]
     {
         let waits = |status: &_| says(status, kind).starts_with("False");
         play.until(node, &format!("{kind:?} is not so"), waits).await?;
     }
-    for node in ["boot", "keyless", "imported"] {
-        let uid = uid_of(&play, node).await?;
-        Hand::Delete.act(&play, node).await?;
-        Hand::Delete.check(&play, node, &uid, 0).await?;
+    for node in ["boot", "keyless", "imported", "mistyped"] {
+        let before = Before::of(&play, node, "seid:v1").await?;
+        let deed = Hand::Delete.act(&play, &before).await?;
+        Hand::Delete.check(&play, &before, deed, 0).await?;
     }
     play.close().await
 }

@@ -62,6 +62,30 @@ fn only_the_progress_of_a_plan_can_wait_to_be_written() {
     assert!(!is_deferrable(&stored, &without));
 }
 
+#[test]
+fn how_far_a_bootstrap_has_come_is_written_at_once() {
+    let task = |name: &str, done: bool| {
+        let status = if done { "Complete" } else { "Pending" };
+        json!({ "type": name, "id": name, "status": status })
+    };
+    let at = |done: usize| -> SeiNodeStatus {
+        let names = [
+            "deploy-bootstrap-job",
+            "await-bootstrap-complete",
+            "teardown-bootstrap",
+            "apply-statefulset",
+        ];
+        let tasks = names.iter().enumerate().map(|(index, name)| task(name, index < done));
+        let tasks: Vec<_> = tasks.collect();
+        serde_json::from_value(json!({ "plan": { "id": "p", "phase": "Active", "tasks": tasks } }))
+            .unwrap()
+    };
+    assert!(is_deferrable(&at(0), &at(1)));
+    assert!(!is_deferrable(&at(1), &at(2)));
+    assert!(!is_deferrable(&at(2), &at(3)));
+    assert!(is_deferrable(&at(3), &at(4)));
+}
+
 fn rolling(sidecar: &str, stalled: &str) -> SeiNodeStatus {
     let condition = |kind: &str, status: &str, generation: i64| {
         json!({ "type": kind, "status": status, "reason": "R", "message": "",

@@ -1,7 +1,7 @@
 //! A node with an active plan: go on, or give it up for a newer wish.
 
 use sei_api::condition::{Reason, Truth};
-use sei_api::plan::{PlanKind, PlannedTask, TaskPlan};
+use sei_api::plan::{PlanKind, PlanTarget, PlannedTask, TaskPlan};
 use sei_api::status::{Cause, UpdateOutcome, UpdateState};
 use sei_api::task::{Side, TaskType};
 
@@ -14,6 +14,7 @@ use crate::check_plan::{Severity, check_plan};
 use crate::observation::{Observation, Sidecar};
 use crate::tasks::{before_replacement, in_bootstrap, kind_of};
 use crate::view::is_owned;
+use crate::wanted::Wanted;
 
 /// Decides what becomes of an active plan.
 pub(super) fn decide(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
@@ -100,7 +101,7 @@ fn decide_update(observation: &Observation, plan: &TaskPlan, decision: &mut Deci
         return;
     }
     if let Ok(wanted) = &observation.wanted
-        && wanted.hash != target.hash
+        && leads_elsewhere(target, wanted)
     {
         match stall::changed_identity(observation, wanted) {
             None => {
@@ -114,7 +115,7 @@ fn decide_update(observation: &Observation, plan: &TaskPlan, decision: &mut Deci
         supersede(observation, plan, "its template is no longer applied", decision);
         return;
     }
-    if replaceable && must_open_gate_first(observation) {
+    if replaceable && must_open_gate_first(observation, plan) {
         open_gate_first(observation, plan, decision);
         return;
     }
@@ -123,6 +124,14 @@ fn decide_update(observation: &Observation, plan: &TaskPlan, decision: &mut Deci
         return;
     }
     resume(observation, plan, decision);
+}
+
+/// Whether a plan's target is not what is wanted now. The images are part of the fingerprint, but a
+/// status can be edited, and a plan would wait for ever for an image that no pod will have.
+fn leads_elsewhere(target: &PlanTarget, wanted: &Wanted) -> bool {
+    target.hash != wanted.hash
+        || target.image != wanted.image
+        || target.sidecar_image != wanted.sidecar_image
 }
 
 /// Somebody made the StatefulSet anew or wrote another template since the plan applied its own. A
@@ -148,12 +157,27 @@ fn decide_stopped(observation: &Observation, plan: &TaskPlan, decision: &mut Dec
 }
 
 /// The plan waits for something while the pod it would replace is shut out: the pod comes first.
-fn must_open_gate_first(observation: &Observation) -> bool {
-    let waits = observation.waiting.as_ref().and_then(|waiting| waiting.reason);
+fn must_open_gate_first(observation: &Observation, plan: &TaskPlan) -> bool {
+    let Some(waiting) = &observation.waiting else { return false };
     // Where the sidecar refuses this plan's tasks, it would refuse the one that opens the gate too.
     let hopeless = [Reason::PodTerminating, Reason::SidecarAuth, Reason::SidecarUnreachable];
-    observation.sidecar == Sidecar::NotReady
-        && waits.is_some_and(|reason| !hopeless.contains(&reason))
+    let waits = match waiting.reason {
+        Some(reason) => !hopeless.contains(&reason),
+        None => is_older_than_pod(observation, plan),
+    };
+    observation.sidecar == Sidecar::NotReady && waits
+}
+
+/// Whether the sidecar's task was there before the pod that it runs on now: the pod it was given to
+/// was evicted, and nobody knows how long the task takes this time. One that was given to a pod
+/// which was shut out already is let finish; both times are known to the second.
+fn is_older_than_pod(observation: &Observation, plan: &TaskPlan) -> bool {
+    let task = plan.current().map(|(_, task)| task).filter(|task| is_of_sidecar(task));
+    let submitted = task.and_then(|task| task.submitted_at.as_ref());
+    let started = observation.pod().and_then(|pod| pod.sidecar.running_since);
+    submitted
+        .zip(started)
+        .is_some_and(|(submitted, started)| submitted.0.as_second() <= started.as_second())
 }
 
 /// A plan of one step gives way as soon as it waits and something else could start.
@@ -307,7 +331,7 @@ pub(super) fn start_late(observation: &Observation, plan: &TaskPlan, decision: &
         None => "it does not answer".to_owned(),
     };
     decision.report.push(Note::GoesOnLate { why: why.clone() });
-    let moved = plan.target.as_ref().is_some_and(|target| target.hash != wanted.hash);
+    let moved = plan.target.as_ref().is_some_and(|target| leads_elsewhere(target, wanted));
     if moved {
         supersede(observation, plan, &wanted.hash, decision);
         return;

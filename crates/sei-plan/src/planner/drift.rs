@@ -88,7 +88,8 @@ fn judge_without_pod(
     })
 }
 
-/// O, where it speaks for this pod: same revision, same algorithm.
+/// O, where it speaks for this pod: same revision, same algorithm. That a pod was made from what is
+/// wanted is not believed of one that has other images, whoever wrote it down.
 pub fn observed_hash<'a>(
     observation: &'a Observation,
     wanted: &Wanted,
@@ -98,7 +99,8 @@ pub fn observed_hash<'a>(
     let hash = status.pod_template_hash.as_deref()?;
     let template = status.pod_template.as_ref()?;
     let speaks = pod.revision.as_deref() == Some(template.revision.as_str());
-    (speaks && same_algorithm(hash, &wanted.hash)).then_some(hash)
+    let lies = hash == wanted.hash && images_differ(observation, pod, wanted);
+    (speaks && !lies && same_algorithm(hash, &wanted.hash)).then_some(hash)
 }
 
 /// Whether two fingerprints can be compared at all.

@@ -56,7 +56,7 @@ pub(super) fn step_statefulset(plan: &TaskPlan, seen: &Seen) -> Next {
     // Only the patch that is there for it starts a pod: it is not sent beside another signer.
     let present = statefulset.replicas.unwrap_or(1);
     object.spec.replicas = object.spec.replicas.map(|wanted| wanted.min(present));
-    if takes_a_key(&object, Some(statefulset)) && !seen.identity_is_stored {
+    if takes_a_key(&object, Some(statefulset)) && !seen.stored.identity {
         return wait(None, "whom the node signs as is recorded first");
     }
     if let Some(next) = try_pod(&object, seen) {
@@ -139,7 +139,7 @@ fn set_template(
 }
 
 fn create(plan: &TaskPlan, seen: &Seen, template: Option<Value>) -> Next {
-    if !seen.identity_is_stored {
+    if !seen.stored.identity {
         // Of two nodes with one key each must be able to see the other before either starts.
         return wait(None, "whom the node signs as is recorded first");
     }

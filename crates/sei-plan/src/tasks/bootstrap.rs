@@ -70,10 +70,14 @@ pub(super) fn step_teardown(seen: &Seen) -> Next {
                 "the bootstrap Job is controlled by another object",
             );
         }
-        if !job.terminating {
-            return request(Request::DeleteJob { uid: job.uid.clone() });
+        if job.terminating {
+            return wait(None, "the bootstrap Job is being deleted");
         }
-        return wait(None, "the bootstrap Job is being deleted");
+        if !seen.stored.replay {
+            // Whoever finds no Job where none was complete takes the replay for failed.
+            return wait(None, "that the replay is complete is recorded first");
+        }
+        return request(Request::DeleteJob { uid: job.uid.clone() });
     }
     let Look::Live(service) = &seen.service else { return read(Read::Service) };
     if let Some(service) = service

@@ -75,20 +75,16 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
 
 /// The revisions at which a pod is what this plan leads to, once the newest template was looked at.
 pub(super) fn revisions<'a>(
-    plan: &TaskPlan,
+    plan: &'a TaskPlan,
     statefulset: &'a StatefulSetView,
     seen: &'a Seen,
 ) -> Option<Revisions<'a>> {
-    let status = seen.node.status.as_ref();
-    let target = plan.target.as_ref().map(|target| &target.hash);
-    let observed = status.filter(|status| {
-        status.pod_template_hash.is_some() && status.pod_template_hash.as_ref() == target
+    let known = seen.node.status.as_ref().zip(plan.target.as_ref()).and_then(|(status, target)| {
+        let template = status.pod_template.as_ref()?;
+        let observed = status.pod_template_hash.as_ref() == Some(&target.hash);
+        observed.then_some((template.revision.as_str(), target.image.as_str()))
     });
-    let known = observed.and_then(|status| status.pod_template.as_ref());
-    Some(Revisions {
-        newest: statefulset.observed_revision()?,
-        known: known.map(|template| template.revision.as_str()),
-    })
+    Some(Revisions { newest: statefulset.observed_revision()?, known })
 }
 
 /// The pod to delete: owned, labelled with another revision, not terminating.

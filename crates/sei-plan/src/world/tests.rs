@@ -158,6 +158,19 @@ fn a_wiped_status_restarts_nothing() {
 }
 
 #[test]
+fn a_forged_hash_keeps_no_pod_from_being_replaced() {
+    for passes in 0..8 {
+        let mut world = running(full_node());
+        image(&mut world, "seid:2");
+        run(&mut world, passes);
+        let wanted = crate::planner::fixture::wanted(&world.node.spec, &world.platform).hash;
+        world.node.status.as_mut().unwrap().pod_template_hash = Some(wanted);
+        world.converge();
+        assert_eq!(world.deleted.len(), 1, "forged after {passes} passes");
+    }
+}
+
+#[test]
 fn a_forged_current_image_is_corrected_without_a_restart() {
     let mut world = running(full_node());
     world.node.status.as_mut().unwrap().current_image = Some("seid:9".to_owned());

@@ -265,6 +265,24 @@ fn a_forged_plan_is_given_up_without_harm() {
 }
 
 #[test]
+fn a_forged_target_is_given_up_for_what_is_wanted() {
+    type Forge = fn(&mut PlanTarget);
+    let forgeries: [Forge; 3] = [
+        |target| target.hash = "v1:0".into(),
+        |target| target.image = "seid:forged".into(),
+        |target| target.sidecar_image = "seictl:forged".into(),
+    ];
+    for forge in forgeries {
+        let forged = updating(full_node(), 0).with(|seen| {
+            forge(seen.status_mut().plan.as_mut().unwrap().target.as_mut().unwrap());
+        });
+        let target = started(&forged).unwrap().target.unwrap();
+        assert_eq!(target.image, "seid:2");
+        assert_eq!(target.hash, forged.wanted.unwrap().hash);
+    }
+}
+
+#[test]
 fn an_unanswered_or_failed_configuration_task_moves_behind_the_replacement() {
     let late = "apply-statefulset apply-service replace-pod observe-image config-patch \
                 config-validate mark-ready";
@@ -308,6 +326,26 @@ fn an_update_that_waits_lets_a_shut_out_pod_in_first() {
         seen.waiting = Some(waits(Reason::SecretMissing));
     });
     assert_eq!(started_tasks(&replaced), "none", "its own mark-ready opens the new pod's gate");
+}
+
+#[test]
+fn a_sidecar_task_that_outlives_its_pod_lets_the_next_pod_in_first() {
+    let evicted = |submitted: i64, started: i64| {
+        updating(full_node(), 0).with(|seen| {
+            seen.now = at(12);
+            seen.sidecar = Sidecar::NotReady;
+            seen.waiting = Some(Waiting::default());
+            seen.pods[0].sidecar.running_since = Some(at(started));
+            let plan = seen.status_mut().plan.as_mut().unwrap();
+            plan.tasks[0].submitted_at = Some(Time(at(submitted)));
+        })
+    };
+    assert_eq!(started_tasks(&evicted(5, 10)), "mark-ready");
+    assert_eq!(after(&evicted(5, 10)).pending_update.unwrap().attempts, None);
+    assert_eq!(started_tasks(&evicted(10, 10)), "mark-ready", "times are whole seconds");
+    assert_eq!(started_tasks(&evicted(11, 10)), "none", "it was given to this very pod");
+    let ready = evicted(5, 10).with(|seen| seen.sidecar = Sidecar::Ready);
+    assert_eq!(started_tasks(&ready), "none", "the gate is open");
 }
 
 #[test]
@@ -515,8 +553,9 @@ fn a_pause_does_not_undo_the_way_back_to_what_runs() {
     let observation = updating(full_node(), 3)
         .with(|seen| {
             let plan = seen.status_mut().plan.as_mut().unwrap();
-            plan.target.as_mut().unwrap().hash =
-                running(full_node()).status().pod_template_hash.clone().unwrap();
+            let target = plan.target.as_mut().unwrap();
+            target.hash = running(full_node()).status().pod_template_hash.clone().unwrap();
+            target.image = "seid:1".into();
         })
         .edit(|spec| {
             spec.image = "seid:1".into();

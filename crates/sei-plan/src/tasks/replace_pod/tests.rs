@@ -198,7 +198,9 @@ fn nothing_is_deleted_for_a_template_that_is_not_the_plans() {
 #[test]
 fn a_pod_seen_to_be_made_from_the_target_is_kept_whatever_its_revision_is_called() {
     let mut world = World::updating(TaskType::ReplacePod);
-    world.live_pods([pod(OLD)]);
+    let mut renamed = pod(OLD);
+    renamed.seid.image = "seid:new".to_owned();
+    world.live_pods([renamed]);
     let target = world.plan.target.as_ref().map(|target| target.hash.clone());
     let status = world.seen.node.status.get_or_insert_default();
     status.pod_template_hash = target;
@@ -207,6 +209,8 @@ fn a_pod_seen_to_be_made_from_the_target_is_kept_whatever_its_revision_is_called
         ..sei_api::status::ObservedTemplate::default()
     });
     world.check("renamed by an upgrade of the control plane", "done");
+    world.live_pods([pod(OLD)]);
+    world.check("said to be made from the target, with another image", DELETES);
     world.seen.node.status.get_or_insert_default().pod_template_hash = Some("v1:else".to_owned());
     world.check("made from something else", DELETES);
 }

@@ -90,7 +90,7 @@ fn a_missing_statefulset_is_created_only_after_a_live_look() {
 fn nobody_starts_to_sign_before_others_can_see_as_whom() {
     let mut world = update();
     world.seen.statefulset = Look::Live(None);
-    world.seen.identity_is_stored = false;
+    world.seen.stored.identity = false;
     world.check("not stored yet", "wait -: whom the node signs as is recorded first");
 }
 

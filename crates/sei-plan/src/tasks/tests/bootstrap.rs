@@ -272,6 +272,16 @@ fn teardown_deletes_job_and_service_and_waits_until_all_is_gone() {
 
 // B11
 #[test]
+fn the_job_is_kept_until_its_end_is_on_record() {
+    let mut world = at(T::TeardownBootstrap);
+    see_job(&mut world, |job| job.state = JobState::Complete);
+    world.seen.stored.replay = false;
+    world.check("not stored", "wait -: that the replay is complete is recorded first");
+    world.seen.stored.replay = true;
+    world.check("stored", "delete Job uid=job-uid");
+}
+
+#[test]
 fn teardown_of_nothing_is_done() {
     let mut world = at(T::TeardownBootstrap);
     let answers = [Outcome::Job(None), Outcome::Service(None), Outcome::Pods(Vec::new())];
