@@ -1,11 +1,11 @@
 //! What people do to objects by hand, and what becomes of it.
 
 use anyhow::{Context as _, Result};
-use cluster_tests::play::{Play, rpc};
+use cluster_tests::play::{Play, rpc, says};
 use cluster_tests::wait_for;
-use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use kube::api::{DeleteParams, Patch, PatchParams};
+use sei_api::condition::ConditionType;
 use sei_api::status::SeiNodePhase;
 use serde_json::{Value, json};
 
@@ -213,25 +213,54 @@ async fn a_forged_image_in_the_status_is_corrected_without_a_restart() -> Result
     Ok(())
 }
 
-#[tokio::test]
-async fn an_evicted_pod_gets_its_gate_opened_soon() -> Result<()> {
-    let play = Play::open("evicted").await?;
-    let namespace = play.scene.namespace.clone();
-    play.run("rpc", rpc("seid:v1")).await?;
-    let before = play.uid("rpc").await?;
-    play.evict("rpc").await?;
-    let next =
-        play.until_pod("rpc", "its sidecar runs", |pod| pod.uid != before && pod.sidecar.running);
-    let (next, answered) = (next.await?, Timestamp::now());
+/// A pod whose gate opens within this time, in seconds, was looked at because of an event: at the
+/// speed of life none of the operator's clocks ticks faster than every 5 s.
+const BY_AN_EVENT: f64 = 4.0;
+
+/// What people are promised, in seconds. A busy machine adds to what it takes and never takes from
+/// it, so it is the fastest of some that shows it.
+const PROMISED: f64 = 1.0;
+
+/// Waits until the gate is open behind the sidecar that answered after so many others, and returns
+/// how many seconds that took, counted from when the sidecar itself began to answer.
+pub(crate) async fn opened_after(play: &Play, node: &str, others: usize) -> Result<f64> {
+    let (namespace, sidecars) = (&play.scene.namespace, play.sidecars());
     let opened = wait_for("the gate is open", async || {
-        let openings = play.sidecars().gate_openings(&namespace, "rpc");
-        Ok(openings.into_iter().find(|one| one.pod_uid == next.uid))
-    })
-    .await?;
-    let waited = opened.at.duration_since(answered).as_secs_f64();
-    assert!(waited < 2.0, "the gate opened {waited} s after the sidecar ran");
-    play.settled("rpc").await?;
-    assert_eq!(play.status("rpc").await?.last_update, None);
-    assert_eq!(play.pods_seen("rpc"), 2);
+        let answers = sidecars.first_answers(namespace, node).into_iter().nth(others);
+        let Some(answer) = answers else { return Ok(None) };
+        let openings = sidecars.gate_openings(namespace, node);
+        let mut its = openings.iter().filter(|one| one.pod_uid == answer.pod_uid);
+        Ok(its.find(|one| one.at >= answer.at).map(|one| one.at.duration_since(answer.at)))
+    });
+    Ok(opened.await?.as_secs_f64())
+}
+
+/// How many times a sidecar of the node began to answer.
+pub(crate) fn answers(play: &Play, node: &str) -> usize {
+    play.sidecars().first_answers(&play.scene.namespace, node).len()
+}
+
+/// Each gate opened because of an event, and the operator's own part is as short as promised.
+pub(crate) fn assert_soon(waited: &[f64]) {
+    assert!(waited.iter().all(|one| *one < BY_AN_EVENT), "gates opened after {waited:?} s");
+    assert!(waited.iter().any(|one| *one <= PROMISED), "gates opened after {waited:?} s");
+}
+
+#[tokio::test]
+async fn an_evicted_pods_gate_is_open_within_a_second_of_its_sidecars_answer() -> Result<()> {
+    let play = Play::open_at("evicted", 1).await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    let mut waited = Vec::new();
+    for _ in 0..3 {
+        let before = answers(&play, "rpc");
+        play.evict("rpc").await?;
+        waited.push(opened_after(&play, "rpc", before).await?);
+        play.settled("rpc").await?;
+    }
+    assert_soon(&waited);
+    let status = play.status("rpc").await?;
+    assert_eq!(status.last_update, None);
+    assert_eq!(says(&status, ConditionType::NodeUpdateInProgress), "absent");
+    assert_eq!(play.pods_seen("rpc"), 4);
     play.close().await
 }
