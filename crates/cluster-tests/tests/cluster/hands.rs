@@ -1,5 +1,7 @@
 //! What people do to objects by hand, and what becomes of it.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result};
 use cluster_tests::play::{Play, rpc, says};
 use cluster_tests::wait_for;
@@ -7,6 +9,8 @@ use k8s_openapi::api::apps::v1::StatefulSet;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use sei_api::condition::ConditionType;
 use sei_api::status::SeiNodePhase;
+use sei_plan::view::PodView;
+use sei_rig::{Behaviour, Rule};
 use serde_json::{Value, json};
 
 const CONFIG: &str = "rpc-rbac-proxy-config";
@@ -262,5 +266,31 @@ async fn an_evicted_pods_gate_is_open_within_a_second_of_its_sidecars_answer() -
     assert_eq!(status.last_update, None);
     assert_eq!(says(&status, ConditionType::NodeUpdateInProgress), "absent");
     assert_eq!(play.pods_seen("rpc"), 4);
+    play.close().await
+}
+
+/// The proxy in front of a sidecar may start long after it: its image has to be had first.
+#[tokio::test]
+async fn a_sidecar_that_answers_late_gets_its_gate_opened_as_soon() -> Result<()> {
+    let play = Play::open_at("evicted-late", 1).await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    let mut waited = Vec::new();
+    for image in ["seid:v1", "seid:v2"] {
+        let (before, uid) = (answers(&play, "rpc"), play.uid("rpc").await?);
+        let late = Rule::new(Behaviour::SidecarRefuses).of_node("rpc").of_image(image);
+        let rule = play.scene.kubelet().behave(&play.scene.namespace, late);
+        match image {
+            "seid:v1" => play.evict("rpc").await?,
+            _ => play.set_image("rpc", image).await?,
+        }
+        let is_silent = |pod: &PodView| pod.uid != uid && pod.sidecar.running;
+        play.until_pod("rpc", "its sidecar runs", is_silent).await?;
+        // Not a wait for something: this is how long the proxy takes.
+        tokio::time::sleep(Duration::from_secs(7)).await;
+        play.lift(rule);
+        waited.push(opened_after(&play, "rpc", before).await?);
+        play.settled("rpc").await?;
+    }
+    assert_soon(&waited);
     play.close().await
 }
