@@ -1,8 +1,9 @@
 //! The operator as people run it: a process with flags, a lease, probes and metrics.
 
+use std::fs::File;
 use std::net::TcpListener;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 
 use crate::alerts::check;
 use crate::recording::{Fires, Scrape, scrape};
@@ -28,12 +29,16 @@ struct Process {
     child: Child,
     metrics: u16,
     health: u16,
+    /// Where it tells what it does.
+    log: PathBuf,
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        // Shown with a failure only; without it, an operator that ended is a wait that was too long.
+        eprintln!("{}", std::fs::read_to_string(&self.log).unwrap_or_default());
     }
 }
 
@@ -55,17 +60,20 @@ fn free_port() -> Result<u16> {
 fn start(plane: &ControlPlane, identity: &str) -> Result<Process> {
     let config = plane.folder().join("platform.yaml");
     std::fs::write(&config, PLATFORM)?;
+    let log = plane.folder().join(format!("{identity}.log"));
+    // Built first: a port that nobody listens on is not free for long.
+    let program = program()?;
     let (metrics, health) = (free_port()?, free_port()?);
-    let child = Command::new(program()?)
+    let child = Command::new(program)
         .arg("run")
         .arg(format!("--metrics-bind-address=127.0.0.1:{metrics}"))
         .arg(format!("--health-probe-bind-address=127.0.0.1:{health}"))
         .args(["--leader-election-namespace", "default", "--identity", identity])
         .env("KUBECONFIG", plane.kubeconfig(User::Operator))
         .env("SEI_CONTROLLER_CONFIG", config)
-        .stderr(Stdio::null())
+        .stderr(File::create(&log)?)
         .spawn()?;
-    Ok(Process { child, metrics, health })
+    Ok(Process { child, metrics, health, log })
 }
 
 /// The answer of a small HTTP server on loopback, head and body.
@@ -212,19 +220,18 @@ async fn the_readmes_commands_bring_up_a_node_on_ones_own_cluster() -> Result<()
     lane.kubelet().sidecars().demand_token("default", Some(token.trim()));
 
     // What cargo runs is built already, in another profile; the usual ports may be somebody else's.
+    let program = format!("exec '{}'", program()?.display());
+    let run = run.replace("cargo run --release -p sei-operator --", &program);
     let (metrics, health) = (free_port()?, free_port()?);
-    let run = run.replace(
-        "cargo run --release -p sei-operator --",
-        &format!("exec '{}'", program()?.display()),
-    );
     ensure!(run.contains("exec "), "the README runs it by cargo: {run}");
     let run = format!(
         "{} --metrics-bind-address=127.0.0.1:{metrics} \
          --health-probe-bind-address=127.0.0.1:{health}",
         run.trim_end()
     );
-    let child = shell(&run).stderr(Stdio::null()).spawn()?;
-    let _operator = Process { child, metrics, health };
+    let log = folder.path().join("operator.log");
+    let child = shell(&run).stderr(File::create(&log)?).spawn()?;
+    let _operator = Process { child, metrics, health, log };
 
     let nodes: Api<SeiNode> = Api::namespaced(lane.plane().client(User::Admin)?, "default");
     let node: SeiNode = serde_json::from_value(json!({
