@@ -103,7 +103,9 @@ async fn a_new_nodes_sidecar_gets_its_tasks_in_their_order() -> Result<()> {
     ] {
         play.run(name, mode(name)).await?;
         let all = play.sidecars().submissions(&play.scene.namespace, name);
-        let all: Vec<&str> = all.iter().map(|one| one.task_type.as_str()).collect();
+        // What is asked once more because an answer was lost runs nothing.
+        let all = all.iter().filter(|one| one.has_effect);
+        let all: Vec<&str> = all.map(|one| one.task_type.as_str()).collect();
         assert_eq!(all, tasks, "{name}");
         if name == "replayer" {
             assert_eq!(play.status(name).await?.endpoint, None);
