@@ -118,20 +118,21 @@ async fn the_role_grants_exactly_what_is_used() -> Result<()> {
         .filter(|entry| entry.user == "sei-operator")
         .map(|entry| {
             let sub = entry.subresource.as_ref().map(|sub| format!("/{sub}")).unwrap_or_default();
-            (format!("{}{sub}", entry.resource), entry.verb.clone())
+            (format!("{}/{}{sub}", entry.group, entry.resource), entry.verb.clone())
         })
         .collect();
     let granted: BTreeSet<(String, String)> = RULES
         .iter()
         .filter(|rule| !rule.indirect)
         .flat_map(|rule| {
-            rule.verbs.iter().map(|verb| (rule.resource.to_owned(), (*verb).to_owned()))
+            let resource = format!("{}/{}", rule.group, rule.resource);
+            rule.verbs.iter().map(move |verb| (resource.clone(), (*verb).to_owned()))
         })
         .collect();
     let unused: Vec<_> = granted.difference(&used).collect();
     let ungranted: Vec<_> = used.difference(&granted).collect();
     // An event is patched when it is repeated within minutes, which nothing here is.
-    let rare = [("events", "patch")];
+    let rare = [("events.k8s.io/events", "patch")];
     let unused: Vec<_> = unused
         .into_iter()
         .filter(|(resource, verb)| !rare.contains(&(resource.as_str(), verb.as_str())))
