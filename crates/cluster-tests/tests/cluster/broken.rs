@@ -123,6 +123,8 @@ async fn one_hanging_sidecar_does_not_keep_twenty_others_from_rolling() -> Resul
         play.settled(name).await?;
         assert_eq!(play.pods_seen(name), 2);
     }
+    let openings = play.sidecars().gate_openings(&play.scene.namespace, "rpc-0");
+    assert_eq!(openings.len(), 1, "its own update is not through yet");
     play.lift(rule);
     play.settled("rpc-0").await?;
     assert_eq!(play.pods_seen("rpc-0"), 2);
