@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 
 use anyhow::Result;
-use cluster_tests::play::{Play, rpc, validator};
+use cluster_tests::play::{Play, rpc, says, validator};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{Api, DeleteParams, PostParams};
 use sei_api::SeiNode;
+use sei_api::condition::ConditionType;
 use sei_api::rbac::RULES;
 use sei_rig::ClaimRule;
 use serde_json::{Value, json};
@@ -57,6 +58,8 @@ async fn every_mode_runs_with_no_pod_deleted_and_no_second_plan() -> Result<()> 
         play.settled(name).await?;
         let status = play.status(name).await?;
         assert_eq!(status.last_update, None, "{name}");
+        // M1.4: who was never updated is not said to be.
+        assert_eq!(says(&status, ConditionType::NodeUpdateInProgress), "absent", "{name}");
         let pods = if name == "bootstrap" { 2 } else { 1 };
         assert_eq!(play.pods_seen(name), pods, "{name}");
     }
