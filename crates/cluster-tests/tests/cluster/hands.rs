@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use cluster_tests::play::{Play, rpc, says};
+use cluster_tests::play::{Play, rpc, says, validator};
 use cluster_tests::wait_for;
 use k8s_openapi::api::apps::v1::StatefulSet;
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use sei_api::condition::ConditionType;
+use sei_api::names::label::POD_REVISION;
+use sei_api::plan::TaskStatus;
 use sei_api::status::SeiNodePhase;
 use sei_plan::view::PodView;
 use sei_rig::{Behaviour, Rule};
@@ -116,8 +118,86 @@ async fn a_statefulset_deleted_without_its_pod_takes_the_pod_over() -> Result<()
 }
 
 async fn patch_set(play: &Play, patch: Value) -> Result<StatefulSet> {
+    patch_set_of(play, "rpc", patch).await
+}
+
+async fn patch_set_of(play: &Play, node: &str, patch: Value) -> Result<StatefulSet> {
     let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
-    Ok(play.statefulsets().patch("rpc", &params, &patch).await?)
+    Ok(play.statefulsets().patch(node, &params, &patch).await?)
+}
+
+// M2.2
+#[tokio::test]
+async fn a_strangers_pod_under_the_same_labels_is_not_touched_by_an_update() -> Result<()> {
+    let play = Play::open("stranger").await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    let mut labels = play.pods().get("rpc-0").await?.metadata.labels.context("has labels")?;
+    labels.insert(POD_REVISION.to_owned(), "of-another".to_owned());
+    let pod = serde_json::from_value(json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "stranger", "labels": labels },
+        "spec": { "containers": [{ "name": "seid", "image": "seid:v1" }] },
+    }))?;
+    let stranger = play.pods().create(&PostParams::default(), &pod).await?;
+    play.set_image("rpc", "seid:v2").await?;
+    play.settled("rpc").await?;
+    let after = play.pods().get("stranger").await?;
+    assert_eq!(after.metadata.uid, stranger.metadata.uid);
+    assert_eq!(after.metadata.deletion_timestamp, None);
+    assert_eq!(play.pods_seen("rpc"), 3, "two of the node, and the stranger");
+    play.close().await
+}
+
+// M2.2
+#[tokio::test]
+async fn a_pod_without_its_revision_is_not_touched_by_an_update_that_waits_for_it() -> Result<()> {
+    let play = Play::open("unlabelled").await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    let before = play.uid("rpc").await?;
+    let patch = Patch::Merge(json!({ "metadata": { "labels": { POD_REVISION: null } } }));
+    play.pods().patch("rpc-0", &PatchParams::default(), &patch).await?;
+    play.set_image("rpc", "seid:v2").await?;
+    play.until("rpc", "its pod is to be replaced", |status| {
+        let tasks = status.plan.iter().flat_map(|plan| &plan.tasks);
+        let mut applied = tasks.filter(|task| task.r#type == "apply-service");
+        applied.any(|task| task.status == TaskStatus::Complete)
+    })
+    .await?;
+    // Whatever was begun then is done by the time that a whole node has been made.
+    play.run("later", rpc("seid:v1")).await?;
+    let pod = play.pod("rpc").await?.context("it is there")?;
+    assert!(pod.uid == before && !pod.is_terminating());
+    play.evict("rpc").await?;
+    play.settled("rpc").await?;
+    assert_eq!(play.pods_seen("rpc"), 2);
+    play.close().await
+}
+
+// M2.2
+#[tokio::test]
+async fn two_replicas_of_a_validator_in_the_middle_of_an_update_are_one_again() -> Result<()> {
+    let play = Play::open_at("replicas-mid", 1).await?;
+    let namespace = play.scene.namespace.clone();
+    play.validator_keys("signing", "p2p").await?;
+    play.run("val", validator("seid:v1", "signing", "p2p")).await?;
+    play.sidecars().hold(&namespace, "val", "config-validate");
+    let before = play.submitted("val", "config-validate");
+    play.set_image("val", "seid:v2").await?;
+    play.until_submitted("val", "config-validate", before).await?;
+    let before = patch_set_of(&play, "val", json!({ "spec": { "replicas": 2 } })).await?;
+    let after = wait_for("there is one again", async || {
+        let set = play.statefulsets().get("val").await?;
+        Ok((set.spec.replicas == Some(1)).then_some(set))
+    })
+    .await?;
+    assert_eq!(after.spec.template, before.spec.template, "the update has not come so far yet");
+    play.sidecars().release(&namespace, "val", "config-validate");
+    play.settled("val").await?;
+    wait_for("the second pod is gone", async || {
+        Ok(play.pods().get_opt("val-1").await?.is_none().then_some(()))
+    })
+    .await?;
+    assert_eq!(play.until_pod_of("val", "seid:v2").await?.name, "val-0");
+    play.close().await
 }
 
 #[tokio::test]
