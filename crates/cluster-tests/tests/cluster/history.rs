@@ -53,6 +53,11 @@ impl History {
         self.find(claim, |seen| seen.all.iter().find(|one| is(one)).cloned()).await
     }
 
+    /// All of them so far.
+    pub(crate) async fn all(&self) -> Result<Vec<SeiNodeStatus>> {
+        self.find("there is some", |seen| Some(seen.all.clone())).await
+    }
+
     async fn find<T>(&self, claim: &str, look: impl Fn(&Seen) -> Option<T>) -> Result<T> {
         wait_for(claim, async || {
             let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);

@@ -10,10 +10,11 @@ use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use sei_api::condition::ConditionType;
 use sei_api::names::NODE_FINALIZER;
 use sei_api::plan::PlanPhase;
-use sei_api::status::{Endpoint, SeiNodePhase};
+use sei_api::status::{Endpoint, SeiNodePhase, SeiNodeStatus};
 use sei_rig::ClaimRule;
 use serde_json::{Value, json};
 
+use crate::history::History;
 use crate::modes::modes;
 
 fn mode(name: &str) -> Value {
@@ -309,6 +310,11 @@ async fn peers_are_found_by_their_labels() -> Result<()> {
     play.close().await
 }
 
+/// A platform under which the environment of sidecars is another.
+fn other_environment() -> String {
+    PLATFORM.replace("bucket: genesis,", "bucket: genesis-two,")
+}
+
 /// A platform under which templates are rendered otherwise.
 fn other_platform() -> String {
     PLATFORM.replace("tolerationKey: example.org/chain", "tolerationKey: example.org/other")
@@ -321,15 +327,28 @@ async fn a_template_that_the_platform_changed_reaches_the_pod_once() -> Result<(
     play.run("rpc", rpc("seid:v1")).await?;
     play.until_pod("rpc", "it is ready", |pod| pod.ready).await?;
     let before = play.status("rpc").await?.pod_template_hash;
-    let setup = Setup { platform: other_platform(), ..Setup::default() };
+    let history = History::of(&play, "rpc").await?;
+    let setup = Setup { platform: other_environment(), ..Setup::default() };
     play.start_with(setup).await?;
     let changed = play.until("rpc", "another template runs", |status| {
         status.pod_template_hash != before && status.plan.is_none()
     });
     let status = changed.await?;
     assert!(says(&status, ConditionType::PodTemplateDrift).starts_with("False/InSync"));
-    assert!(says(&status, ConditionType::NodeUpdateInProgress).starts_with("False/UpdateComplete"));
+    let progress = |status: &SeiNodeStatus| {
+        let told = says(status, ConditionType::NodeUpdateInProgress);
+        told.split(':').next().unwrap_or_default().to_owned()
+    };
+    history.first("its end is stored", |one| progress(one) == "False/UpdateComplete").await?;
+    let mut told: Vec<String> = history.all().await?.iter().map(progress).collect();
+    told.dedup();
+    assert_eq!(told, ["absent", "True/UpdateStarted", "False/UpdateComplete"]);
     play.settled("rpc").await?;
+    let set = play.statefulsets().get("rpc").await?;
+    let applied = set.metadata.annotations.unwrap_or_default();
+    assert_eq!(status.pod_template_hash.as_ref(), applied.get("sei.io/template-hash"));
+    let pod = serde_json::to_value(play.pods().get("rpc-0").await?)?.to_string();
+    assert!(pod.contains("genesis-two"), "{pod}");
     assert_eq!(play.pods_seen("rpc"), 2);
     play.close().await
 }
