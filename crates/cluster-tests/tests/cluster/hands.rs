@@ -10,10 +10,12 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use sei_api::condition::ConditionType;
 use sei_api::names::label::POD_REVISION;
 use sei_api::plan::TaskStatus;
-use sei_api::status::SeiNodePhase;
+use sei_api::status::{SeiNodePhase, SeiNodeStatus};
 use sei_plan::view::PodView;
-use sei_rig::{Behaviour, Rule};
+use sei_rig::{AuditEntry, Behaviour, Rule};
 use serde_json::{Value, json};
+
+use crate::history::History;
 
 const CONFIG: &str = "rpc-rbac-proxy-config";
 
@@ -346,6 +348,44 @@ async fn an_evicted_pods_gate_is_open_within_a_second_of_its_sidecars_answer() -
     assert_eq!(status.last_update, None);
     assert_eq!(says(&status, ConditionType::NodeUpdateInProgress), "absent");
     assert_eq!(play.pods_seen("rpc"), 4);
+    play.close().await
+}
+
+// N19
+#[tokio::test]
+async fn an_approval_is_stored_before_it_is_given() -> Result<()> {
+    let play = Play::open("approval").await?;
+    let namespace = play.scene.namespace.clone();
+    play.run("rpc", rpc("seid:v1")).await?;
+    assert_eq!(play.status("rpc").await?.plan, None);
+    play.sidecars().hold(&namespace, "rpc", "mark-ready");
+    let before = play.submitted("rpc", "mark-ready");
+    let history = History::of(&play, "rpc").await?;
+    let mut requests = play.requests();
+    play.evict("rpc").await?;
+    play.until_submitted("rpc", "mark-ready", before).await?;
+    let given = play.sidecars().submissions(&namespace, "rpc");
+    let given = given.into_iter().filter(|one| one.task_type == "mark-ready").nth(before);
+    let given = given.context("it was just seen")?;
+    let is_of_it = |status: &SeiNodeStatus| {
+        let mut tasks = status.plan.iter().flat_map(|plan| &plan.tasks);
+        tasks.any(|task| task.id == given.id)
+    };
+    history.first("the approval is stored", is_of_it).await?;
+    // The history begins with what was there; each change after it is a request in the log.
+    let nth = history.all().await?.iter().skip(1).position(is_of_it).context("it was just seen")?;
+    let mut statuses = Vec::new();
+    let stored = wait_for("what was stored is in the log", async || {
+        statuses.extend(requests.new_ones()?);
+        let is_status = |one: &AuditEntry| one.subresource.is_some() && one.code == 200;
+        statuses.retain(is_status);
+        Ok(statuses.get(nth).map(|one| one.at))
+    })
+    .await?;
+    assert!(stored < given.at, "stored at {stored}, given at {}", given.at);
+    play.sidecars().release(&namespace, "rpc", "mark-ready");
+    play.settled("rpc").await?;
+    assert_eq!(play.status("rpc").await?.plan, None);
     play.close().await
 }
 

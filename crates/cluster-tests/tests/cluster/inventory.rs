@@ -11,7 +11,7 @@ use sei_api::condition::ConditionType;
 use sei_api::names::NODE_FINALIZER;
 use sei_api::plan::PlanPhase;
 use sei_api::status::{Endpoint, SeiNodePhase, SeiNodeStatus};
-use sei_rig::ClaimRule;
+use sei_rig::{Behaviour, ClaimRule};
 use serde_json::{Value, json};
 
 use crate::history::History;
@@ -273,7 +273,7 @@ async fn a_signing_key_of_the_wrong_shape_fails_the_node() -> Result<()> {
     play.close().await
 }
 
-// N27, N29, N30, N32
+// N27, N28, N29, N30, N31, N32, N33
 #[tokio::test]
 async fn peers_are_found_by_their_labels() -> Result<()> {
     let mut play = Play::open("peers").await?;
@@ -305,8 +305,30 @@ async fn peers_are_found_by_their_labels() -> Result<()> {
     play.kill_operator();
     let before = play.node("c").await?.metadata.resource_version;
     play.start_operator(Setup::default().speed).await?;
-    play.run("d", rpc("seid:v1")).await?;
+    let mut spec = rpc("seid:v1");
+    spec["peers"] = json!([{ "static": { "addresses": ["id@host:26656"] } }]);
+    play.run("d", spec).await?;
     assert_eq!(play.node("c").await?.metadata.resource_version, before);
+    let told = play.until("d", "its peer is told", |status| status.resolved_peers.is_some());
+    assert_eq!(told.await?.resolved_peers, Some(vec!["id@host:26656".to_owned()]));
+
+    // A peer that says nothing keeps its entry, also with who never heard it.
+    play.kill_operator();
+    play.node_is("a", Behaviour::SidecarRefuses);
+    play.start_operator(Setup::default().speed).await?;
+    play.set_image("c", "seid:v2").await?;
+    play.settled("c").await?;
+    assert_eq!(play.status("c").await?.resolved_peers, Some(peers));
+
+    // Where others see a peer from outside, that is where it is.
+    let outside = "b.example.org:26656";
+    play.edit("b", json!({ "spec": { "externalAddress": outside } })).await?;
+    play.set_image("c", "seid:v3").await?;
+    play.until("c", "it goes there", |status| {
+        let peers = status.resolved_peers.iter().flatten();
+        peers.filter_map(|one| one.split_once('@')).any(|(_, host)| host == outside)
+    })
+    .await?;
     play.close().await
 }
 
