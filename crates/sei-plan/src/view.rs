@@ -53,19 +53,23 @@ impl StatefulSetView {
 
     /// What of the node's identity the template carries.
     pub fn identity(&self) -> Identity {
-        let labels = &self.template["metadata"]["labels"];
-        let text = |value: &Value| value.as_str().map(str::to_owned);
-        let volume = |name: &str| {
-            let volumes = self.template["spec"]["volumes"].as_array();
-            volumes.and_then(|all| all.iter().find(|one| one["name"] == name)).cloned()
-        };
-        Identity {
-            chain: text(&labels[label::CHAIN]),
-            role: text(&labels[label::ROLE]),
-            signing_secret: volume("signing-key")
-                .and_then(|one| text(&one["secret"]["secretName"])),
-            claim: volume("data").and_then(|one| text(&one["persistentVolumeClaim"]["claimName"])),
-        }
+        identity_of(&self.template)
+    }
+}
+
+/// Who the pods of a template are.
+pub fn identity_of(template: &Value) -> Identity {
+    let labels = &template["metadata"]["labels"];
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let volume = |name: &str| {
+        let volumes = template["spec"]["volumes"].as_array();
+        volumes.and_then(|all| all.iter().find(|one| one["name"] == name)).cloned()
+    };
+    Identity {
+        chain: text(&labels[label::CHAIN]),
+        role: text(&labels[label::ROLE]),
+        signing_secret: volume("signing-key").and_then(|one| text(&one["secret"]["secretName"])),
+        claim: volume("data").and_then(|one| text(&one["persistentVolumeClaim"]["claimName"])),
     }
 }
 

@@ -183,6 +183,7 @@ pub(crate) fn new_node(spec: SeiNodeSpec) -> Observation {
         sidecar: Sidecar::Unknown,
         slot: Some(Slot::Granted),
         adoption: None,
+        asks_peers: false,
         signing_conflict: None,
         waiting: None,
         in_flight: false,

@@ -59,12 +59,15 @@ fn why_not(observation: &Observation) -> Option<Note> {
     if gate.blocked {
         return Some(Note::GateBlocked { why: gate.verdict.message });
     }
+    if observation.asks_peers {
+        // The first plan holds the addresses of peers as they are known when it is built.
+        return Some(Note::WaitsForPeers);
+    }
     if let Some(with) = &observation.signing_conflict {
         return Some(Note::SigningKeyConflict { with: with.clone() });
     }
-    if observation.statefulset.is_some() && observation.own_statefulset().is_none() {
-        let why = "a StatefulSet of its name is controlled by another object".to_owned();
-        return Some(Note::Refused { why });
+    if observation.has_foreign_statefulset() {
+        return Some(Note::Refused { why: running::FOREIGN_STATEFULSET.to_owned() });
     }
     // Objects of ours beside an empty status: look at the pod before deciding what the node was.
     let unknown = matches!(observation.status().phase, None | Some(SeiNodePhase::Pending));

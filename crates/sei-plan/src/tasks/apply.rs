@@ -12,7 +12,7 @@ use super::{Effects, Next, done, fail, in_bootstrap, kind_of, not_ours, read, re
 use crate::adoption::template_of_revision;
 use crate::request::{Read, Request};
 use crate::seen::{CONFIG_MAP, Look, PodTry, SERVICE, Seen};
-use crate::view::StatefulSetView;
+use crate::view::{StatefulSetView, identity_of};
 
 /// Writes the plan's template to the StatefulSet, or makes one.
 pub(super) fn step_statefulset(plan: &TaskPlan, seen: &Seen) -> Next {
@@ -47,12 +47,25 @@ pub(super) fn step_statefulset(plan: &TaskPlan, seen: &Seen) -> Next {
     if let Err(next) = set_template(&mut object, plan, seen, template) {
         return next;
     }
+    // Only the patch that is there for it starts a pod: it is not sent beside another signer.
+    let present = statefulset.replicas.unwrap_or(1);
+    object.spec.replicas = object.spec.replicas.map(|wanted| wanted.min(present));
+    if takes_a_key(&object, Some(statefulset)) && !seen.identity_is_stored {
+        return wait(None, "whom the node signs as is recorded first");
+    }
     if let Some(next) = try_pod(&object, seen) {
         return next;
     }
     object.metadata.uid = Some(statefulset.uid.clone());
     object.metadata.resource_version = Some(statefulset.resource_version.clone());
     request(Request::ApplyStatefulSet(Box::new(object)))
+}
+
+/// Whether pods made from this object would sign with a key that those made so far do not have.
+pub(crate) fn takes_a_key(object: &StatefulSet, before: Option<&StatefulSetView>) -> bool {
+    let template = serde_json::to_value(&object.spec.template).unwrap_or_default();
+    let asked = identity_of(&template).signing_secret;
+    asked.is_some() && asked != before.and_then(|one| one.identity().signing_secret)
 }
 
 /// Merge patch that makes the strategy `OnDelete`; it makes no revision.
