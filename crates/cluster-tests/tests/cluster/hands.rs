@@ -411,6 +411,8 @@ async fn a_sidecar_that_answers_late_gets_its_gate_opened_as_soon() -> Result<()
         waited.push(opened_after(&play, "rpc", before).await?);
         play.settled("rpc").await?;
     }
-    assert_soon(&waited);
+    // It is asked twice a second, so that a busy machine leaves too little of the promised one to
+    // measure. Pauses that doubled would be longer than this by now.
+    assert!(waited.iter().all(|one| *one < BY_AN_EVENT), "gates opened after {waited:?} s");
     play.close().await
 }
