@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sei_api::SeiNode;
 use sei_api::names::{data_claim, proxy_config};
@@ -175,7 +175,7 @@ fn health(pod: Option<&PodView>, key: &NodeKey, context: &Arc<Context>) -> Sidec
 
 /// Probes one pod's sidecar for as long as that pod is the node's, and wakes the node on news.
 async fn probe(subject: Subject, key: NodeKey, context: Arc<Context>) {
-    let mut silence = Duration::from_millis(100);
+    let mut heard = Instant::now();
     loop {
         let health = context.sidecar.probe(&subject.ip).await;
         context.metrics.probe(&key.0, &health);
@@ -196,12 +196,24 @@ async fn probe(subject: Subject, key: NodeKey, context: Arc<Context>) {
         let pause = match health {
             Health::Ready => Duration::from_secs(60) + jitter(&subject.uid),
             Health::NotReady => Duration::from_secs(5),
-            Health::Unreachable(_) => {
-                silence = (silence * 2).min(Duration::from_secs(10));
-                silence
-            }
+            Health::Unreachable(_) => pause_in_silence(heard.elapsed()),
         };
+        if !matches!(health, Health::Unreachable(_)) {
+            heard = Instant::now();
+        }
         tokio::time::sleep(pause).await;
+    }
+}
+
+/// When a sidecar is asked again that was last heard this long ago. No watch tells of its first
+/// word: the proxy in front of it may have to be pulled first. In the first minute it is asked so
+/// often that its gate opens within a second of that word. A longer silence is a stall, and asking
+/// a whole fleet that often for hours would be noise.
+fn pause_in_silence(silent: Duration) -> Duration {
+    if silent < Duration::from_secs(60) {
+        Duration::from_millis(500)
+    } else {
+        Duration::from_secs(10)
     }
 }
 

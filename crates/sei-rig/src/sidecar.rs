@@ -63,6 +63,15 @@ pub struct GateOpening {
     pub at: Timestamp,
 }
 
+/// A moment from which on a sidecar answered: its process began, or stopped to be silent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FirstAnswer {
+    pub namespace: String,
+    pub node: String,
+    pub pod_uid: String,
+    pub at: Timestamp,
+}
+
 /// What records are kept by: a claim that is made anew under the same name is another volume.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct VolumeKey {
@@ -80,6 +89,7 @@ pub struct Sidecars {
     tokens: Mutex<BTreeMap<String, Option<String>>>,
     submissions: Mutex<Vec<Submission>>,
     openings: Mutex<Vec<GateOpening>>,
+    answers: Mutex<Vec<FirstAnswer>>,
 }
 
 /// By namespace, node and type; no node means all of them.
@@ -131,10 +141,17 @@ impl Sidecars {
         lock(&self.openings).iter().filter(is_its).cloned().collect()
     }
 
+    /// Every moment from which on a sidecar of this node answered, oldest first.
+    pub fn first_answers(&self, namespace: &str, node: &str) -> Vec<FirstAnswer> {
+        let is_its = |one: &&FirstAnswer| one.namespace == namespace && one.node == node;
+        lock(&self.answers).iter().filter(is_its).cloned().collect()
+    }
+
     /// Forgets what was written down about everything, which a benchmark does between its parts.
     pub fn clear_logs(&self) {
         lock(&self.submissions).clear();
         lock(&self.openings).clear();
+        lock(&self.answers).clear();
     }
 
     fn records(&self, key: &VolumeKey) -> Arc<Mutex<Records>> {

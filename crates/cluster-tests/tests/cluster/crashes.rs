@@ -98,7 +98,8 @@ async fn an_operator_started_over_nodes_at_rest_writes_nothing() -> Result<()> {
     play.run("rpc", rpc("seid:v1")).await?;
     play.set_image("rpc", "seid:v2").await?;
     play.settled("rpc").await?;
-    play.kill_operator();
+    // Politely: what it tells people comes after what it stores.
+    play.operator.take().context("there is an operator")?.stop().await?;
     let (before, told) = ([play.node("val").await?, play.node("rpc").await?], told(&play).await?);
     let mut requests = play.requests();
     play.start_operator(SPEED).await?;

@@ -1,4 +1,4 @@
-//! A new node, as far as it comes without a kubelet.
+//! A new node, as far as it comes without a place for its pod.
 
 use anyhow::Result;
 use cluster_tests::operator::{self, Setup};
@@ -8,11 +8,13 @@ use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Service};
 use kube::api::{Api, PostParams};
 use sei_api::SeiNode;
 use sei_api::status::SeiNodePhase;
+use sei_rig::{Behaviour, Rule};
 use serde_json::json;
 
 #[tokio::test]
 async fn a_new_node_gets_its_objects_by_a_stored_plan() -> Result<()> {
     let scene = scene("creation").await?;
+    scene.kubelet().behave(&scene.namespace, Rule::new(Behaviour::Unschedulable));
     let _operator = operator::start(&scene, Setup::default()).await?;
     let nodes: Api<SeiNode> = Api::namespaced(scene.admin.clone(), &scene.namespace);
     let node: SeiNode = serde_json::from_value(json!({

@@ -15,6 +15,7 @@ mod dashboard;
 mod deaths;
 mod documents;
 mod hands;
+mod history;
 mod install;
 mod inventory;
 mod keys;

@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 
 use anyhow::Result;
-use cluster_tests::play::{Play, rpc, validator};
+use cluster_tests::play::{Play, rpc, says, validator};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{Api, DeleteParams, PostParams};
 use sei_api::SeiNode;
+use sei_api::condition::ConditionType;
 use sei_api::rbac::RULES;
 use sei_rig::ClaimRule;
 use serde_json::{Value, json};
@@ -57,6 +58,8 @@ async fn every_mode_runs_with_no_pod_deleted_and_no_second_plan() -> Result<()> 
         play.settled(name).await?;
         let status = play.status(name).await?;
         assert_eq!(status.last_update, None, "{name}");
+        // M1.4: who was never updated is not said to be.
+        assert_eq!(says(&status, ConditionType::NodeUpdateInProgress), "absent", "{name}");
         let pods = if name == "bootstrap" { 2 } else { 1 };
         assert_eq!(play.pods_seen(name), pods, "{name}");
     }
@@ -118,20 +121,21 @@ async fn the_role_grants_exactly_what_is_used() -> Result<()> {
         .filter(|entry| entry.user == "sei-operator")
         .map(|entry| {
             let sub = entry.subresource.as_ref().map(|sub| format!("/{sub}")).unwrap_or_default();
-            (format!("{}{sub}", entry.resource), entry.verb.clone())
+            (format!("{}/{}{sub}", entry.group, entry.resource), entry.verb.clone())
         })
         .collect();
     let granted: BTreeSet<(String, String)> = RULES
         .iter()
         .filter(|rule| !rule.indirect)
         .flat_map(|rule| {
-            rule.verbs.iter().map(|verb| (rule.resource.to_owned(), (*verb).to_owned()))
+            let resource = format!("{}/{}", rule.group, rule.resource);
+            rule.verbs.iter().map(move |verb| (resource.clone(), (*verb).to_owned()))
         })
         .collect();
     let unused: Vec<_> = granted.difference(&used).collect();
     let ungranted: Vec<_> = used.difference(&granted).collect();
     // An event is patched when it is repeated within minutes, which nothing here is.
-    let rare = [("events", "patch")];
+    let rare = [("events.k8s.io/events", "patch")];
     let unused: Vec<_> = unused
         .into_iter()
         .filter(|(resource, verb)| !rare.contains(&(resource.as_str(), verb.as_str())))

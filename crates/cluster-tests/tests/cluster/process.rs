@@ -1,8 +1,9 @@
 //! The operator as people run it: a process with flags, a lease, probes and metrics.
 
+use std::fs::File;
 use std::net::TcpListener;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
 
 use crate::alerts::check;
 use crate::recording::{Fires, Scrape, scrape};
@@ -28,12 +29,16 @@ struct Process {
     child: Child,
     metrics: u16,
     health: u16,
+    /// Where it tells what it does.
+    log: PathBuf,
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        // Shown with a failure only; without it, an operator that ended is a wait that was too long.
+        eprintln!("{}", std::fs::read_to_string(&self.log).unwrap_or_default());
     }
 }
 
@@ -52,20 +57,21 @@ fn free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-fn start(plane: &ControlPlane, identity: &str) -> Result<Process> {
+fn start(program: &Path, plane: &ControlPlane, identity: &str) -> Result<Process> {
     let config = plane.folder().join("platform.yaml");
     std::fs::write(&config, PLATFORM)?;
+    let log = plane.folder().join(format!("{identity}.log"));
     let (metrics, health) = (free_port()?, free_port()?);
-    let child = Command::new(program()?)
+    let child = Command::new(program)
         .arg("run")
         .arg(format!("--metrics-bind-address=127.0.0.1:{metrics}"))
         .arg(format!("--health-probe-bind-address=127.0.0.1:{health}"))
         .args(["--leader-election-namespace", "default", "--identity", identity])
         .env("KUBECONFIG", plane.kubeconfig(User::Operator))
         .env("SEI_CONTROLLER_CONFIG", config)
-        .stderr(Stdio::null())
+        .stderr(File::create(&log)?)
         .spawn()?;
-    Ok(Process { child, metrics, health })
+    Ok(Process { child, metrics, health, log })
 }
 
 /// The answer of a small HTTP server on loopback, head and body.
@@ -103,18 +109,19 @@ async fn holder(plane: &ControlPlane) -> Result<Option<String>> {
 async fn of_two_processes_one_leads_and_the_other_takes_over() -> Result<()> {
     let plane = boot().await?;
     allow_leading(&plane).await?;
-    let mut first = start(&plane, "first")?;
-    wait_for("the first leads", async || {
-        Ok(holder(&plane).await?.filter(|name| name == "first").map(drop))
-    })
-    .await?;
-    let second = start(&plane, "second")?;
+    // Built first: a port that nobody listens on is not free for long.
+    let program = program()?;
+    // Both at once: which of them leads is theirs to find out.
+    let (one, other) = (start(&program, &plane, "one")?, start(&program, &plane, "other")?);
+    let leader = wait_for("one of them leads", async || holder(&plane).await).await?;
+    let (mut first, second, follower) =
+        if leader == "one" { (one, other, "other") } else { (other, one, "one") };
     wait_for("the second waits, healthy and ready to take over", async || {
         let ready = get(second.health, "/readyz").await.unwrap_or_default();
         Ok(ready.starts_with("HTTP/1.1 200").then_some(()))
     })
     .await?;
-    assert_eq!(holder(&plane).await?.as_deref(), Some("first"));
+    assert_eq!(holder(&plane).await?, Some(leader));
 
     let nodes: Api<SeiNode> = Api::namespaced(plane.client(User::Admin)?, "default");
     let node: SeiNode = serde_json::from_value(json!({
@@ -135,6 +142,9 @@ async fn of_two_processes_one_leads_and_the_other_takes_over() -> Result<()> {
 
     let both = [scraped(&first).await?, scraped(&second).await?].concat();
     let waiting = scraped(&second).await?;
+    assert_eq!(both.iter().filter(|(_, line)| line.ends_with(" 1")).count(), 1, "{both:?}");
+    let looked = get(second.metrics, "/metrics").await?;
+    assert!(!looked.contains("sei_controller_seinode_phase{"), "who waits looks at no node");
 
     // A polite end gives the lease back at once.
     let id = first.child.id().to_string();
@@ -142,7 +152,7 @@ async fn of_two_processes_one_leads_and_the_other_takes_over() -> Result<()> {
     let ended = wait_for("it ends", async || Ok(first.child.try_wait()?)).await?;
     assert!(ended.success(), "{ended}");
     wait_for("the second leads", async || {
-        Ok(holder(&plane).await?.filter(|name| name == "second").map(drop))
+        Ok(holder(&plane).await?.filter(|name| name == follower).map(drop))
     })
     .await?;
     let led = wait_for("the second tells that it leads", async || {
@@ -212,19 +222,18 @@ async fn the_readmes_commands_bring_up_a_node_on_ones_own_cluster() -> Result<()
     lane.kubelet().sidecars().demand_token("default", Some(token.trim()));
 
     // What cargo runs is built already, in another profile; the usual ports may be somebody else's.
+    let program = format!("exec '{}'", program()?.display());
+    let run = run.replace("cargo run --release -p sei-operator --", &program);
     let (metrics, health) = (free_port()?, free_port()?);
-    let run = run.replace(
-        "cargo run --release -p sei-operator --",
-        &format!("exec '{}'", program()?.display()),
-    );
     ensure!(run.contains("exec "), "the README runs it by cargo: {run}");
     let run = format!(
         "{} --metrics-bind-address=127.0.0.1:{metrics} \
          --health-probe-bind-address=127.0.0.1:{health}",
         run.trim_end()
     );
-    let child = shell(&run).stderr(Stdio::null()).spawn()?;
-    let _operator = Process { child, metrics, health };
+    let log = folder.path().join("operator.log");
+    let child = shell(&run).stderr(File::create(&log)?).spawn()?;
+    let _operator = Process { child, metrics, health, log };
 
     let nodes: Api<SeiNode> = Api::namespaced(lane.plane().client(User::Admin)?, "default");
     let node: SeiNode = serde_json::from_value(json!({

@@ -1,7 +1,10 @@
 //! A node from its creation through updates, healthy and not.
 
+use std::time::{Duration, Instant};
+
 use anyhow::Result;
 use cluster_tests::play::{Play, rpc, validator};
+use sei_rig::Behaviour;
 use serde_json::json;
 
 #[tokio::test]
@@ -21,6 +24,25 @@ async fn an_image_update_replaces_the_pod_once() -> Result<()> {
     play.set_image("rpc", "seid:v2").await?;
     play.settled("rpc").await?;
     assert_eq!(play.pods_seen("rpc"), 2);
+    play.close().await
+}
+
+/// Less than an update waits for a sidecar that does not answer, and more than a busy machine adds.
+const NO_CLOCK: Duration = Duration::from_secs(10);
+
+// M2.5
+#[tokio::test]
+async fn a_halted_node_is_replaced_without_waiting_for_a_clock() -> Result<()> {
+    let play = Play::open_at("halted-now", 1).await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    play.image_is("seid:v1", Behaviour::Halted);
+    play.until_pod("rpc", "it is halted", |pod| !pod.ready).await?;
+    let begin = Instant::now();
+    play.set_image("rpc", "seid:v2").await?;
+    play.until_pod_of("rpc", "seid:v2").await?;
+    let waited = begin.elapsed();
+    assert!(waited < NO_CLOCK, "the pod was made anew after {waited:?}");
+    play.settled("rpc").await?;
     play.close().await
 }
 

@@ -14,7 +14,7 @@ use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
 use super::record::{Record, Records};
 use super::usual::{self, MARK_NOT_READY, MARK_READY};
-use super::{Doing, GateOpening, Sidecars, Submission, VolumeKey, doing, lock, wire};
+use super::{Doing, FirstAnswer, GateOpening, Sidecars, Submission, VolumeKey, doing, lock, wire};
 
 /// Where the proxy in front of a sidecar listens. Plain HTTP, whatever the number suggests.
 const PORT: u16 = 8443;
@@ -131,6 +131,16 @@ impl Inner {
         }
     }
 
+    /// Whoever calls from now on is answered.
+    fn note_first_answer(&self) {
+        lock(&self.sidecars.answers).push(FirstAnswer {
+            namespace: self.host.namespace.clone(),
+            node: self.host.node.clone(),
+            pod_uid: self.host.pod_uid.clone(),
+            at: Timestamp::now(),
+        });
+    }
+
     /// Removes a record; its task is told to stop, and not waited for.
     pub(super) fn delete(&self, id: &str) -> bool {
         if let Some(task) = lock(&self.tasks).remove(id) {
@@ -234,6 +244,9 @@ async fn serve_in(inner: &Arc<Inner>, manner: Answering, first: Option<TcpListen
         Some(listener) => listener,
         None => listen(inner.host.ip).await,
     };
+    if manner == Answering::Yes {
+        inner.note_first_answer();
+    }
     // Aborted when it is dropped.
     let mut connections = JoinSet::new();
     loop {

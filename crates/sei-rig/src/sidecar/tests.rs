@@ -114,6 +114,22 @@ async fn an_approval_opens_the_gate_and_its_id_works_once() {
 }
 
 #[tokio::test]
+async fn each_first_answer_is_written_down() {
+    let mut pod = Pod::start();
+    let answers = |pod: &Pod| pod.sidecars.first_answers("demo", "a").len();
+    pod.health().await;
+    assert_eq!(answers(&pod), 1);
+    pod.process = None;
+    let silent = Process::start(&pod.sidecars, pod.host.clone(), Answering::Hangs);
+    // Everybody else has had a turn when this comes back.
+    tokio::task::yield_now().await;
+    assert_eq!(answers(&pod), 1, "who says nothing does not answer");
+    silent.set_answering(Answering::Yes);
+    pod.health().await;
+    assert_eq!(answers(&pod), 2);
+}
+
+#[tokio::test]
 async fn what_is_no_task_is_refused() {
     let pod = Pod::start();
     let cases = [

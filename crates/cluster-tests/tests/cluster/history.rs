@@ -1,0 +1,83 @@
+//! Everything that was ever stored of a node's status: what is true for a moment only is missed by
+//! whoever begins to look when it is expected.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Result, bail};
+use cluster_tests::play::Play;
+use cluster_tests::wait_for;
+use futures::StreamExt as _;
+use kube::runtime::watcher::{self, Event, watcher};
+use sei_api::SeiNode;
+use sei_api::status::SeiNodeStatus;
+use tokio::task::JoinSet;
+
+/// The statuses of one node in their order, from a moment on.
+pub(crate) struct History {
+    seen: Arc<Mutex<Seen>>,
+    /// Aborted with it.
+    _task: JoinSet<()>,
+}
+
+#[derive(Default)]
+struct Seen {
+    all: Vec<SeiNodeStatus>,
+    has_begun: bool,
+    /// The watch broke: some may be missing.
+    broke: Option<String>,
+}
+
+impl History {
+    /// Begins with what is stored now.
+    pub(crate) async fn of(play: &Play, node: &str) -> Result<Self> {
+        let config = watcher::Config::default().fields(&format!("metadata.name={node}"));
+        let (nodes, seen) = (play.nodes(), Arc::<Mutex<Seen>>::default());
+        let (mut task, ours) = (JoinSet::new(), seen.clone());
+        task.spawn(async move {
+            let mut events = std::pin::pin!(watcher(nodes, config));
+            while let Some(event) = events.next().await {
+                ours.lock().unwrap_or_else(PoisonError::into_inner).see(event);
+            }
+        });
+        let history = Self { seen, _task: task };
+        history.find("its history is written", |seen| seen.has_begun.then_some(())).await?;
+        Ok(history)
+    }
+
+    /// Waits until one of the statuses is like this, and returns the first that was.
+    pub(crate) async fn first(
+        &self,
+        claim: &str,
+        is: impl Fn(&SeiNodeStatus) -> bool,
+    ) -> Result<SeiNodeStatus> {
+        self.find(claim, |seen| seen.all.iter().find(|one| is(one)).cloned()).await
+    }
+
+    /// All of them so far.
+    pub(crate) async fn all(&self) -> Result<Vec<SeiNodeStatus>> {
+        self.find("there is some", |seen| Some(seen.all.clone())).await
+    }
+
+    async fn find<T>(&self, claim: &str, look: impl Fn(&Seen) -> Option<T>) -> Result<T> {
+        wait_for(claim, async || {
+            let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            match &seen.broke {
+                Some(told) => bail!("the history has a gap: {told}"),
+                None => Ok(look(&seen)),
+            }
+        })
+        .await
+    }
+}
+
+impl Seen {
+    fn see(&mut self, event: watcher::Result<Event<SeiNode>>) {
+        match event {
+            Ok(Event::Apply(node) | Event::InitApply(node)) => self.all.extend(node.status),
+            Ok(Event::InitDone) => self.has_begun = true,
+            Ok(Event::Init) if self.has_begun => self.broke = Some("it began anew".to_owned()),
+            Ok(Event::Init | Event::Delete(_)) => {}
+            Err(error) => self.broke = Some(error.to_string()),
+        }
+    }
+}
