@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kube::Client;
-use kube::runtime::events::Recorder;
 use kube::runtime::reflector::Store;
 use sei_api::SeiNode;
 use sei_exec::sidecar::Sidecar;
@@ -18,6 +17,7 @@ use sei_plan::timing::Timing;
 use crate::Guarded;
 use crate::caches::{Caches, Wake};
 use crate::desk::Desks;
+use crate::events::Events;
 use crate::ledger::Ledger;
 use crate::metrics::Metrics;
 
@@ -36,7 +36,7 @@ pub struct Context {
     pub namespace: Option<String>,
     pub platform: Arc<Platform>,
     pub witnesses: Witnesses,
-    pub recorder: Recorder,
+    pub events: Events,
     pub timing: Timing,
     pub version: String,
     pub algorithm: Algorithm,

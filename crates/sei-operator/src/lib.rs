@@ -16,6 +16,9 @@
 //!   `next_move_follows_the_table` and `a_holder_that_keeps_renewing_is_never_replaced`.
 //! - A leader that could not renew stops leading before anybody else may start. Guarded by
 //!   `a_leader_gives_up_before_its_lease_runs_out`.
+//! - No answer is waited for without end, and no pass waits for an event to be told. Guarded by
+//!   `a_list_that_is_never_answered_is_asked_for_again` and
+//!   `events_that_nobody_takes_hold_up_no_pass_and_no_end`.
 //! - The gauges of a node come from its last observed status alone, so that nothing can drift away
 //!   from it by counting. Guarded by `observing_twice_changes_nothing`.
 
@@ -41,9 +44,10 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub mod caches;
+pub mod client;
 pub mod context;
 pub mod desk;
-mod events;
+pub mod events;
 mod finalize;
 pub mod flags;
 pub mod lease;
@@ -57,6 +61,7 @@ mod signers;
 
 use caches::{Caches, Wake};
 use context::{Context, Witnesses};
+use events::Events;
 use metrics::Metrics;
 
 /// A node that may not decode: one bad object harms only itself.
@@ -128,10 +133,10 @@ pub async fn run(
         namespace: options.namespace,
         witnesses: Witnesses::new(options.platform_path.clone(), options.platform.clone()),
         platform: options.platform,
-        recorder: Recorder::new(
+        events: Events::start(Recorder::new(
             client.clone(),
             Reporter { controller: EVENT_COMPONENT.to_owned(), instance: None },
-        ),
+        )),
         timing: options.timing,
         version: options.version,
         algorithm: options.algorithm,
@@ -152,6 +157,7 @@ pub async fn run(
     // Passes that wait for a sidecar go on outside of the controller. Whoever is told that we have
     // ended may let somebody else lead.
     context.desks.idle().await;
+    context.events.told().await;
     Ok(())
 }
 

@@ -20,7 +20,7 @@ use crate::Guarded;
 use crate::caches::NodeKey;
 use crate::context::Context;
 use crate::desk::{Carried, newest};
-use crate::{events, finalize, observe, signers};
+use crate::{finalize, observe, signers};
 
 /// Why a look at a node failed.
 #[derive(Debug, thiserror::Error)]
@@ -289,8 +289,8 @@ impl Run {
         match write_status(&nodes, &self.node, &status).await {
             Ok(written) => {
                 if let Some(written) = written {
-                    self.note_change(&status).await;
                     self.context.desks.with(&self.key, |desk| desk.latest = Some(written));
+                    self.note_change(&status);
                 }
                 Ok(true)
             }
@@ -301,10 +301,10 @@ impl Run {
     }
 
     /// Tells people and metrics what was just stored.
-    async fn note_change(&self, status: &SeiNodeStatus) {
+    fn note_change(&self, status: &SeiNodeStatus) {
         let now = jiff::Timestamp::now();
         self.context.metrics.transition(&self.node, &self.stored, status, now);
-        events::status_changed(&self.context, &self.node, &self.stored, status).await;
+        self.context.events.status_changed(&self.node, &self.stored, status);
     }
 
     fn end(&self, ending: &Ending) -> Option<Duration> {

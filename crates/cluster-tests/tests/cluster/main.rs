@@ -28,6 +28,7 @@ mod recording;
 mod rollback;
 mod rollout;
 mod signers;
+mod silence;
 mod statefulset_alert;
 mod updates;
 mod world;

@@ -1,0 +1,24 @@
+//! Servers that take a request and never answer it.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use cluster_tests::operator::Setup;
+use cluster_tests::play::{Play, rpc};
+use cluster_tests::wire::Wire;
+
+#[tokio::test]
+async fn events_that_nobody_takes_hold_up_no_pass_and_no_end() -> Result<()> {
+    let mut play = Play::open_without_operator("no-events").await?;
+    let wire = Wire::deaf_to(|request| request.uri().path().ends_with("/events"));
+    play.start_with(Setup { wire: Some(wire), ..Setup::default() }).await?;
+    play.run("rpc", rpc("seid:v1")).await?;
+    play.set_image("rpc", "seid:v2").await?;
+    play.settled("rpc").await?;
+    let told = play.events("rpc").await?;
+    assert!(!told.iter().any(|text| text.starts_with("PhaseTransition")), "{told:?}");
+    let operator = play.operator.take().context("it runs")?;
+    // A kubelet that asked for the end kills after 30 s.
+    tokio::time::timeout(Duration::from_secs(20), operator.stop()).await.context("it ends")??;
+    play.close().await
+}
