@@ -33,6 +33,7 @@ mod tests {
 
     use super::*;
     use crate::caches::{Caches, Wake};
+    use crate::metrics::Metrics;
 
     /// A server that takes every request and answers none; tells what it was asked for.
     async fn silent() -> (String, mpsc::UnboundedReceiver<String>) {
@@ -62,7 +63,7 @@ mod tests {
         let config = Config::new(address.parse().unwrap());
         let client = Client::try_from(hardened_for(config, Duration::from_millis(100))).unwrap();
         let (sender, _woken) = mpsc::unbounded_channel();
-        let _listed = Caches::default().start(&client, None, &Wake(sender));
+        let _listed = Caches::default().start(&client, None, &Wake(sender), &Metrics::new());
         let twice = async {
             let mut lists = 0;
             while lists < 2 {

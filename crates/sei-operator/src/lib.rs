@@ -19,6 +19,8 @@
 //! - No answer is waited for without end, and no pass waits for an event to be told. Guarded by
 //!   `a_list_that_is_never_answered_is_asked_for_again` and
 //!   `events_that_nobody_takes_hold_up_no_pass_and_no_end`.
+//! - A leader is ready once it has listed its nodes, and tells what keeps it from that. Guarded by
+//!   `a_leader_that_sees_no_nodes_says_so_until_it_does`.
 //! - The gauges of a node come from its last observed status alone, so that nothing can drift away
 //!   from it by counting. Guarded by `observing_twice_changes_nothing`.
 
@@ -31,9 +33,9 @@ use futures::StreamExt;
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::{Config, Controller};
 use kube::runtime::events::{Recorder, Reporter};
-use kube::runtime::reflector::ObjectRef;
-use kube::runtime::watcher;
-use kube::{Api, Client};
+use kube::runtime::reflector::{self, ObjectRef};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client, Resource as _};
 use sei_api::SeiNode;
 use sei_api::names::EVENT_COMPONENT;
 use sei_exec::sidecar::Sidecar;
@@ -96,11 +98,16 @@ pub async fn run(
     let (sender, receiver) = mpsc::unbounded_channel::<ObjectRef<Guarded>>();
     let wake = Wake(sender);
     let caches = Caches::default();
-    let listed = caches.start(&client, options.namespace.as_deref(), &wake);
+    let listed = caches.start(&client, options.namespace.as_deref(), &wake, &options.metrics);
     let nodes: Api<Guarded> = match &options.namespace {
         Some(namespace) => Api::namespaced(client.clone(), namespace),
         None => Api::all(client.clone()),
     };
+    let (store, writer) = reflector::store();
+    // Errors are met here: a controller that is handed one holds up all that wakes nodes.
+    let seen = watcher(nodes, watcher::Config::default());
+    let seen = caches::persistent(seen, SeiNode::kind(&()), options.metrics.clone());
+    let seen = seen.map(Ok).reflect(writer).inspect(listed_nodes(ready)).applied_objects();
     let woken = futures::stream::unfold(receiver, |mut receiver| async {
         receiver.recv().await.map(|node| (node, receiver))
     });
@@ -110,7 +117,7 @@ pub async fn run(
             let _ = stop.wait_for(|stop| *stop).await;
         }
     };
-    let controller = Controller::new(nodes, watcher::Config::default())
+    let controller = Controller::for_stream(seen, store)
         .with_config(Config::default().concurrency(CONCURRENCY))
         .reconcile_on(woken)
         .graceful_shutdown_on(stopped);
@@ -145,7 +152,6 @@ pub async fn run(
         node_ids: Mutex::default(),
         client,
     });
-    ready.send_replace(true);
     controller
         .run(reconcile::reconcile, reconcile::on_error, context.clone())
         .for_each(|looked| async move {
@@ -159,6 +165,17 @@ pub async fn run(
     context.desks.idle().await;
     context.events.told().await;
     Ok(())
+}
+
+/// Tells that the nodes are listed. A store can be waited for only once, and the controller does.
+fn listed_nodes(
+    ready: watch::Sender<bool>,
+) -> impl FnMut(&watcher::Result<watcher::Event<Guarded>>) + Send + 'static {
+    move |event| {
+        if let Ok(watcher::Event::InitDone) = event {
+            ready.send_replace(true);
+        }
+    }
 }
 
 /// An operator that runs inside this process, for tests and the sandbox. It has a runtime of its

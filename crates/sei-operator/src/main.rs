@@ -72,6 +72,8 @@ async fn operate() -> Result<()> {
             bail!(told);
         }
     };
+    // A leader that has not seen its nodes yet, or cannot, does nothing for them.
+    ready.unset("the first lists are not in");
     metrics.leading(true);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "leading");
     let options = Options {

@@ -30,5 +30,6 @@ mod rollout;
 mod signers;
 mod silence;
 mod statefulset_alert;
+mod unserved;
 mod updates;
 mod world;

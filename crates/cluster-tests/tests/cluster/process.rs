@@ -24,10 +24,10 @@ use tokio::net::TcpStream;
 const LEADER_ROLE: &str = include_str!("../../../../deploy/rbac/leader-election-role.yaml");
 
 /// A running operator; killed when it is dropped.
-struct Process {
-    child: Child,
-    metrics: u16,
-    health: u16,
+pub(crate) struct Process {
+    pub(crate) child: Child,
+    pub(crate) metrics: u16,
+    pub(crate) health: u16,
 }
 
 impl Drop for Process {
@@ -38,7 +38,7 @@ impl Drop for Process {
 }
 
 /// The program, built by cargo beside this test.
-fn program() -> Result<PathBuf> {
+pub(crate) fn program() -> Result<PathBuf> {
     let built = Command::new(env!("CARGO"))
         .args(["build", "--quiet", "--package", "sei-operator"])
         .status()?;
@@ -48,7 +48,7 @@ fn program() -> Result<PathBuf> {
     Ok(folder.join("sei-operator"))
 }
 
-fn free_port() -> Result<u16> {
+pub(crate) fn free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
