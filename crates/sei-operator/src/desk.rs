@@ -117,13 +117,28 @@ impl Desks {
         self.desks().get(key).map_or(0, |desk| desk.passes)
     }
 
+    /// For passes: a node that nothing was noted of gets a desk.
     pub fn with<T>(&self, key: &NodeKey, change: impl FnOnce(&mut Desk) -> T) -> T {
         change(self.desks().entry(key.clone()).or_default())
     }
 
+    /// For everybody else, who may come after the node has gone.
+    pub fn find<T>(&self, key: &NodeKey, change: impl FnOnce(&mut Desk) -> T) -> Option<T> {
+        self.desks().get_mut(key).map(change)
+    }
+
+    /// The nodes that something is noted of and that no pass is under way for.
+    pub fn at_rest(&self) -> Vec<NodeKey> {
+        let desks = self.desks();
+        desks.iter().filter(|(_, desk)| !desk.busy).map(|(key, _)| key.clone()).collect()
+    }
+
+    /// Forgets a node, unless a pass is under way: its end has to be heard.
     pub fn forget(&self, key: &NodeKey) {
-        self.desks().remove(key);
-        self.left.notify_waiters();
+        let mut desks = self.desks();
+        if desks.get(key).is_some_and(|desk| !desk.busy) {
+            desks.remove(key);
+        }
     }
 
     /// The pause after another failed pass: 1 s doubling to a minute.
@@ -180,6 +195,20 @@ mod tests {
         assert_eq!(idle.as_mut().now_or_never(), None);
         desks.leave(&key());
         assert_eq!(idle.as_mut().now_or_never(), Some(()));
+    }
+
+    #[test]
+    fn a_node_is_forgotten_once_its_pass_has_ended_and_not_noted_again() {
+        let desks = Desks::default();
+        assert!(desks.enter(&key()));
+        desks.forget(&key());
+        assert_eq!(desks.at_rest(), Vec::<NodeKey>::new());
+        assert_eq!(desks.find(&key(), |desk| desk.busy), Some(true));
+        desks.leave(&key());
+        assert_eq!(desks.at_rest(), [key()]);
+        desks.forget(&key());
+        assert_eq!(desks.find(&key(), |desk| desk.busy), None);
+        assert_eq!(desks.at_rest(), Vec::<NodeKey>::new());
     }
 
     #[test]

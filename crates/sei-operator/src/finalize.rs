@@ -25,10 +25,11 @@ pub(crate) async fn finalize(
     context: &Arc<Context>,
 ) -> Result<Option<Duration>, Error> {
     if !node.finalizers().iter().any(|one| one == NODE_FINALIZER) {
-        context.desks.forget(key);
         context.metrics.forget(&key.0, &key.1);
         return Ok(None);
     }
+    // Nobody asks any more whether its gate is open.
+    context.desks.with(key, |desk| desk.probe = None);
     let nodes: Api<SeiNode> = Api::namespaced(context.client.clone(), &key.0);
     let mut status = node.status.clone().unwrap_or_default();
     status.phase = Some(SeiNodePhase::Terminating);
@@ -38,6 +39,7 @@ pub(crate) async fn finalize(
         Err(WriteError::Pruned(field)) => return Err(Error::SchemaTooOld(field)),
         Err(WriteError::Call(failure)) => return Err(Error::Call(failure)),
     };
+    context.metrics.observe(&node);
     delete_own_claim(&node, key, context).await.map_err(Error::Call)?;
     let left: Vec<_> = node.finalizers().iter().filter(|one| *one != NODE_FINALIZER).collect();
     let patch = json!({ "metadata": {
@@ -46,8 +48,13 @@ pub(crate) async fn finalize(
     }});
     let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
     match call("patch finalizers", nodes.patch(&key.1, &params, &patch)).await {
-        Ok(_) | Err(Failure::Gone) => {
-            context.desks.forget(key);
+        Ok(patched) => {
+            // Others may keep it for a while; we have nothing to do with it any more.
+            context.desks.with(key, |desk| desk.latest = Some(patched));
+            context.metrics.forget(&key.0, &key.1);
+            Ok(None)
+        }
+        Err(Failure::Gone) => {
             context.metrics.forget(&key.0, &key.1);
             Ok(None)
         }

@@ -21,6 +21,8 @@
 //!   `events_that_nobody_takes_hold_up_no_pass_and_no_end`.
 //! - A leader is ready once it has listed its nodes, and tells what keeps it from that. Guarded by
 //!   `a_leader_that_sees_no_nodes_says_so_until_it_does`.
+//! - Of a node that is gone nothing is kept and nothing is told, however it went. Guarded by
+//!   `nothing_is_told_of_a_node_whose_finalizer_was_taken_away`.
 //! - The gauges of a node come from its last observed status alone, so that nothing can drift away
 //!   from it by counting. Guarded by `observing_twice_changes_nothing`.
 
@@ -43,7 +45,7 @@ use sei_plan::fingerprint::Algorithm;
 use sei_plan::platform::Platform;
 use sei_plan::timing::Timing;
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 pub mod caches;
 pub mod client;
@@ -107,7 +109,9 @@ pub async fn run(
     // Errors are met here: a controller that is handed one holds up all that wakes nodes.
     let seen = watcher(nodes, watcher::Config::default());
     let seen = caches::persistent(seen, SeiNode::kind(&()), options.metrics.clone());
-    let seen = seen.map(Ok).reflect(writer).inspect(listed_nodes(ready)).applied_objects();
+    let gone = Arc::new(Notify::new());
+    let seen = seen.map(Ok).reflect(writer);
+    let seen = seen.inspect(tell_of_lists(ready, gone.clone())).applied_objects();
     let woken = futures::stream::unfold(receiver, |mut receiver| async {
         receiver.recv().await.map(|node| (node, receiver))
     });
@@ -152,14 +156,7 @@ pub async fn run(
         node_ids: Mutex::default(),
         client,
     });
-    controller
-        .run(reconcile::reconcile, reconcile::on_error, context.clone())
-        .for_each(|looked| async move {
-            if let Err(error) = looked {
-                tracing::debug!(error = %sei_exec::call::chain(&error), "controller");
-            }
-        })
-        .await;
+    serve_nodes(controller, &context, &gone).await;
     // Passes that wait for a sidecar go on outside of the controller. Whoever is told that we have
     // ended may let somebody else lead.
     context.desks.idle().await;
@@ -167,14 +164,40 @@ pub async fn run(
     Ok(())
 }
 
-/// Tells that the nodes are listed. A store can be waited for only once, and the controller does.
-fn listed_nodes(
-    ready: watch::Sender<bool>,
-) -> impl FnMut(&watcher::Result<watcher::Event<Guarded>>) + Send + 'static {
-    move |event| {
-        if let Ok(watcher::Event::InitDone) = event {
-            ready.send_replace(true);
+/// Looks at nodes, and forgets those that are gone, until the controller is told to stop.
+async fn serve_nodes(controller: Controller<Guarded>, context: &Arc<Context>, gone: &Notify) {
+    let looking = controller
+        .run(reconcile::reconcile, reconcile::on_error, context.clone())
+        .for_each(|looked| async move {
+            if let Err(error) = looked {
+                tracing::debug!(error = %sei_exec::call::chain(&error), "controller");
+            }
+        });
+    let sweeping = async {
+        loop {
+            gone.notified().await;
+            context.sweep();
         }
+    };
+    tokio::select! {
+        () = looking => {}
+        () = sweeping => {}
+    }
+}
+
+/// Tells that the nodes are listed (a store can be waited for only once, and the controller does),
+/// and of every event after which nodes may be missing: the controller looks at what is there.
+fn tell_of_lists(
+    ready: watch::Sender<bool>,
+    gone: Arc<Notify>,
+) -> impl FnMut(&watcher::Result<watcher::Event<Guarded>>) + Send + 'static {
+    move |event| match event {
+        Ok(watcher::Event::InitDone) => {
+            ready.send_replace(true);
+            gone.notify_one();
+        }
+        Ok(watcher::Event::Delete(_)) => gone.notify_one(),
+        _ => {}
     }
 }
 

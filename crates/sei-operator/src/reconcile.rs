@@ -91,7 +91,7 @@ pub async fn reconcile(node: Arc<Guarded>, context: Arc<Context>) -> Result<Acti
         }
         Err(error) => {
             context.ledger.looked_at(&key, &context, false);
-            context.desks.leave(&key);
+            leave(&context, &key);
             Err(error)
         }
     }
@@ -100,8 +100,16 @@ pub async fn reconcile(node: Arc<Guarded>, context: Arc<Context>) -> Result<Acti
 /// Ends a pass; whoever asked meanwhile gets another look at once.
 fn settle(context: &Context, key: &NodeKey, pause: Option<Duration>) -> Action {
     context.desks.with(key, |desk| desk.failures = 0);
-    let again = if context.desks.leave(key) { Some(Duration::ZERO) } else { pause };
+    let again = if leave(context, key) { Some(Duration::ZERO) } else { pause };
     again.map_or_else(Action::await_change, Action::requeue)
+}
+
+/// Leaves a node's desk; true if another pass is due at once. A node that went meanwhile was
+/// spared while the pass was under way.
+fn leave(context: &Context, key: &NodeKey) -> bool {
+    let again = context.desks.leave(key);
+    context.forget_if_gone(key);
+    again
 }
 
 /// Goes on with a pass that needs the sidecar, outside of the limited number of reconciles.
@@ -132,7 +140,7 @@ async fn go_on(mut run: Box<Run>, request: Box<Request>) {
             Some(context.desks.back_off(&key))
         }
     };
-    let again = if context.desks.leave(&key) { Some(Duration::ZERO) } else { pause };
+    let again = if leave(&context, &key) { Some(Duration::ZERO) } else { pause };
     let pass = context.desks.passes(&key);
     if let Some(pause) = again {
         tokio::time::sleep(pause).await;
@@ -333,5 +341,8 @@ pub fn on_error(node: Arc<Guarded>, error: &Error, context: Arc<Context>) -> Act
     };
     tracing::warn!(node = %format!("{namespace}/{name}"), %error, "a look failed");
     context.metrics.error(error.category());
-    Action::requeue(context.desks.back_off(&(namespace, name)))
+    let key = (namespace, name);
+    let pause = context.desks.back_off(&key);
+    context.forget_if_gone(&key);
+    Action::requeue(pause)
 }

@@ -14,6 +14,7 @@ mod creation;
 mod dashboard;
 mod deaths;
 mod documents;
+mod forgotten;
 mod hands;
 mod install;
 mod inventory;
