@@ -29,12 +29,14 @@ pub struct Desk {
     dirty: bool,
     /// Counts the passes: a timer set by an earlier one has nothing to say any more.
     passes: u64,
-    /// The node as our own last write returned it: a cache may lag behind.
+    /// The node as our own last write, or a live look, returned it: a cache may lag behind.
     pub latest: Option<SeiNode>,
     pub carried: Option<Carried>,
     pub delete_conflicts: u32,
     /// Passes in a row that ended in an error.
     pub failures: u32,
+    /// Passes in a row that ended because somebody else had written the node.
+    pub overtaken: u32,
     pub probe: Option<Probe>,
 }
 
@@ -150,6 +152,16 @@ impl Desks {
     }
 }
 
+impl Desk {
+    /// Counts another pass that was overtaken, and says how long to wait before the next: 100 ms
+    /// doubling to a minute. The first is an everyday race, which the watch ends at once.
+    pub fn overtake(&mut self) -> Duration {
+        self.overtaken = self.overtaken.saturating_add(1);
+        let pause = Duration::from_millis(100) * (1 << (self.overtaken - 1).min(10));
+        pause.min(Duration::from_secs(60))
+    }
+}
+
 /// The newer of what a cache shows and what our own write returned.
 pub fn newest<'a>(cached: &'a SeiNode, own: Option<&'a SeiNode>) -> &'a SeiNode {
     let version = |node: &SeiNode| -> u64 {
@@ -217,6 +229,14 @@ mod tests {
         assert_eq!(newest(&node("a", "9"), Some(&own)), &own);
         assert_eq!(newest(&node("a", "100"), Some(&own)), &node("a", "100"));
         assert_eq!(newest(&node("b", "9"), Some(&own)), &node("b", "9"), "made anew meanwhile");
+    }
+
+    #[test]
+    fn overtaken_passes_wait_longer_each_time() {
+        let mut desk = Desk::default();
+        let pauses: Vec<_> = (0..12).map(|_| desk.overtake().as_millis()).collect();
+        assert_eq!(pauses[..4], [100, 200, 400, 800]);
+        assert_eq!(pauses[9..], [51_200, 60_000, 60_000]);
     }
 
     #[test]

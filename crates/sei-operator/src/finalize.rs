@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::caches::NodeKey;
 use crate::context::Context;
-use crate::reconcile::Error;
+use crate::reconcile::{Error, overtaken};
 
 /// Lets a deleted node go.
 pub(crate) async fn finalize(
@@ -35,7 +35,7 @@ pub(crate) async fn finalize(
     status.phase = Some(SeiNodePhase::Terminating);
     let node = match write_status(&nodes, node, &status).await {
         Ok(written) => written.unwrap_or_else(|| node.clone()),
-        Err(WriteError::Stale) => return Ok(Some(Duration::from_millis(100))),
+        Err(WriteError::Stale) => return Ok(Some(overtaken(key, context).await)),
         Err(WriteError::Pruned(field)) => return Err(Error::SchemaTooOld(field)),
         Err(WriteError::Call(failure)) => return Err(Error::Call(failure)),
     };
@@ -58,7 +58,7 @@ pub(crate) async fn finalize(
             context.metrics.forget(&key.0, &key.1);
             Ok(None)
         }
-        Err(Failure::Conflict(_)) => Ok(Some(Duration::from_millis(100))),
+        Err(Failure::Conflict(_)) => Ok(Some(overtaken(key, context).await)),
         Err(failure) => Err(Error::Call(failure)),
     }
 }

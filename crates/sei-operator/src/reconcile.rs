@@ -19,7 +19,7 @@ use serde_json::json;
 use crate::Guarded;
 use crate::caches::NodeKey;
 use crate::context::Context;
-use crate::desk::{Carried, newest};
+use crate::desk::{Carried, Desk, newest};
 use crate::{finalize, observe, signers};
 
 /// Why a look at a node failed.
@@ -161,7 +161,13 @@ async fn look(cached: &SeiNode, key: &NodeKey, context: &Arc<Context>) -> Result
         return finalize::finalize(&node, key, context).await.map(Went::Ended);
     }
     context.metrics.observe(&node);
-    let node = ensure_finalizer(node, key, context).await?;
+    let node = match ensure_finalizer(node, key, context).await {
+        Ok(node) => node,
+        Err(Failure::Conflict(_) | Failure::Gone) => {
+            return Ok(Went::Ended(Some(overtaken(key, context).await)));
+        }
+        Err(failure) => return Err(Error::Call(failure)),
+    };
     Box::pin(Run::begin(node, key, context)).await.drive().await
 }
 
@@ -171,7 +177,7 @@ async fn ensure_finalizer(
     node: SeiNode,
     key: &NodeKey,
     context: &Context,
-) -> Result<SeiNode, Error> {
+) -> Result<SeiNode, Failure> {
     if node.finalizers().iter().any(|one| one == NODE_FINALIZER) {
         return Ok(node);
     }
@@ -183,10 +189,23 @@ async fn ensure_finalizer(
     }});
     let nodes: Api<SeiNode> = Api::namespaced(context.client.clone(), &key.0);
     let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
-    let patched = call("patch finalizers", nodes.patch(&key.1, &params, &patch)).await;
-    let patched = patched.map_err(Error::Call)?;
+    let patched = call("patch finalizers", nodes.patch(&key.1, &params, &patch)).await?;
     context.desks.with(key, |desk| desk.latest = Some(patched.clone()));
     Ok(patched)
+}
+
+/// Ends a pass because somebody wrote the node meanwhile, and says when to look again. The watch
+/// tells what was written. One that has not by the next time may be silent for minutes: then the
+/// server is asked.
+pub(crate) async fn overtaken(key: &NodeKey, context: &Context) -> Duration {
+    let pause = context.desks.with(key, Desk::overtake);
+    if context.desks.with(key, |desk| desk.overtaken) > 1 {
+        let nodes: Api<SeiNode> = Api::namespaced(context.client.clone(), &key.0);
+        if let Ok(live) = call("get seinode", nodes.get(&key.1)).await {
+            context.desks.with(key, |desk| desk.latest = Some(live));
+        }
+    }
+    pause
 }
 
 impl Run {
@@ -232,7 +251,7 @@ impl Run {
                 }
                 Ask::Write(status) => {
                     if !self.write(*status).await? {
-                        return Ok(Went::Ended(Some(Duration::from_millis(100))));
+                        return Ok(Went::Ended(Some(overtaken(&self.key, &self.context).await)));
                     }
                 }
                 Ask::End(ending) => return Ok(Went::Ended(self.end(&ending))),
@@ -317,7 +336,10 @@ impl Run {
 
     fn end(&self, ending: &Ending) -> Option<Duration> {
         let conflicts = self.pass.delete_conflicts();
-        self.context.desks.with(&self.key, |desk| desk.delete_conflicts = conflicts);
+        self.context.desks.with(&self.key, |desk| {
+            desk.delete_conflicts = conflicts;
+            desk.overtaken = 0;
+        });
         if self.pass.opened_gate() {
             observe::gate_opened(&self.context, &self.key);
         }
