@@ -221,16 +221,25 @@ impl Play {
 
     /// Waits until a node runs what its spec asks for, with its gate open and no plan left.
     pub async fn settled(&self, name: &str) -> Result<()> {
-        let wanted = self.node(name).await?.spec.image;
+        let (wanted, generation) = self.asked(name).await?;
         self.until(name, &format!("runs {wanted} and is at rest"), |status| {
             status.phase == Some(SeiNodePhase::Running)
+                && status.observed_generation >= generation
                 && status.plan.is_none()
                 && status.current_image.as_deref() == Some(wanted.as_str())
                 && says(status, ConditionType::PodTemplateDrift).starts_with("False")
         })
         .await?;
-        let is_open = |pod: &PodView| pod.seid.started && !pod.is_terminating();
-        self.until_pod(name, "the gate is open", is_open).await.map(drop)
+        let is_open =
+            |pod: &PodView| pod.seid.image == wanted && pod.seid.started && !pod.is_terminating();
+        let claim = format!("the gate of a pod of {wanted} is open");
+        self.until_pod(name, &claim, is_open).await.map(drop)
+    }
+
+    /// The image that the spec asks for, and the spec's generation.
+    async fn asked(&self, name: &str) -> Result<(String, Option<i64>)> {
+        let node = self.node(name).await?;
+        Ok((node.spec.image, node.metadata.generation))
     }
 
     /// Somebody takes all fields out of the status.
@@ -297,6 +306,11 @@ impl Play {
         self.world.pod_uids_seen(name).len()
     }
 
+    /// How many plans a node's status has shown so far.
+    pub fn plans_seen(&self, name: &str) -> usize {
+        self.world.plan_ids_seen(name).len()
+    }
+
     /// Waits until the operator has stopped at a write, or else has done all there is to do for this
     /// node; then it is ended politely, because what it tells people comes last.
     pub async fn until_stopped(&mut self, wire: &Wire, node: &str) -> Result<Option<Write>> {
@@ -328,7 +342,7 @@ impl Play {
 
     /// Ends the scenario: whatever image a node was said to run, a pod had been seen running it.
     pub async fn close(self) -> Result<()> {
-        let lies = self.world.violations().await;
+        let lies = self.world.violations().await?;
         ensure!(lies.is_empty(), "{lies:?}");
         Ok(())
     }

@@ -296,7 +296,7 @@ pub const REASONS: &[ReasonRow] = &[
         R::SidecarAuth,
         60,
         "The sidecar's proxy refuses the operator's token.",
-        "The operator's ServiceAccount needs create and get on seinodetasks.sei.io, and that of the pod needs create on tokenreviews and subjectaccessreviews; compare with the installed roles.",
+        "The operator's ServiceAccount needs create, delete and get on seinodetasks.sei.io, and that of the pod needs create on tokenreviews and subjectaccessreviews; compare with the installed roles.",
     ),
     stall(
         R::SidecarTaskFailed,

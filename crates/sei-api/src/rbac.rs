@@ -39,7 +39,12 @@ pub const RULES: &[Rule] = &[
     rule("sei.io", "seinodes", &["get", "list", "patch", "watch"], "nodes, and their finalizer"),
     rule("sei.io", "seinodes/status", &["patch"], "what it reports"),
     indirect("sei.io", "seinodes/finalizers", &["update"], "owner references that block deletion"),
-    indirect("sei.io", "seinodetasks", &["create", "get"], "what the sidecars' proxies ask for"),
+    indirect(
+        "sei.io",
+        "seinodetasks",
+        &["create", "delete", "get"],
+        "what the sidecars' proxies ask for",
+    ),
     rule(
         "apps",
         "statefulsets",

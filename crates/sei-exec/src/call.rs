@@ -51,6 +51,8 @@ fn api_failure(what: &str, status: &Status) -> Failure {
         (409, _) => Failure::Conflict(text),
         (401 | 403, _) => forbidden(text, status),
         (400 | 413 | 422, _) => Failure::Rejected(text),
+        // It stays so until somebody mends the webhook, so it has to be told.
+        (500.., _) if status.message.contains("failed calling webhook") => Failure::Rejected(text),
         _ => Failure::Unknown(text),
     }
 }
@@ -105,6 +107,9 @@ mod tests {
             Failure::Forbidden(_)
         ));
         assert!(matches!(check(401, "Unauthorized", "no"), Failure::Forbidden(_)));
+        let webhook = "Internal error occurred: failed calling webhook \"policy\": timeout";
+        assert!(matches!(check(500, "InternalError", webhook), Failure::Rejected(_)));
+        assert!(matches!(check(500, "InternalError", "etcd"), Failure::Unknown(_)));
         assert!(matches!(check(403, "Forbidden", "exceeded quota: q"), Failure::Rejected(_)));
         let security = "pods \"n-0\" is forbidden: violates PodSecurity \"restricted:latest\"";
         assert!(matches!(check(403, "Forbidden", security), Failure::Rejected(_)));

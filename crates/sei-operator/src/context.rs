@@ -1,6 +1,6 @@
 //! What every pass works with.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -50,7 +50,10 @@ pub struct Context {
 /// What is known of a pod's p2p id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeId {
-    Asked,
+    /// It is being asked, for these nodes.
+    Asked(BTreeSet<NodeKey>),
+    /// It did not answer these nodes, and is asked again after a while.
+    Silent(BTreeSet<NodeKey>),
     Known(String),
 }
 

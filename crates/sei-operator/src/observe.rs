@@ -1,5 +1,7 @@
 //! Gathers what a decision about a node is made from.
 
+use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -38,7 +40,16 @@ pub(crate) async fn observe(
 ) -> Observed {
     let nodes = context.all_nodes();
     let all: Vec<&SeiNode> = decoded(&nodes).collect();
-    let resolved = peers::resolve(node, &all, |peer| node_id(peer, key, context));
+    let asks_peers = Cell::new(false);
+    let resolved = peers::resolve(node, &all, |peer| match node_id(peer, key, context) {
+        Some(NodeId::Known(id)) => Some(id),
+        Some(NodeId::Asked(_)) => {
+            asks_peers.set(true);
+            None
+        }
+        Some(NodeId::Silent(_)) | None => None,
+    });
+    let asks_peers = asks_peers.get();
     status.resolved_peers = (!resolved.is_empty()).then(|| resolved.clone());
     status.mode = node.spec.mode().map(|mode| mode.to_string());
     if status.phase == Some(SeiNodePhase::Running) {
@@ -70,6 +81,7 @@ pub(crate) async fn observe(
         syncers,
         sidecar,
         slot: None,
+        asks_peers,
         signing_conflict: signers::older_holder(&known, all.iter().copied()),
         job: context.caches.jobs.of(key).pop(),
         claim,
@@ -212,31 +224,49 @@ pub(crate) fn gate_opened(context: &Context, key: &NodeKey) {
     });
 }
 
-/// A peer's p2p id, by the pod that told it. A pod that was never asked is asked now, and the node
-/// that wants to know is woken.
-fn node_id(peer: &SeiNode, asker: &NodeKey, context: &Arc<Context>) -> Option<String> {
+/// What is known of a peer's p2p id, by the pod that told it. A pod that was never asked is asked
+/// now, and whoever wants to know is woken by the answer.
+fn node_id(peer: &SeiNode, asker: &NodeKey, context: &Arc<Context>) -> Option<NodeId> {
     let key: NodeKey = (peer.metadata.namespace.clone()?, peer.metadata.name.clone()?);
     let pods = context.caches.pods.of(&key);
     let pod = pods.iter().find(|pod| !pod.is_bootstrap && Subject::of(pod).is_some())?;
     let (uid, ip) = (pod.uid.clone(), pod.ip.clone()?);
     let mut ids = context.node_ids.lock().unwrap_or_else(PoisonError::into_inner);
-    match ids.get(&uid) {
-        Some(NodeId::Known(id)) => return Some(id.clone()),
-        Some(NodeId::Asked) => return None,
-        None => ids.insert(uid.clone(), NodeId::Asked),
+    match ids.get_mut(&uid) {
+        Some(known) => {
+            if let NodeId::Asked(askers) | NodeId::Silent(askers) = known {
+                askers.insert(asker.clone());
+            }
+            return Some(known.clone());
+        }
+        None => ids.insert(uid.clone(), NodeId::Asked(BTreeSet::from([asker.clone()]))),
     };
     drop(ids);
-    let (context, asker) = (context.clone(), asker.clone());
-    tokio::spawn(async move {
-        let answer = context.sidecar.node_id(&ip).await;
-        let ids = || context.node_ids.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Ok(id) = answer {
-            ids().insert(uid, NodeId::Known(id));
-        } else {
-            tokio::time::sleep(context.timing.poll()).await;
-            ids().remove(&uid);
-        }
-        context.wake.node(&asker);
-    });
-    None
+    tokio::spawn(ask_for_id(uid, ip, context.clone()));
+    Some(NodeId::Asked(BTreeSet::new()))
+}
+
+async fn ask_for_id(uid: String, ip: String, context: Arc<Context>) {
+    let ids = || context.node_ids.lock().unwrap_or_else(PoisonError::into_inner);
+    let askers = |known: Option<NodeId>| match known {
+        Some(NodeId::Asked(askers) | NodeId::Silent(askers)) => askers,
+        Some(NodeId::Known(_)) | None => BTreeSet::new(),
+    };
+    let wake = |askers: &BTreeSet<NodeKey>| askers.iter().for_each(|one| context.wake.node(one));
+    if let Ok(id) = context.sidecar.node_id(&ip).await {
+        let waited = askers(ids().insert(uid, NodeId::Known(id)));
+        wake(&waited);
+        return;
+    }
+    // Nobody waits for one that does not answer; it is asked again after a while.
+    let waited = {
+        let mut ids = ids();
+        let waited = askers(ids.remove(&uid));
+        ids.insert(uid.clone(), NodeId::Silent(waited.clone()));
+        waited
+    };
+    wake(&waited);
+    tokio::time::sleep(context.timing.poll()).await;
+    let waited = askers(ids().remove(&uid));
+    wake(&waited);
 }

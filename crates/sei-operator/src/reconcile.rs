@@ -9,7 +9,7 @@ use kube::{Api, ResourceExt};
 use sei_api::SeiNode;
 use sei_api::names::NODE_FINALIZER;
 use sei_api::status::SeiNodeStatus;
-use sei_exec::call::call;
+use sei_exec::call::{call, find};
 use sei_exec::status::{WriteError, write_status};
 use sei_exec::{Cluster, judge};
 use sei_plan::pass::{Ask, Ending, Pass, is_deferrable};
@@ -260,31 +260,36 @@ impl Run {
     }
 
     async fn perform(&self, request: &Request) -> Outcome {
-        if !request.starts_a_pod() {
+        if !self.pass.must_be_alone(request) {
             return self.cluster.perform(request).await;
         }
-        let live = match self.still_wanted().await {
-            Ok(live) => live,
-            Err(failure) => return Outcome::Failed(failure),
+        let exclusive = sei_plan::signers::is_exclusive(&self.node);
+        // Held until the write is made, so that of two only one is let through.
+        let _alone = if exclusive { Some(self.context.signing.lock().await) } else { None };
+        let allowed = match self.still_wanted().await {
+            Ok(live) if exclusive => signers::ensure_alone(&live, &self.context).await,
+            other => other.map(drop),
         };
-        if !sei_plan::signers::is_exclusive(&live) {
-            return self.cluster.perform(request).await;
-        }
-        let _alone = self.context.signing.lock().await;
-        match signers::ensure_alone(&live, &self.context).await {
+        match allowed {
             Ok(()) => self.cluster.perform(request).await,
             Err(failure) => Outcome::Failed(failure),
         }
     }
 
-    /// Nothing is made for a node that is gone, going, or another one of the same name.
+    /// Nothing is started for a node that is gone, going, another one of the same name, or wanted
+    /// otherwise by now: stopped, or with another key.
     async fn still_wanted(&self) -> Result<SeiNode, Failure> {
         let nodes: Api<SeiNode> = Api::namespaced(self.context.client.clone(), &self.key.0);
-        let live = call("get seinode", nodes.get(&self.key.1)).await?;
-        let same = live.metadata.uid == self.node.metadata.uid
-            && live.metadata.deletion_timestamp.is_none();
-        if !same {
-            return Err(Failure::Conflict("the node was replaced".to_owned()));
+        let found = find("get seinode", nodes.get(&self.key.1)).await?;
+        let then = &self.node.metadata;
+        let is_same = |now: &SeiNode| {
+            now.metadata.uid == then.uid && now.metadata.deletion_timestamp.is_none()
+        };
+        let Some(live) = found.filter(is_same) else {
+            return Err(Failure::Unknown("the node was deleted meanwhile".to_owned()));
+        };
+        if live.metadata.generation != then.generation {
+            return Err(Failure::Unknown("the node was edited meanwhile".to_owned()));
         }
         Ok(live)
     }

@@ -5,7 +5,7 @@
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::ListParams;
+use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::{Api, ResourceExt};
 use sei_api::SeiNode;
 use sei_api::names::label;
@@ -19,15 +19,18 @@ use crate::context::Context;
 /// [`Context::signing`] until the start is written, so that of two only one is let through.
 pub(crate) async fn ensure_alone(node: &SeiNode, context: &Context) -> Result<(), Failure> {
     let (client, namespace) = (&context.client, node.namespace().unwrap_or_default());
-    let nodes: Api<SeiNode> = match &context.namespace {
-        Some(namespace) => Api::namespaced(client.clone(), namespace),
-        None => Api::all(client.clone()),
+    let resource = ApiResource::erase::<SeiNode>(&());
+    let nodes: Api<DynamicObject> = match &context.namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+        None => Api::all_with(client.clone(), &resource),
     };
     let nodes = call("list seinodes", nodes.list(&ListParams::default())).await?;
-    if let Some(with) = signers::older_holder(node, &nodes.items) {
+    let stored = nodes.items.iter().filter_map(|one| serde_json::to_value(one).ok());
+    let nodes: Vec<SeiNode> = stored.filter_map(|one| signers::read(&one)).collect();
+    if let Some(with) = signers::older_holder(node, &nodes) {
         return Err(Failure::SigningKey(format!("{with} has the same signing key or volume")));
     }
-    for rival in signers::rivals(node, &nodes.items) {
+    for rival in signers::rivals(node, &nodes) {
         let of_rival = rival.namespace().unwrap_or_default();
         let sets: Api<StatefulSet> = Api::namespaced(client.clone(), &of_rival);
         if find("get statefulset", sets.get(&rival.name_any())).await?.is_some() {

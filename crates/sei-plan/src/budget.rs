@@ -227,10 +227,14 @@ pub(crate) fn open_roll(status: &SeiNodeStatus) -> Option<&LastUpdate> {
 }
 
 /// Whether this pod is the one that the last roll left, or made from the same template, and serves.
-/// A cache may still show the one before.
+/// A cache may still show the one before. A roll that was given up before any pod of this node was
+/// observed has left whatever serves.
 pub(crate) fn is_back(status: &SeiNodeStatus, pod: &PodView) -> bool {
-    let revision = status.pod_template.as_ref().map(|one| one.revision.as_str());
-    pod.ready && !pod.is_terminating() && pod.revision.as_deref() == revision
+    let is_left = status
+        .pod_template
+        .as_ref()
+        .is_none_or(|one| pod.revision.as_deref() == Some(one.revision.as_str()));
+    pod.ready && !pod.is_terminating() && is_left
 }
 
 #[cfg(test)]

@@ -94,6 +94,7 @@ fn complete(
         statefulset,
         claim,
         signing_identity,
+        signs_no_more,
         abandoned_cleared,
     } = effects;
     let Some(task) = current(status) else { return Progress::Continue };
@@ -123,6 +124,9 @@ fn complete(
     }
     if signing_identity.is_some() {
         status.signing_identity.clone_from(signing_identity);
+    }
+    if *signs_no_more {
+        status.signing_identity = None;
     }
     finish(status, now)
 }

@@ -39,6 +39,8 @@ pub struct Observation {
     pub slot: Option<Slot>,
     /// The server's judgement of a pod that was never observed, for the pod of this uid.
     pub adoption: Option<(String, Comparison)>,
+    /// Peers that are being asked who they are: their addresses are not complete yet.
+    pub asks_peers: bool,
     /// Another node with the same signing key or claim.
     pub signing_conflict: Option<String>,
     /// What the current task of the active plan waits for, as its last step said.
@@ -157,6 +159,11 @@ impl Observation {
     /// The node's own StatefulSet: one that another object controls is not it.
     pub fn own_statefulset(&self) -> Option<&StatefulSetView> {
         self.statefulset.as_ref().filter(|one| one.controller.as_deref() == Some(self.uid()))
+    }
+
+    /// Whether there is a StatefulSet of the node's name that the node does not control.
+    pub fn has_foreign_statefulset(&self) -> bool {
+        self.statefulset.is_some() && self.own_statefulset().is_none()
     }
 
     /// The node's pod: controlled by its StatefulSet and there to stay.

@@ -17,9 +17,9 @@ use crate::executor::{self, Progress};
 use crate::observation::{Observation, Sidecar, Slot};
 use crate::planner::repair::{self, Others};
 use crate::planner::{self, Decision, Note};
-use crate::request::{Failure, Outcome, Request, SidecarCall};
+use crate::request::{Failure, Outcome, Read, Request, SidecarCall};
 use crate::seen::{Look, PodTry, Seen};
-use crate::tasks::{Next, Waiting, in_bootstrap, step};
+use crate::tasks::{Next, Waiting, in_bootstrap, step, takes_a_key};
 
 /// More requests than any pass needs; past it something answers in circles.
 const REQUESTS_MAX: usize = 64;
@@ -185,13 +185,21 @@ impl Pass {
         if let Outcome::Failed(failure) = &outcome
             && matches!(self.stage, Stage::Repair(_))
         {
-            let waits = refused(failure);
-            self.repair_waits = self.repair_waits.take().or(waits);
+            self.repair_failed(failure);
         }
         let submitted = matches!(&request, Request::Sidecar(call)
             if matches!(call.call, SidecarCall::Submit { .. }));
         if submitted && outcome == Outcome::Accepted {
             executor::record_submission(&mut self.status, self.observation.now);
+        }
+        if let (Outcome::StatefulSet(found), Stage::Repair(_)) = (&outcome, &self.stage) {
+            self.observation.statefulset = found.as_deref().cloned();
+            if found.is_some() {
+                // All else was repaired before it was asked for.
+                let others = Others { service_is_current: true, proxy_config_is_current: true };
+                self.stage = Stage::Repair(repair::repairs(&self.observation, others));
+            }
+            return;
         }
         if let (Outcome::Applied(view), Stage::Repair(_)) = (&outcome, &self.stage) {
             // A repair's own write is no task's apply.
@@ -204,6 +212,21 @@ impl Pass {
             self.seen.failure = None;
             self.seen.accepted.clear();
         }
+    }
+
+    /// Nothing else may come to tell of what a repair was about: it is tried again by the clock.
+    fn repair_failed(&mut self, failure: &Failure) {
+        self.repair_waits = self.repair_waits.take().or(refused(failure));
+        if let (Failure::Exists, Stage::Repair(writes)) = (failure, &mut self.stage) {
+            // Nobody sees it by its labels: somebody took them, or it is another's.
+            writes.insert(0, Request::Read(Read::StatefulSet));
+        }
+        let poll = self.observation.timing.poll();
+        let pause = match failure {
+            Failure::Owned(_) | Failure::Forbidden(_) | Failure::Rejected(_) => poll * 6,
+            _ => poll,
+        };
+        self.retry = Some(self.retry.map_or(pause, |retry| retry.min(pause)));
     }
 
     /// Takes in the server's judgement of a pod.
@@ -221,6 +244,17 @@ impl Pass {
         self.unjudged = Some(pod_uid);
         self.repair_waits = self.repair_waits.take().or(refused(failure));
         self.retry = Some(self.observation.timing.poll() * 6);
+    }
+
+    /// Whether this request lets a pod start, or lets one sign that did not: of nodes with one key
+    /// or volume only one may do so.
+    pub fn must_be_alone(&self, request: &Request) -> bool {
+        match request {
+            Request::ApplyStatefulSet(object) => {
+                takes_a_key(object, self.observation.own_statefulset())
+            }
+            other => other.starts_a_pod(),
+        }
     }
 
     /// Whether this pass has opened the gate of the node's pod.

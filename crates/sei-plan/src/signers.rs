@@ -5,6 +5,31 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use sei_api::SeiNode;
 use sei_api::names::label;
+use serde_json::{Value, json};
+
+/// A stored node as far as it tells whose key and volume it has. One that a newer operator wrote may
+/// hold what this one does not know; it must not keep others from starting, nor be overlooked.
+pub fn read(stored: &Value) -> Option<SeiNode> {
+    if let Ok(node) = serde_json::from_value(stored.clone()) {
+        return Some(node);
+    }
+    let (spec, status) = (&stored["spec"], &stored["status"]);
+    let key = &spec["validator"]["signingKey"]["secret"]["secretName"];
+    let claim = &spec["dataVolume"]["import"]["pvcName"];
+    let mut known = json!({
+        "apiVersion": stored["apiVersion"], "kind": stored["kind"],
+        "metadata": stored["metadata"],
+        "spec": { "chainId": spec["chainId"], "image": spec["image"] },
+        "status": { "signingIdentity": status["signingIdentity"] },
+    });
+    if !key.is_null() {
+        known["spec"]["validator"] = json!({ "signingKey": { "secret": { "secretName": key } } });
+    }
+    if !claim.is_null() {
+        known["spec"]["dataVolume"] = json!({ "import": { "pvcName": claim } });
+    }
+    serde_json::from_value(known).ok()
+}
 
 /// An older node with the same key or volume. Of two the older one keeps them, so that both agree
 /// on who waits.
@@ -93,8 +118,6 @@ fn has_ended(pod: &Pod) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
-
     use super::*;
 
     fn validator(namespace: &str, name: &str, second: u8, secret: &str, identity: &str) -> SeiNode {
@@ -133,6 +156,22 @@ mod tests {
         assert_eq!(older_holder(&elsewhere, &all), None, "another chain has other blocks");
         let namesake = validator("there", "a", 2, "key", "other");
         assert_eq!(older_holder(&namesake, &all), None, "a name means nothing elsewhere");
+    }
+
+    #[test]
+    fn a_node_that_cannot_be_decoded_still_has_its_key() {
+        let new = validator("ns", "n", 2, "key", "one");
+        let mut stored = serde_json::to_value(validator("ns", "o", 1, "key", "one")).unwrap();
+        stored["status"]["plan"] = json!({ "phase": "FromTheFuture" });
+        stored["spec"]["validator"]["mood"] = json!({ "new": [1] });
+        stored["spec"]["podLabels"] = json!(["not", "a", "map"]);
+        stored["spec"]["dataVolume"] = json!({ "import": { "pvcName": "disk" }, "size": 7 });
+        assert!(serde_json::from_value::<SeiNode>(stored.clone()).is_err());
+        let old = read(&stored).unwrap();
+        assert_eq!(older_holder(&new, [&old]).as_deref(), Some("ns/o"));
+        assert_eq!(old.spec.imported_claim(), Some("disk"));
+        assert_eq!(old.status.unwrap().signing_identity.as_deref(), Some("one"));
+        assert_eq!(read(&json!({ "spec": 1 })), None);
     }
 
     #[test]

@@ -9,8 +9,10 @@ use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, PodSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use sei_api::names::{annotation, label};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
+    FieldsV1, ManagedFieldsEntry, ObjectMeta, OwnerReference,
+};
+use sei_api::names::{FIELD_MANAGER, annotation, label};
 use serde_json::Value;
 
 #[cfg(test)]
@@ -42,6 +44,8 @@ pub struct StatefulSetView {
     pub update_revision: Option<String>,
     /// `spec.template` as stored: with the server's defaults.
     pub template: Value,
+    /// The record of who owns which field as it should be, where it is not: see [`handed_over`].
+    pub handover: Option<Value>,
 }
 
 impl StatefulSetView {
@@ -53,19 +57,23 @@ impl StatefulSetView {
 
     /// What of the node's identity the template carries.
     pub fn identity(&self) -> Identity {
-        let labels = &self.template["metadata"]["labels"];
-        let text = |value: &Value| value.as_str().map(str::to_owned);
-        let volume = |name: &str| {
-            let volumes = self.template["spec"]["volumes"].as_array();
-            volumes.and_then(|all| all.iter().find(|one| one["name"] == name)).cloned()
-        };
-        Identity {
-            chain: text(&labels[label::CHAIN]),
-            role: text(&labels[label::ROLE]),
-            signing_secret: volume("signing-key")
-                .and_then(|one| text(&one["secret"]["secretName"])),
-            claim: volume("data").and_then(|one| text(&one["persistentVolumeClaim"]["claimName"])),
-        }
+        identity_of(&self.template)
+    }
+}
+
+/// Who the pods of a template are.
+pub fn identity_of(template: &Value) -> Identity {
+    let labels = &template["metadata"]["labels"];
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let volume = |name: &str| {
+        let volumes = template["spec"]["volumes"].as_array();
+        volumes.and_then(|all| all.iter().find(|one| one["name"] == name)).cloned()
+    };
+    Identity {
+        chain: text(&labels[label::CHAIN]),
+        role: text(&labels[label::ROLE]),
+        signing_secret: volume("signing-key").and_then(|one| text(&one["secret"]["secretName"])),
+        claim: volume("data").and_then(|one| text(&one["persistentVolumeClaim"]["claimName"])),
     }
 }
 
@@ -247,7 +255,52 @@ impl From<&StatefulSet> for StatefulSetView {
             terminating: metadata.deletion_timestamp.is_some(),
             update_revision: status.and_then(|one| one.update_revision.clone()),
             template: serde_json::to_value(&object.spec.template).unwrap_or_default(),
+            handover: handed_over(metadata.managed_fields.as_deref().unwrap_or_default()),
         }
+    }
+}
+
+/// The fields that our own create owns, given to our applies; `None` where that is so already.
+///
+/// An apply removes only what an earlier apply of the same manager owned. Whatever a create made
+/// would stay in the template for ever, and the next pod would have it too.
+fn handed_over(entries: &[ManagedFieldsEntry]) -> Option<Value> {
+    let ours = |one: &&ManagedFieldsEntry| {
+        one.manager.as_deref() == Some(FIELD_MANAGER) && one.subresource.is_none()
+    };
+    let fields = |one: &ManagedFieldsEntry| one.fields_v1.as_ref().map(|fields| fields.0.clone());
+    let has_template = |one: &ManagedFieldsEntry| {
+        fields(one).is_some_and(|all| !all["f:spec"]["f:template"].is_null())
+    };
+    let is_made = |one: &&ManagedFieldsEntry| {
+        ours(one) && one.operation.as_deref() == Some("Update") && has_template(one)
+    };
+    let is_applied =
+        |one: &&ManagedFieldsEntry| ours(one) && one.operation.as_deref() == Some("Apply");
+    let made = entries.iter().find(is_made)?;
+    let mut owned = Value::Null;
+    for one in entries.iter().filter(|one| is_made(one) || is_applied(one)) {
+        unite(&mut owned, fields(one).unwrap_or_default());
+    }
+    let applied = ManagedFieldsEntry {
+        operation: Some("Apply".to_owned()),
+        fields_v1: Some(FieldsV1(owned)),
+        ..made.clone()
+    };
+    let rest = entries.iter().filter(|one| !is_made(one) && !is_applied(one)).cloned();
+    serde_json::to_value(rest.chain([applied]).collect::<Vec<_>>()).ok()
+}
+
+/// Adds one set of fields to another.
+fn unite(all: &mut Value, more: Value) {
+    match (all, more) {
+        (Value::Object(all), Value::Object(more)) => {
+            for (key, value) in more {
+                unite(all.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (all @ Value::Null, more) => *all = more,
+        _ => {}
     }
 }
 

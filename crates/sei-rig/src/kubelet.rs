@@ -225,11 +225,15 @@ where
     loop {
         match ask().await {
             Ok(()) => return,
-            Err(kube::Error::Api(reply)) if (400..500).contains(&reply.code) => {
-                if reply.code != 429 {
+            Err(kube::Error::Api(reply)) if (400..500).contains(&reply.code) => match reply.code {
+                404 | 409 => return,
+                429 => {}
+                // It would look like a pod that stands still for no reason.
+                code => {
+                    eprintln!("the test kubelet was refused ({code}): {}", reply.message);
                     return;
                 }
-            }
+            },
             Err(_) => {}
         }
         tokio::time::sleep(ASK_AGAIN_AFTER).await;

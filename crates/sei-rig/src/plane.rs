@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{Api, Patch, PatchParams};
+use kube::api::{Api, ApiResource, DynamicObject, ListParams, Patch, PatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio::time::{Instant, sleep, timeout};
@@ -232,7 +232,8 @@ impl ControlPlane {
             return Err(Error::Definition { name, source });
         }
         let deadline = Instant::now() + self.options.ready_within;
-        while !is_established(&api, &name).await {
+        let client = self.client(User::Admin)?;
+        while !is_established(&api, &name).await || !is_served(&client, definition).await {
             if Instant::now() > deadline {
                 let seconds = self.options.ready_within.as_secs();
                 return Err(Error::NotEstablished { name, seconds });
@@ -354,6 +355,23 @@ async fn is_established(api: &Api<CustomResourceDefinition>, name: &str) -> bool
     let status = definition.status.unwrap_or_default();
     let conditions = status.conditions.unwrap_or_default();
     conditions.iter().any(|one| one.type_ == "Established" && one.status == "True")
+}
+
+/// Whether its objects can be listed and watched: the server's cache of them comes a while after
+/// the definition counts as established.
+async fn is_served(client: &Client, definition: &CustomResourceDefinition) -> bool {
+    let spec = &definition.spec;
+    let version = spec.versions.iter().find(|one| one.served);
+    let version = version.map(|one| one.name.clone()).unwrap_or_default();
+    let resource = ApiResource {
+        api_version: format!("{}/{version}", spec.group),
+        group: spec.group.clone(),
+        version,
+        kind: spec.names.kind.clone(),
+        plural: spec.names.plural.clone(),
+    };
+    let objects: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+    objects.list(&ListParams::default().match_any().limit(1)).await.is_ok()
 }
 
 fn url(port: u16) -> Option<http::Uri> {

@@ -3,14 +3,14 @@
 //! A witness beside the operator: it watches the same objects and remembers in which order they
 //! changed, by their resource versions, which are of one sequence for all kinds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt as _;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
-use kube::api::{Api, ApiResource, DynamicObject};
+use kube::api::{Api, ApiResource, DynamicObject, ListParams};
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt as _, watcher as watch_objects};
 use kube::{Client, Resource, ResourceExt as _};
@@ -25,8 +25,18 @@ use tokio::time::Instant;
 /// short a time before counts as true.
 const OVERTAKEN_WITHIN: Duration = Duration::from_secs(2);
 
-/// How long the witness waits for what it may not have been told yet.
-const TOLD_WITHIN: Duration = Duration::from_secs(2);
+/// How long the witness waits for what it may not have been told yet. Long, because its watches may
+/// have to begin anew: only a failure waits for it.
+const TOLD_WITHIN: Duration = Duration::from_secs(60);
+
+/// Why the witness cannot testify.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("failed to list {kind} of namespace {namespace}")]
+    List { kind: &'static str, namespace: String, source: kube::Error },
+    #[error("within {seconds} s the witness was not told of {what}", seconds = TOLD_WITHIN.as_secs())]
+    Blind { what: String },
+}
 
 /// A change of `status.currentImage`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +50,7 @@ pub struct Stamp {
 
 /// Watches the nodes of a plane, their pods and what makes the pods.
 pub struct Truth {
+    client: Client,
     seen: Arc<Seen>,
     /// Aborted with it.
     _tasks: JoinSet<()>,
@@ -49,14 +60,22 @@ pub struct Truth {
 struct Seen {
     /// By namespace and node.
     nodes: Mutex<BTreeMap<(String, String), Node>>,
+    /// Uid and version of each object that there is, by kind, namespace and name.
+    versions: Mutex<BTreeMap<Key, (String, u64)>>,
+    /// The newest version of each kind that was told of, also by a deletion.
+    newest: Mutex<BTreeMap<&'static str, u64>>,
     changes: watch::Sender<u64>,
 }
+
+type Key = (&'static str, String, String);
 
 #[derive(Default)]
 struct Node {
     uid: String,
     current_image: Option<String>,
     stamps: Vec<(String, Moment)>,
+    /// Ids of the plans that its status showed.
+    plans: Vec<String>,
     pods: Vec<PodSeen>,
     /// Revisions that pods were to be made from, since when.
     revisions: Vec<(String, Moment)>,
@@ -85,14 +104,14 @@ impl Truth {
         let mut tasks = JoinSet::new();
         let labelled = watcher::Config::default().labels(label::NODE);
         let pods: Api<Pod> = Api::all(client.clone());
-        tasks.spawn(follow(seen.clone(), pods, labelled.clone(), see_pod));
+        tasks.spawn(follow(POD, seen.clone(), pods, labelled.clone(), see_pod));
         let sets: Api<StatefulSet> = Api::all(client.clone());
-        tasks.spawn(follow(seen.clone(), sets, labelled, see_set));
+        tasks.spawn(follow(SET, seen.clone(), sets, labelled, see_set));
         // Untyped: an object that is not understood must not blind the witness.
         let resource = ApiResource::erase::<SeiNode>(&());
         let nodes: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
-        tasks.spawn(follow(seen.clone(), nodes, watcher::Config::default(), see_node));
-        Self { seen, _tasks: tasks }
+        tasks.spawn(follow(NODE, seen.clone(), nodes, watcher::Config::default(), see_node));
+        Self { client: client.clone(), seen, _tasks: tasks }
     }
 
     /// Every stamp of this node, oldest first.
@@ -102,20 +121,39 @@ impl Truth {
         node.map(|((_, name), node)| node.stamps(name)).unwrap_or_default()
     }
 
-    /// Stamps of this namespace that no pod bears out.
-    pub async fn violations(&self, namespace: &str) -> Vec<Stamp> {
+    /// Ids of every plan that this node's status showed, oldest first.
+    pub fn plan_ids(&self, namespace: &str, node: &str) -> Vec<String> {
+        let nodes = self.seen.lock();
+        let node = nodes.get(&(namespace.to_owned(), node.to_owned()));
+        node.map(|node| node.plans.clone()).unwrap_or_default()
+    }
+
+    /// Stamps of this namespace that no pod bears out, once all that there is now was seen.
+    pub async fn violations(&self, namespace: &str) -> Result<Vec<Stamp>, Error> {
+        self.catch_up(namespace).await?;
+        Ok(self.lies(namespace))
+    }
+
+    /// Waits until everything of this namespace that the server has now was seen. Watches are told
+    /// one by one, and may have broken.
+    async fn catch_up(&self, namespace: &str) -> Result<(), Error> {
+        let labelled = ListParams::default().labels(label::NODE);
+        let resource = ApiResource::erase::<SeiNode>(&());
+        let nodes: Api<DynamicObject> =
+            Api::namespaced_with(self.client.clone(), namespace, &resource);
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        let sets: Api<StatefulSet> = Api::namespaced(self.client.clone(), namespace);
+        let mut due = versions(NODE, namespace, &nodes, &ListParams::default()).await?;
+        due.extend(versions(POD, namespace, &pods, &labelled).await?);
+        due.extend(versions(SET, namespace, &sets, &labelled).await?);
         let mut changes = self.seen.changes.subscribe();
         let deadline = Instant::now() + TOLD_WITHIN;
         loop {
             changes.borrow_and_update();
-            let lies = self.lies(namespace);
-            if lies.is_empty() {
-                return lies;
-            }
-            // Watches are told one by one: the pod may come after the stamp that speaks of it.
+            let Some(what) = self.seen.lacks(&due) else { return Ok(()) };
             let told = tokio::time::timeout_at(deadline, changes.changed()).await;
             if !matches!(told, Ok(Ok(()))) {
-                return lies;
+                return Err(Error::Blind { what });
             }
         }
     }
@@ -145,10 +183,73 @@ impl Truth {
     }
 }
 
+const NODE: &str = "SeiNode";
+const POD: &str = "Pod";
+const SET: &str = "StatefulSet";
+
+/// The versions of what the server has now.
+async fn versions<K>(
+    kind: &'static str,
+    namespace: &str,
+    api: &Api<K>,
+    parameters: &ListParams,
+) -> Result<Vec<(Key, u64)>, Error>
+where
+    K: Resource + Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let listed = api.list(parameters).await;
+    let listed =
+        listed.map_err(|source| Error::List { kind, namespace: namespace.to_owned(), source })?;
+    let of = |object: &K| ((kind, namespace.to_owned(), object.name_any()), version(object));
+    Ok(listed.items.iter().map(of).collect())
+}
+
+fn version(object: &impl Resource) -> u64 {
+    object.meta().resource_version.as_ref().and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
 impl Seen {
     /// A panic of one test must not blind the others.
     fn lock(&self) -> MutexGuard<'_, BTreeMap<(String, String), Node>> {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn versions(&self) -> MutexGuard<'_, BTreeMap<Key, (String, u64)>> {
+        self.versions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One of these that was not seen yet. What is gone again was seen.
+    fn lacks(&self, due: &[(Key, u64)]) -> Option<String> {
+        let versions = self.versions();
+        let newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        let missing = due.iter().find(|(key, version)| {
+            let seen = versions.get(key).map(|(_, version)| version).or(newest.get(key.0));
+            seen.is_none_or(|seen| seen < version)
+        });
+        missing.map(|((kind, _, name), version)| format!("{kind} {name} at version {version}"))
+    }
+
+    fn tell_newest(&self, kind: &'static str, version: u64) {
+        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = newest.entry(kind).or_default();
+        *known = version.max(*known);
+    }
+
+    /// A list has come to its end: what was not in it is gone.
+    fn keep(&self, kind: &str, listed: &BTreeSet<String>, now: Moment) {
+        let mut gone = Vec::new();
+        self.versions().retain(|key, (uid, _)| {
+            let stays = key.0 != kind || listed.contains(uid);
+            if !stays {
+                gone.push(uid.clone());
+            }
+            stays
+        });
+        let mut nodes = self.lock();
+        let pods = nodes.values_mut().flat_map(|node| &mut node.pods);
+        for pod in pods.filter(|pod| gone.contains(&pod.uid)) {
+            pod.gone.get_or_insert(now);
+        }
     }
 }
 
@@ -197,6 +298,7 @@ enum Change {
 }
 
 async fn follow<K>(
+    kind: &'static str,
     seen: Arc<Seen>,
     api: Api<K>,
     config: watcher::Config,
@@ -205,16 +307,36 @@ async fn follow<K>(
     K: Resource + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
 {
     let mut events = std::pin::pin!(watch_objects(api, config).default_backoff());
+    let mut listed = BTreeSet::new();
     while let Some(event) = events.next().await {
         let (object, change) = match event {
             Ok(Event::Apply(object)) => (object, Change::Now),
             Ok(Event::InitApply(object)) => (object, Change::Before),
             Ok(Event::Delete(object)) => (object, Change::Gone),
+            Ok(Event::Init) => {
+                listed.clear();
+                continue;
+            }
+            Ok(Event::InitDone) => {
+                seen.keep(kind, &listed, Moment { version: 0, at: Instant::now() });
+                seen.changes.send_modify(|count| *count += 1);
+                continue;
+            }
             // The stream begins anew by itself.
-            Ok(Event::Init | Event::InitDone) | Err(_) => continue,
+            Err(_) => continue,
         };
-        let version = object.resource_version().and_then(|text| text.parse().ok());
-        see(&seen, &object, change, Moment { version: version.unwrap_or(0), at: Instant::now() });
+        let version = version(&object);
+        see(&seen, &object, change, Moment { version, at: Instant::now() });
+        let (uid, namespace) =
+            (object.uid().unwrap_or_default(), object.namespace().unwrap_or_default());
+        listed.insert(uid.clone());
+        let key = (kind, namespace, object.name_any());
+        seen.tell_newest(kind, version);
+        if change == Change::Gone {
+            seen.versions().remove(&key);
+        } else {
+            seen.versions().insert(key, (uid, version));
+        }
         seen.changes.send_modify(|count| *count += 1);
     }
 }
@@ -286,6 +408,10 @@ fn see_node(seen: &Seen, node: &DynamicObject, change: Change, now: Moment) {
     if one.uid != uid {
         // Another one by the same name.
         (one.uid, one.current_image) = (uid, None);
+    }
+    let plan = node.data["status"]["plan"]["id"].as_str();
+    if let Some(plan) = plan.filter(|plan| !one.plans.iter().any(|known| known == plan)) {
+        one.plans.push(plan.to_owned());
     }
     if one.current_image != image {
         one.stamps.extend(image.clone().map(|image| (image, now)));

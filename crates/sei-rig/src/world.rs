@@ -24,7 +24,7 @@ use crate::kubelet::{Kubelet, Rule, RuleId};
 use crate::lane::Lane;
 use crate::plane::{self, User};
 use crate::sidecar::{GateOpening, Sidecars, Submission};
-use crate::truth::Stamp;
+use crate::truth::{self, Stamp};
 
 /// Bound for what must happen. Long, because the machine may be busy: only a failure waits for it.
 const WITHIN: Duration = Duration::from_secs(60);
@@ -36,6 +36,8 @@ const EVENTS_TOLD: usize = 15;
 pub enum WorldError {
     #[error("failed to {what}")]
     Ask { what: String, source: kube::Error },
+    #[error("the witness of what nodes claim fails")]
+    Witness(#[from] truth::Error),
     #[error("there is no client")]
     Client { source: plane::Error },
     #[error("the manifest of {node} is not understood: {told}")]
@@ -184,8 +186,13 @@ impl World {
     }
 
     /// What nodes of this namespace claimed to run and did not.
-    pub async fn violations(&self) -> Vec<Stamp> {
-        self.lane.truth().violations(&self.namespace).await
+    pub async fn violations(&self) -> Result<Vec<Stamp>, WorldError> {
+        Ok(self.lane.truth().violations(&self.namespace).await?)
+    }
+
+    /// Ids of every plan that this node's status showed, oldest first.
+    pub fn plan_ids_seen(&self, node: &str) -> Vec<String> {
+        self.lane.truth().plan_ids(&self.namespace, node)
     }
 
     pub async fn secret(&self, name: &str, files: &[(&str, &str)]) -> Result<(), WorldError> {

@@ -219,6 +219,8 @@ struct Heard {
     changes: BTreeMap<String, Vec<FieldChange>>,
     /// Who rolled, in the order of the server's writes: times of a status are whole seconds.
     rolled: Vec<String>,
+    /// Nobody listens any more, so nothing can be said.
+    is_over: bool,
 }
 
 #[derive(Clone, Default)]
@@ -244,12 +246,15 @@ impl Said {
                 }
                 heard.changes.insert(name, pending.changes);
             }
+            heard.0.lock().unwrap_or_else(PoisonError::into_inner).is_over = true;
         });
         Ok(said)
     }
 
     fn all(&self) -> std::sync::MutexGuard<'_, Heard> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        let heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        assert!(!heard.is_over, "the watch of nodes has ended");
+        heard
     }
 }
 

@@ -46,6 +46,8 @@ struct Seen {
     /// Nodes in the order in which their first pod gave way.
     replaced: Vec<String>,
     most_down: BTreeMap<String, usize>,
+    /// Nobody watches any more, so nothing can be said.
+    is_over: bool,
 }
 
 impl Watcher {
@@ -62,12 +64,15 @@ impl Watcher {
                     _ => {}
                 }
             }
+            seen.lock().unwrap_or_else(PoisonError::into_inner).is_over = true;
         });
         Ok(watcher)
     }
 
     fn look<T>(&self, look: impl FnOnce(&Seen) -> T) -> T {
-        look(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        assert!(!seen.is_over, "the watch of pods has ended");
+        look(&seen)
     }
 
     /// From here on counts what is down.

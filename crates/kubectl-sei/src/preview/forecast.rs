@@ -131,6 +131,7 @@ fn at_rest(note: &Note) -> Option<Effect> {
         Note::Resumes { kind: PlanKind::NodeUpdate, .. } => Effect::Rolling,
         Note::Resumes { kind: PlanKind::Init, .. }
         | Note::WaitsForPod
+        | Note::WaitsForPeers
         | Note::NodePaused
         | Note::GateBlocked { .. }
         | Note::Deleting => Effect::NoPod,

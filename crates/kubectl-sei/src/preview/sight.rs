@@ -106,6 +106,7 @@ impl Sight {
             sidecar: Sidecar::Ready,
             slot: Some(Slot::Granted),
             adoption: None,
+            asks_peers: false,
             signing_conflict: older_holder(node, &self.nodes),
             waiting: None,
             in_flight: false,

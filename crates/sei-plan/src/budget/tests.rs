@@ -372,3 +372,15 @@ fn an_update_that_goes_on_late_keeps_its_slot() {
     let PlanMove::Start(late) = plan(&failed).plan else { panic!("goes on") };
     assert_eq!(late.target.unwrap().slot, Some(true));
 }
+
+#[test]
+fn a_roll_given_up_before_any_pod_was_observed_gives_its_slot_back() {
+    let mut paused = rolled(full_node());
+    let last = paused.status_mut().last_update.as_mut().unwrap();
+    last.outcome = sei_api::status::UpdateOutcome::Superseded;
+    paused.status_mut().pod_template = None;
+    paused.pods[0].ready = true;
+    assert_eq!(stands(&paused), Standing::Idle);
+    paused.pods[0].ready = false;
+    assert_ne!(stands(&paused), Standing::Idle);
+}

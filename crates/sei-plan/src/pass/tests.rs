@@ -2,7 +2,7 @@ use sei_api::plan::TaskStatus;
 use serde_json::json;
 
 use super::*;
-use crate::planner::fixture::{full_node, running};
+use crate::planner::fixture::{full_node, observer, running, validator};
 
 const CURRENT: Others = Others { service_is_current: true, proxy_config_is_current: true };
 
@@ -84,4 +84,90 @@ fn what_follows_from_a_replacement_need_not_be_written_at_once() {
     assert!(!is_deferrable(&before, &rolling("Unknown", "True")));
     let at_rest = |sidecar| SeiNodeStatus { plan: None, ..rolling(sidecar, "False") };
     assert!(!is_deferrable(&at_rest("True"), &at_rest("Unknown")));
+}
+
+#[test]
+fn a_failed_repair_is_tried_again_by_the_clock() {
+    let others = Others { service_is_current: false, ..CURRENT };
+    for (failure, at_most) in [
+        (Failure::Unknown("timeout".to_owned()), 5),
+        (Failure::SigningKey("pod other-0 has it".to_owned()), 5),
+        (Failure::Forbidden("no".to_owned()), 30),
+    ] {
+        let mut pass = Pass::begin(running(full_node()), others, 0);
+        let Ask::Perform(_) = pass.ask() else { panic!("the Service is repaired") };
+        pass.tell(Outcome::Failed(failure.clone()));
+        let ending = loop {
+            match pass.ask() {
+                Ask::End(ending) => break ending,
+                Ask::Write(_) => {}
+                other => panic!("{other:?}"),
+            }
+        };
+        assert!(ending.wake.unwrap() <= Duration::from_secs(at_most), "{failure:?}");
+    }
+}
+
+/// A stopped validator that is let go on, with its next template still to be applied.
+fn unpaused() -> Observation {
+    let stopped = running(validator()).edit(|spec| spec.image = "seid:2".into()).with(|seen| {
+        seen.pods.clear();
+        seen.node.spec.paused = Some(true);
+        seen.statefulset.as_mut().unwrap().replicas = Some(0);
+    });
+    let mut pass = Pass::begin(stopped.clone(), CURRENT, 0);
+    let Ask::Write(status) = pass.ask() else { panic!("its next start is prepared") };
+    assert_eq!(status.plan.as_ref().unwrap().kind, Some(PlanKind::ApplyTemplate));
+    stopped.with(|seen| {
+        seen.node.spec.paused = None;
+        seen.node.status = Some(*status);
+    })
+}
+
+#[test]
+fn no_apply_starts_a_signer_that_may_not_be_started() {
+    let observation = unpaused();
+    let statefulset = observation.statefulset.clone();
+    let mut pass = Pass::begin(observation, CURRENT, 0);
+    let Ask::Perform(start) = pass.ask() else { panic!("it is scaled up") };
+    assert!(pass.must_be_alone(&start), "{start:?}");
+    pass.tell(Outcome::Failed(Failure::SigningKey("pod other-0 has it".to_owned())));
+    let Ask::Perform(look) = pass.ask() else { panic!("the plan goes on") };
+    assert_eq!(*look, Request::Read(Read::StatefulSet));
+    pass.tell(Outcome::StatefulSet(statefulset.map(Box::new)));
+    let Ask::Perform(apply) = pass.ask() else { panic!("the template is applied") };
+    let Request::ApplyStatefulSet(object) = *apply else { panic!("{apply:?}") };
+    assert_eq!(object.spec.replicas, Some(0), "and nothing is started by it");
+}
+
+#[test]
+fn whoever_takes_a_key_must_be_alone() {
+    let taking = running(observer()).edit(|spec| spec.validator = validator().validator);
+    let wanted = taking.wanted.clone().unwrap();
+    let apply = Request::ApplyStatefulSet(Box::new(wanted.statefulset.clone()));
+    assert!(Pass::begin(taking, CURRENT, 0).must_be_alone(&apply));
+    let has_it = running(validator()).edit(|spec| spec.image = "seid:2".into());
+    let apply = Request::ApplyStatefulSet(Box::new(has_it.wanted.clone().unwrap().statefulset));
+    assert!(!Pass::begin(has_it, CURRENT, 0).must_be_alone(&apply));
+}
+
+#[test]
+fn a_statefulset_whose_labels_somebody_took_gets_them_back() {
+    let hidden = running(full_node()).with(|seen| {
+        let mut wanted = seen.wanted.clone().unwrap();
+        wanted.statefulset.metadata.labels =
+            Some([("sei.io/node".to_owned(), "n".to_owned())].into());
+        seen.wanted = Ok(wanted);
+    });
+    let there = hidden.statefulset.clone();
+    let mut pass = Pass::begin(hidden.with(|seen| seen.statefulset = None), CURRENT, 0);
+    let Ask::Perform(create) = pass.ask() else { panic!("it is missing") };
+    assert!(matches!(*create, Request::CreateStatefulSet(_)), "{create:?}");
+    pass.tell(Outcome::Failed(Failure::Exists));
+    let Ask::Perform(look) = pass.ask() else { panic!("it is looked for by its name") };
+    assert_eq!(*look, Request::Read(Read::StatefulSet));
+    pass.tell(Outcome::StatefulSet(there.map(Box::new)));
+    let Ask::Perform(patch) = pass.ask() else { panic!("it is mended") };
+    let Request::PatchStatefulSet(patch) = *patch else { panic!("{patch:?}") };
+    assert_eq!(patch["metadata"]["labels"], json!({ "sei.io/node": "n" }));
 }

@@ -7,7 +7,7 @@ use sei_api::task::{Side, TaskType};
 
 use super::{
     Decision, Note, PlanMove, build, decide_at_rest, ended, is_updating, running, set_drift,
-    set_update, without_plan,
+    set_update, stall, without_plan,
 };
 use crate::budget;
 use crate::check_plan::{Severity, check_plan};
@@ -66,8 +66,9 @@ fn decide_init(observation: &Observation, plan: &TaskPlan, decision: &mut Decisi
         let runs = observation.pod().is_some_and(|pod| pod.seid.running && pod.sidecar.running);
         // Before the apply there is nothing to throw away yet, and nothing else left to apply.
         let applied = plan.has_completed(TaskType::ApplyStatefulSet);
-        let moved = target.hash != wanted.hash || is_undone(observation, plan);
-        images || (moved && !(runs && applied))
+        let moved = target.hash != wanted.hash && !(runs && applied);
+        // A plan whose template is no longer applied would wait for its own pod for ever.
+        images || moved || is_undone(observation, plan)
     };
     if !superseded {
         resume(observation, plan, decision);
@@ -93,12 +94,21 @@ fn decide_update(observation: &Observation, plan: &TaskPlan, decision: &mut Deci
         supersede(observation, plan, "spec.update.paused", decision);
         return;
     }
+    if replaceable && stall::volume_going(observation) {
+        // The claim lives for as long as this pod does.
+        supersede(observation, plan, "a volume that is being deleted", decision);
+        return;
+    }
     if let Ok(wanted) = &observation.wanted
         && wanted.hash != target.hash
-        && super::stall::changed_identity(observation, wanted).is_none()
     {
-        supersede(observation, plan, &wanted.hash, decision);
-        return;
+        match stall::changed_identity(observation, wanted) {
+            None => {
+                supersede(observation, plan, &wanted.hash, decision);
+                return;
+            }
+            Some(why) => decision.report.push(Note::Refused { why }),
+        }
     }
     if is_undone(observation, plan) {
         supersede(observation, plan, "its template is no longer applied", decision);
@@ -168,6 +178,7 @@ fn decide_small(observation: &Observation, plan: &TaskPlan, decision: &mut Decis
         }
         _ => {
             decision.asks_slot = instead.asks_slot;
+            decision.judge = instead.judge;
             resume(observation, plan, decision);
         }
     }

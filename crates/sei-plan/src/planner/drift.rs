@@ -9,13 +9,14 @@ use std::time::Duration;
 
 use sei_api::node::OnOperatorChange;
 use sei_api::status::{Cause, FieldChange};
+use serde_json::Value;
 
 use crate::adoption::Comparison;
 use crate::diff;
 use crate::fingerprint::TemplateHash;
 use crate::observation::{Observation, Slot};
 use crate::tasks::{MadeFrom, Stamp, observe};
-use crate::view::{PodView, StatefulSetView};
+use crate::view::{PodView, StatefulSetView, is_owned};
 use crate::wanted::Wanted;
 
 /// How the running pod stands to the wanted template.
@@ -45,8 +46,9 @@ pub struct Difference {
 
 /// Compares the running pod with the wanted template.
 pub fn judge(observation: &Observation, wanted: &Wanted) -> Drift {
-    let (Some(pod), Some(statefulset)) = (observation.pod(), observation.own_statefulset()) else {
-        return Drift::NoPod;
+    let Some(statefulset) = observation.own_statefulset() else { return Drift::NoPod };
+    let Some(pod) = observation.pod() else {
+        return judge_without_pod(observation, wanted, statefulset);
     };
     match observed_hash(observation, wanted, pod) {
         None => judge_unknown(observation, wanted, pod),
@@ -59,6 +61,31 @@ pub fn judge(observation: &Observation, wanted: &Wanted) -> Drift {
             changes: changes(statefulset, wanted, pod),
         }),
     }
+}
+
+/// No pod at all, where there should be one: the server may refuse what the StatefulSet would make,
+/// and then only another template helps.
+fn judge_without_pod(
+    observation: &Observation,
+    wanted: &Wanted,
+    statefulset: &StatefulSetView,
+) -> Drift {
+    let is_due = statefulset.replicas == Some(1) && !statefulset.terminating;
+    let has_pod = observation.pods.iter().any(|pod| is_owned(pod, statefulset));
+    let applied = statefulset.template_hash.as_deref();
+    let differs =
+        applied.is_some_and(|hash| hash != wanted.hash && same_algorithm(hash, &wanted.hash));
+    if !is_due || has_pod || !differs {
+        return Drift::NoPod;
+    }
+    if observation.status().pod_template_hash.as_ref() == Some(&wanted.hash) {
+        return Drift::Reapply;
+    }
+    Drift::Differs(Difference {
+        cause: cause(observation, wanted),
+        image_changed: false,
+        changes: template_changes(statefulset, wanted),
+    })
 }
 
 /// O, where it speaks for this pod: same revision, same algorithm.
@@ -118,8 +145,11 @@ fn judge_unknown(observation: &Observation, wanted: &Wanted, pod: &PodView) -> D
         && is_of_our_last_roll(observation, statefulset, pod)
         && statefulset.template_hash.as_ref() != Some(&wanted.hash)
     {
+        // Whoever asked for that roll may take it back.
+        let last = observation.status().last_update.as_ref().map(|last| last.cause);
+        let asked = last.filter(|cause| *cause == Cause::Spec);
         return Drift::Differs(Difference {
-            cause: cause(observation, wanted),
+            cause: asked.unwrap_or_else(|| cause(observation, wanted)),
             image_changed: false,
             changes: changes(statefulset, wanted, pod),
         });
@@ -188,7 +218,22 @@ fn stamp(observation: &Observation, wanted: &Wanted, pod: &PodView) -> Option<St
 /// nobody's wish for this node: it waits for its turn like every change of the platform.
 fn images_differ(observation: &Observation, pod: &PodView, wanted: &Wanted) -> bool {
     let names_sidecar = observation.node.spec.sidecar_image().is_some();
-    pod.seid.image != wanted.image || (names_sidecar && pod.sidecar.image != wanted.sidecar_image)
+    let newest = observation
+        .own_statefulset()
+        .filter(|one| pod.revision.is_some() && pod.revision.as_deref() == one.observed_revision());
+    // Where admission points images at a mirror, the pod's have other names than the template's.
+    let made_of = |list: &str, name: &str, image: &str| {
+        newest.is_some_and(|one| image_in(&one.template, list, name) == Some(image))
+    };
+    let seid = pod.seid.image != wanted.image && !made_of("containers", "seid", &wanted.image);
+    let sidecar = pod.sidecar.image != wanted.sidecar_image
+        && !made_of("initContainers", "sei-sidecar", &wanted.sidecar_image);
+    seid || (names_sidecar && sidecar)
+}
+
+fn image_in<'a>(template: &'a Value, list: &str, name: &str) -> Option<&'a str> {
+    let containers = template["spec"][list].as_array()?;
+    containers.iter().find(|one| one["name"] == name)?["image"].as_str()
 }
 
 fn image_changes(pod: &PodView, wanted: &Wanted) -> Vec<FieldChange> {
@@ -209,9 +254,13 @@ fn image_changes(pod: &PodView, wanted: &Wanted) -> Vec<FieldChange> {
 /// The differing fields: of the template on the StatefulSet against the rendered one. Where those
 /// agree although the pod's was another, the images are all that is known.
 fn changes(statefulset: &StatefulSetView, wanted: &Wanted, pod: &PodView) -> Vec<FieldChange> {
-    let rendered = serde_json::to_value(&wanted.statefulset.spec.template).unwrap_or_default();
-    let found = diff::against_live(&statefulset.template, &rendered);
+    let found = template_changes(statefulset, wanted);
     if found.is_empty() { image_changes(pod, wanted) } else { found }
+}
+
+fn template_changes(statefulset: &StatefulSetView, wanted: &Wanted) -> Vec<FieldChange> {
+    let rendered = serde_json::to_value(&wanted.statefulset.spec.template).unwrap_or_default();
+    diff::against_live(&statefulset.template, &rendered)
 }
 
 /// Whether a difference may roll now.

@@ -183,6 +183,7 @@ pub(crate) fn new_node(spec: SeiNodeSpec) -> Observation {
         sidecar: Sidecar::Unknown,
         slot: Some(Slot::Granted),
         adoption: None,
+        asks_peers: false,
         signing_conflict: None,
         waiting: None,
         in_flight: false,
@@ -232,6 +233,7 @@ pub(crate) fn statefulset(template: &Value, hash: &str, revision: &str) -> State
         terminating: false,
         update_revision: Some(revision.to_owned()),
         template: template.clone(),
+        handover: None,
     }
 }
 

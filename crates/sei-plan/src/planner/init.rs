@@ -37,11 +37,12 @@ pub(super) fn decide(
         return;
     }
     let Ok(wanted) = &observation.wanted else { return };
-    // A plan that did without the Job followed one that was done with it.
-    let bootstrapped = previous.is_some_and(|plan| {
-        plan.has_completed(TaskType::TeardownBootstrap)
-            || (kind_of(plan) == PlanKind::Init && !plan.has(TaskType::DeployBootstrapJob))
-    });
+    // A plan that did without a Job that the node needs followed one that was done with it.
+    let bootstrapped = observation.node.spec.needs_bootstrap()
+        && previous.is_some_and(|plan| {
+            plan.has_completed(TaskType::TeardownBootstrap)
+                || (kind_of(plan) == PlanKind::Init && !plan.has(TaskType::DeployBootstrapJob))
+        });
     let plan = build::init(observation, wanted, bootstrapped);
     decision.phase = Some(SeiNodePhase::Initializing);
     running::start(decision, plan, "the node is new");
@@ -59,12 +60,15 @@ fn why_not(observation: &Observation) -> Option<Note> {
     if gate.blocked {
         return Some(Note::GateBlocked { why: gate.verdict.message });
     }
+    if observation.asks_peers {
+        // The first plan holds the addresses of peers as they are known when it is built.
+        return Some(Note::WaitsForPeers);
+    }
     if let Some(with) = &observation.signing_conflict {
         return Some(Note::SigningKeyConflict { with: with.clone() });
     }
-    if observation.statefulset.is_some() && observation.own_statefulset().is_none() {
-        let why = "a StatefulSet of its name is controlled by another object".to_owned();
-        return Some(Note::Refused { why });
+    if observation.has_foreign_statefulset() {
+        return Some(Note::Refused { why: running::FOREIGN_STATEFULSET.to_owned() });
     }
     // Objects of ours beside an empty status: look at the pod before deciding what the node was.
     let unknown = matches!(observation.status().phase, None | Some(SeiNodePhase::Pending));

@@ -126,7 +126,7 @@ fn settle(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
         if is_updating(observation) {
             set_update(decision, Truth::False, Reason::UpdateComplete, finished(plan));
         }
-        if kind == PlanKind::NodeUpdate {
+        if kind == PlanKind::NodeUpdate || gave_another_template(observation, plan) {
             decision.last_update = Some(ended(observation, plan, UpdateOutcome::Complete, None));
         }
         decision.report.push(Note::PlanComplete { kind });
@@ -138,7 +138,7 @@ fn settle(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
         decide_at_rest(&after, decision);
         return;
     }
-    if active::goes_on_late(plan) {
+    if active::goes_on_late(plan) && observation.wanted.is_ok() {
         active::start_late(observation, plan, decision);
         return;
     }
@@ -156,6 +156,15 @@ fn settle(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
     }
     decision.report.push(Note::PlanFailed { kind, detail });
     decision.wake = Some(observation.timing.poll());
+}
+
+/// Whether a plan without a roll has changed what the next pod is made from: a stopped node got its
+/// template. Nothing else would tell that such a pod is of our making.
+fn gave_another_template(observation: &Observation, plan: &TaskPlan) -> bool {
+    let given = plan.target.as_ref().map(|target| &target.hash);
+    kind_of(plan) == PlanKind::ApplyTemplate
+        && given.is_some()
+        && given != observation.status().pod_template_hash.as_ref()
 }
 
 fn is_updating(observation: &Observation) -> bool {

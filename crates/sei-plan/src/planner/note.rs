@@ -70,6 +70,7 @@ pub enum Note {
         why: String,
     },
     WaitsForPod,
+    WaitsForPeers,
     FailedForGood {
         why: String,
     },
@@ -125,6 +126,7 @@ impl fmt::Display for Note {
             Self::WaitsForPod => {
                 f.write_str("waits for the StatefulSet controller to make the pod")
             }
+            Self::WaitsForPeers => f.write_str("waits until its peers have told who they are"),
             Self::FailedForGood { why } => write!(
                 f,
                 "failed: {why}; change the spec, or set a new value of annotation sei.io/retry"

@@ -64,8 +64,11 @@ pub fn wanted_replicas(observation: &Observation, present: Option<i32>) -> i32 {
     if spec.is_paused() || bootstrapping || without_volume {
         return 0;
     }
-    // A node that signs is never scaled up beside another one with its key.
-    if observation.signing_conflict.is_some() && present == Some(0) {
+    // A node that signs is never scaled up beside another one with its key, nor on a volume that
+    // nobody could look at.
+    let unsafe_to_start = observation.signing_conflict.is_some()
+        || (spec.signs() && stall::volume_unknown(observation));
+    if unsafe_to_start && present == Some(0) {
         return 0;
     }
     1
@@ -124,6 +127,9 @@ fn patch(
         metadata
             .insert("annotations".to_owned(), json!({ annotation::TEMPLATE_HASH: wanted.hash }));
     }
+    if let Some(fields) = &statefulset.handover {
+        metadata.insert("managedFields".to_owned(), fields.clone());
+    }
     if metadata.is_empty() && spec.is_empty() {
         return None;
     }
@@ -162,6 +168,7 @@ fn restore_template(
         return None;
     }
     let mut object = wanted.statefulset.clone();
+    object.spec.replicas = Some(wanted_replicas(observation, statefulset.replicas));
     object.metadata.uid = Some(statefulset.uid.clone());
     object.metadata.resource_version = Some(statefulset.resource_version.clone());
     let annotations = object.metadata.annotations.get_or_insert_default();

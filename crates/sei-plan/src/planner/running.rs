@@ -27,9 +27,14 @@ pub(super) fn decide(observation: &Observation, decision: &mut Decision) {
         Ok(wanted) => match stall::changed_identity(observation, wanted) {
             Some(why) => decision.report.push(Note::Refused { why }),
             None if stall::volume_going(observation) => decision.report.push(Note::VolumeGoing),
-            None if takes_anothers_key(observation) => {
+            None if observation.has_foreign_statefulset() => {
+                decision.report.push(Note::Refused { why: FOREIGN_STATEFULSET.to_owned() });
+            }
+            None if waits_for_a_key(observation) => {
                 let with = observation.signing_conflict.clone().unwrap_or_default();
                 decision.report.push(Note::SigningKeyConflict { with });
+                // Nobody tells when the other one is gone.
+                look_within(decision, observation.timing.poll() * 6);
             }
             None if observation.node.spec.is_paused() => {
                 decide_stopped(observation, wanted, decision);
@@ -38,6 +43,9 @@ pub(super) fn decide(observation: &Observation, decision: &mut Decision) {
         },
     }
     leave_the_line(decision);
+    if stall::volume_unknown(observation) {
+        look_within(decision, observation.timing.poll() * 6);
+    }
     let idle = !matches!(decision.plan, PlanMove::Start(_));
     // Never delayed by anything above: an evicted node must come back.
     let stopped = observation.node.spec.is_paused();
@@ -71,11 +79,25 @@ fn leave_the_line(decision: &mut Decision) {
     }
 }
 
-/// Whether the wanted pod would sign with a key that another node has and this one has not yet.
-fn takes_anothers_key(observation: &Observation) -> bool {
-    let mounted = observation.own_statefulset().and_then(|one| one.identity().signing_secret);
+/// Why a node is left alone whose StatefulSet is not its own.
+pub(super) const FOREIGN_STATEFULSET: &str =
+    "a StatefulSet of its name is controlled by another object, or by none";
+
+/// Whether another node has the key, and this one does not sign with it yet: its pods have none, or
+/// it has no pod and gets none.
+fn waits_for_a_key(observation: &Observation) -> bool {
+    let statefulset = observation.own_statefulset();
+    let mounted = statefulset.and_then(|one| one.identity().signing_secret);
     let wanted = observation.node.spec.signing_secret();
-    observation.signing_conflict.is_some() && wanted.is_some() && mounted.as_deref() != wanted
+    let takes = wanted.is_some() && mounted.as_deref() != wanted;
+    let stopped = statefulset.is_none_or(|one| one.replicas == Some(0));
+    let paused = observation.node.spec.is_paused();
+    observation.signing_conflict.is_some() && (takes || (stopped && !paused))
+}
+
+/// Sees to it that somebody looks again within this time.
+fn look_within(decision: &mut Decision, time: Duration) {
+    decision.wake = Some(decision.wake.map_or(time, |wake| wake.min(time)));
 }
 
 /// At rest, in sync, or on the way.
@@ -216,8 +238,7 @@ fn differs(
         Permit::Queued(slot) => {
             if !observation.is_ready() {
                 // Nobody tells when it will have been down for long enough to go.
-                let soon = observation.timing.poll() * 6;
-                decision.wake = Some(decision.wake.map_or(soon, |wake| wake.min(soon)));
+                look_within(decision, observation.timing.poll() * 6);
             }
             halted_by = slot.halted_by().map(str::to_owned);
             (UpdateState::Queued, queued(&slot, decision))
@@ -232,7 +253,7 @@ fn differs(
                 .and_then(|pending| pending.reason.clone())
                 .unwrap_or_else(|| "waits until the operator has settled as leader".to_owned());
             set_drift(decision, Truth::True, Reason::WaitingForSlot, &why);
-            decision.wake = Some(decision.wake.map_or(left, |wake| wake.min(left)));
+            look_within(decision, left);
             decision.report.push(Note::WaitsForSlot { by: "the operator's own settling".into() });
             (UpdateState::Queued, why)
         }
@@ -405,10 +426,12 @@ fn put_back(observation: &Observation, wanted: &Wanted, decision: &mut Decision)
         .pending_update
         .as_ref()
         .is_some_and(|one| matches!(one.state, UpdateState::Held | UpdateState::Queued));
-    let Some((pod, statefulset)) = observation.pod().zip(observation.own_statefulset()) else {
-        return;
+    let Some(statefulset) = observation.own_statefulset() else { return };
+    let observed = match observation.pod() {
+        Some(pod) => drift::observed_hash(observation, wanted, pod),
+        None => observation.status().pod_template_hash.as_deref(),
     };
-    let Some(observed) = drift::observed_hash(observation, wanted, pod) else { return };
+    let Some(observed) = observed else { return };
     let applied = statefulset.template_hash.as_deref();
     let differs =
         applied.is_some_and(|hash| hash != observed && drift::same_algorithm(hash, observed));

@@ -142,7 +142,7 @@ pub(super) fn changed_identity(observation: &Observation, wanted: &Wanted) -> Op
     let statefulset = observation.own_statefulset().filter(|_| running)?;
     let now = statefulset.identity();
     let template = serde_json::to_value(&wanted.statefulset.spec.template).unwrap_or_default();
-    let asked = crate::view::StatefulSetView { template, ..statefulset.clone() }.identity();
+    let asked = crate::view::identity_of(&template);
     let fields = [
         ("spec.chainId", now.chain, asked.chain),
         ("the mode", now.role, asked.role),
@@ -166,6 +166,13 @@ pub(super) fn lost_claim_uid(observation: &Observation) -> Option<String> {
 /// stop that pod.
 pub(super) fn volume_going(observation: &Observation) -> bool {
     matches!(&observation.claim, Claim::Present(claim) if claim.terminating)
+}
+
+/// Whether the node had a claim of its own that could not be looked at.
+pub(super) fn volume_unknown(observation: &Observation) -> bool {
+    observation.claim == Claim::Unknown
+        && observation.status().data_claim.is_some()
+        && observation.node.spec.imported_claim().is_none()
 }
 
 /// Whether the volume of a running node is gone: missing, lost, or another one under its name.

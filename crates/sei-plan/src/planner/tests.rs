@@ -4,6 +4,7 @@ mod drift;
 mod init;
 mod lifecycle;
 mod repairs;
+mod safety;
 
 use sei_api::condition::{self, ConditionType};
 use sei_api::plan::TaskPlan;

@@ -12,12 +12,12 @@ use super::{Effects, Next, done, fail, in_bootstrap, kind_of, not_ours, read, re
 use crate::adoption::template_of_revision;
 use crate::request::{Read, Request};
 use crate::seen::{CONFIG_MAP, Look, PodTry, SERVICE, Seen};
-use crate::view::StatefulSetView;
+use crate::view::{StatefulSetView, identity_of};
 
 /// Writes the plan's template to the StatefulSet, or makes one.
 pub(super) fn step_statefulset(plan: &TaskPlan, seen: &Seen) -> Next {
     if let Some(view) = &seen.applied {
-        return applied(view);
+        return applied(plan, view, seen);
     }
     if in_bootstrap(plan) {
         return fail(
@@ -43,9 +43,21 @@ pub(super) fn step_statefulset(plan: &TaskPlan, seen: &Seen) -> Next {
         // Alone and first: an apply over a defaulted RollingUpdate is refused by the server.
         return request(Request::PatchStatefulSet(on_delete_patch(statefulset)));
     }
+    if let Some(fields) = &statefulset.handover {
+        return request(Request::PatchStatefulSet(json!({ "metadata": {
+            "resourceVersion": statefulset.resource_version,
+            "managedFields": fields,
+        }})));
+    }
     let mut object = seen.wanted.statefulset.clone();
     if let Err(next) = set_template(&mut object, plan, seen, template) {
         return next;
+    }
+    // Only the patch that is there for it starts a pod: it is not sent beside another signer.
+    let present = statefulset.replicas.unwrap_or(1);
+    object.spec.replicas = object.spec.replicas.map(|wanted| wanted.min(present));
+    if takes_a_key(&object, Some(statefulset)) && !seen.identity_is_stored {
+        return wait(None, "whom the node signs as is recorded first");
     }
     if let Some(next) = try_pod(&object, seen) {
         return next;
@@ -53,6 +65,13 @@ pub(super) fn step_statefulset(plan: &TaskPlan, seen: &Seen) -> Next {
     object.metadata.uid = Some(statefulset.uid.clone());
     object.metadata.resource_version = Some(statefulset.resource_version.clone());
     request(Request::ApplyStatefulSet(Box::new(object)))
+}
+
+/// Whether pods made from this object would sign with a key that those made so far do not have.
+pub(crate) fn takes_a_key(object: &StatefulSet, before: Option<&StatefulSetView>) -> bool {
+    let template = serde_json::to_value(&object.spec.template).unwrap_or_default();
+    let asked = identity_of(&template).signing_secret;
+    asked.is_some() && asked != before.and_then(|one| one.identity().signing_secret)
 }
 
 /// Merge patch that makes the strategy `OnDelete`; it makes no revision.
@@ -63,7 +82,13 @@ pub(crate) fn on_delete_patch(statefulset: &StatefulSetView) -> Value {
     })
 }
 
-fn applied(view: &StatefulSetView) -> Next {
+fn applied(plan: &TaskPlan, view: &StatefulSetView, seen: &Seen) -> Next {
+    let rendered = serde_json::to_value(&seen.wanted.statefulset.spec.template).unwrap_or_default();
+    let is_rendered = plan.target.as_ref().is_none_or(|target| target.hash == seen.wanted.hash);
+    if is_rendered && view.identity().signing_secret != identity_of(&rendered).signing_secret {
+        // Somebody else holds on to it, or adds one: the next pod would not be the wanted one.
+        return fail("the applied template has another signing key than the wanted one");
+    }
     Next::Done(Box::new(Effects {
         applied: Some(Applied { uid: view.uid.clone(), generation: view.generation }),
         statefulset: Some(StatefulSetRef { name: view.name.clone(), uid: view.uid.clone() }),

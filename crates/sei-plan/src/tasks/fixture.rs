@@ -337,6 +337,7 @@ fn shown_effects(effects: &Effects) -> String {
         statefulset,
         claim,
         signing_identity: _,
+        signs_no_more,
         abandoned_cleared,
     } = effects;
     let parts = [
@@ -345,6 +346,7 @@ fn shown_effects(effects: &Effects) -> String {
         applied.as_ref().map(|one| format!("applied {}@{}", one.uid, one.generation)),
         statefulset.as_ref().map(|one| format!("statefulset {}/{}", one.name, one.uid)),
         claim.as_ref().map(|one| format!("claim {}/{}", one.name, one.uid)),
+        signs_no_more.then(|| "signs no more".to_owned()),
         abandoned_cleared.then(|| "abandoned cleared".to_owned()),
     ];
     let parts: Vec<_> = parts.into_iter().flatten().collect();

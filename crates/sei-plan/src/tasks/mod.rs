@@ -27,7 +27,7 @@ pub(crate) mod fixture;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use apply::on_delete_patch;
+pub(crate) use apply::{on_delete_patch, takes_a_key};
 pub use observe_image::{MadeFrom, observe};
 
 /// What to do next for a task.
@@ -69,6 +69,8 @@ pub struct Effects {
     pub claim: Option<ClaimRef>,
     /// Whom the node signs as.
     pub signing_identity: Option<String>,
+    /// No pod of the node has a signing key any more.
+    pub signs_no_more: bool,
     /// The abandoned sidecar tasks of older plans are dealt with.
     pub abandoned_cleared: bool,
 }

@@ -12,8 +12,9 @@ use crate::request::Read;
 use crate::seen::{Look, Seen};
 use crate::view::{Freshness, PodView, freshness};
 
-/// Done when the fresh pod's chain process and sidecar have an image id and have run, with the
-/// plan's images.
+/// Done when the fresh pod's chain process and sidecar have an image id and have run. That it was
+/// made from the plan's template is proved by its revision; its images may have got other names on
+/// the way, where admission points them at a mirror.
 ///
 /// The fields `started` and `ready` are not read: the chain process counts as started only once
 /// the sidecar's gate is open, and `mark-ready` opens it after this task.
@@ -39,8 +40,7 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
     let Some(known) = replace_pod::fresh(pods, statefulset, revisions) else {
         return read(Read::Pods);
     };
-    let (image, sidecar_image) = images(plan, seen);
-    if let Some(missing) = not_running(known, &image, &sidecar_image) {
+    if let Some(missing) = lacks(known, plan, seen) {
         return wait(None, missing);
     }
     // A stamp is a promise: it needs a live look at the pod itself.
@@ -51,7 +51,7 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
     if freshness(pod, statefulset, revisions) != Freshness::Fresh || pod.is_terminating() {
         return wait(None, "the pod was replaced while it was looked at");
     }
-    if let Some(missing) = not_running(pod, &image, &sidecar_image) {
+    if let Some(missing) = lacks(pod, plan, seen) {
         return wait(None, missing);
     }
     let (hash, inputs_hash) = match &plan.target {
@@ -68,7 +68,10 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
             now: seen.now,
         },
     );
-    Next::Done(Box::new(Effects { stamp, ..Effects::default() }))
+    // Its last pod with a key is gone now: the key is free for another node.
+    let signed = seen.node.status.as_ref().is_some_and(|one| one.signing_identity.is_some());
+    let signs_no_more = signed && !seen.node.spec.signs() && plan.target.is_some();
+    Next::Done(Box::new(Effects { stamp, signs_no_more, ..Effects::default() }))
 }
 
 /// What the fresh pod still lacks by the caches: no live call while it starts.
@@ -83,8 +86,7 @@ fn missing_by_cache(plan: &TaskPlan, seen: &Seen) -> Option<String> {
         return None;
     }
     let fresh = replace_pod::fresh(pods, statefulset, revisions)?;
-    let (image, sidecar_image) = images(plan, seen);
-    not_running(fresh, &image, &sidecar_image)
+    lacks(fresh, plan, seen)
 }
 
 /// The settings that this plan wrote, as they were when it was built; others stay as recorded. An
@@ -118,7 +120,7 @@ pub struct MadeFrom<'a> {
 
 /// The one maker of stamps: what this pod runs, seen now; `None` while it does not run.
 pub fn observe(pod: &PodView, made_from: &MadeFrom<'_>) -> Option<Stamp> {
-    not_running(pod, &pod.seid.image, &pod.sidecar.image).is_none().then(|| Stamp {
+    not_running(pod).is_none().then(|| Stamp {
         image: pod.seid.image.clone(),
         sidecar_image: pod.sidecar.image.clone(),
         hash: made_from.hash.to_owned(),
@@ -133,24 +135,23 @@ pub fn observe(pod: &PodView, made_from: &MadeFrom<'_>) -> Option<Stamp> {
     })
 }
 
-fn images(plan: &TaskPlan, seen: &Seen) -> (String, String) {
-    match &plan.target {
-        Some(target) => (target.image.clone(), target.sidecar_image.clone()),
-        None => (seen.wanted.image.clone(), seen.wanted.sidecar_image.clone()),
+/// What the fresh pod of this plan still lacks. A plan of another operator names no template, so
+/// that only the images tell whether the pod is the one it means.
+fn lacks(pod: &PodView, plan: &TaskPlan, seen: &Seen) -> Option<String> {
+    let wanted = &seen.wanted;
+    let means_another = pod.seid.image != wanted.image || pod.sidecar.image != wanted.sidecar_image;
+    if plan.target.is_none() && means_another {
+        return Some(format!(
+            "pod {} has images {} and {}, not {} and {}",
+            pod.name, pod.seid.image, pod.sidecar.image, wanted.image, wanted.sidecar_image
+        ));
     }
+    not_running(pod)
 }
 
-/// What is still missing until the pod counts as running these images.
-pub(super) fn not_running(pod: &PodView, image: &str, sidecar_image: &str) -> Option<String> {
-    let containers = [("seid", &pod.seid, image), ("sei-sidecar", &pod.sidecar, sidecar_image)];
-    containers.into_iter().find_map(|(name, container, wanted)| {
-        if container.image != wanted {
-            return Some(format!(
-                "container {name} of pod {} has image {}, not {wanted}",
-                pod.name, container.image
-            ));
-        }
-        let runs = !container.image_id.is_empty() && container.has_run;
-        (!runs).then(|| format!("container {name} of pod {} has not run yet", pod.name))
-    })
+/// What is still missing until the pod counts as running.
+pub(super) fn not_running(pod: &PodView) -> Option<String> {
+    let containers = [("seid", &pod.seid), ("sei-sidecar", &pod.sidecar)];
+    let idle = containers.into_iter().find(|(_, one)| one.image_id.is_empty() || !one.has_run);
+    idle.map(|(name, _)| format!("container {name} of pod {} has not run yet", pod.name))
 }

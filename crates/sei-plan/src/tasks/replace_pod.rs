@@ -49,7 +49,7 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
         ));
     }
     let Some(revisions) = revisions(plan, statefulset, seen) else {
-        return not_observed(statefulset);
+        return not_observed(statefulset, 0);
     };
     if let Look::Cached(Some(pods)) = &seen.pods
         && stale(pods, statefulset, revisions).is_none()
@@ -123,9 +123,10 @@ fn nothing_to_do_by_cache(plan: &TaskPlan, seen: &Seen) -> Option<Next> {
         return None;
     };
     if let Some(applied) = plan.applied.as_ref().filter(|applied| applied.uid == statefulset.uid) {
+        // Our own apply, or its controller's look at it, will wake us when the cache has it.
         let caught_up = statefulset.generation >= applied.generation;
-        if caught_up && statefulset.observed_revision().is_none() {
-            return Some(not_observed(statefulset));
+        if !caught_up || statefulset.observed_revision().is_none() {
+            return Some(not_observed(statefulset, applied.generation));
         }
     }
     let owned: Vec<_> = pods.iter().filter(|pod| is_owned(pod, statefulset)).collect();
@@ -162,7 +163,7 @@ pub(super) fn proven<'a>(plan: &TaskPlan, seen: &'a Seen) -> Result<&'a Stateful
         Look::Cached(Some(statefulset))
             if statefulset.observed_generation < statefulset.generation =>
         {
-            Err(not_observed(statefulset))
+            Err(not_observed(statefulset, 0))
         }
         Look::Cached(_) | Look::Unread => Err(read(Read::StatefulSet)),
     }
@@ -186,7 +187,7 @@ fn check<'a>(
         return Err(wait(None, "another template was applied meanwhile; the plan is superseded"));
     }
     if statefulset.observed_revision().is_none() {
-        return Err(not_observed(statefulset));
+        return Err(not_observed(statefulset, 0));
     }
     Ok(statefulset)
 }
@@ -201,12 +202,13 @@ fn is_what_we_applied(plan: &TaskPlan, statefulset: &StatefulSetView) -> bool {
         && statefulset.observed_revision().is_some()
 }
 
-fn not_observed(statefulset: &StatefulSetView) -> Next {
+fn not_observed(statefulset: &StatefulSetView, applied: i64) -> Next {
     wait(
         Reason::StatefulSetNotObserved,
         format!(
             "the StatefulSet controller has looked at generation {} of {}",
-            statefulset.observed_generation, statefulset.generation
+            statefulset.observed_generation,
+            statefulset.generation.max(applied)
         ),
     )
 }

@@ -272,6 +272,7 @@ fn every_field_of_a_statefulset_is_read() {
         terminating: false,
         update_revision: text("val-byo-6c9f7d5b84"),
         template,
+        handover: None,
     };
     assert_eq!(view, expected);
     assert_eq!(view.observed_revision(), Some("val-byo-6c9f7d5b84"));
@@ -355,4 +356,53 @@ fn every_field_of_a_job_is_read() {
     let metadata = ObjectView::from(&deleted.metadata);
     assert!(metadata.terminating && metadata.resource_version == "5120");
     assert_eq!((metadata.uid, metadata.controller), (expected.uid, expected.controller));
+}
+
+/// Who owns which field, in short: manager, operation and subresource, then the fields.
+fn owners(entries: &[(&str, &str, &str, Value)]) -> StatefulSetView {
+    let entries: Vec<Value> = entries
+        .iter()
+        .map(|(manager, operation, part, fields)| {
+            let mut entry = json!({
+                "manager": manager, "operation": operation, "apiVersion": "apps/v1",
+                "fieldsType": "FieldsV1", "fieldsV1": fields,
+            });
+            if !part.is_empty() {
+                entry["subresource"] = json!(part);
+            }
+            entry
+        })
+        .collect();
+    statefulset(|json| json["metadata"]["managedFields"] = json!(entries))
+}
+
+#[test]
+fn what_a_create_owns_is_given_to_our_applies() {
+    let ours = "seinode-controller";
+    let template = |field: &str| json!({ "f:spec": { "f:template": { field: {} } } });
+    let replicas = json!({ "f:spec": { "f:replicas": {} } });
+    assert_eq!(owners(&[(ours, "Apply", "", template("f:a"))]).handover, None);
+    assert_eq!(owners(&[(ours, "Update", "", replicas.clone())]).handover, None, "a patch of ours");
+    assert_eq!(owners(&[("kubectl", "Update", "", template("f:a"))]).handover, None);
+    assert_eq!(owners(&[(ours, "Update", "status", template("f:a"))]).handover, None);
+
+    let mixed = owners(&[
+        (ours, "Update", "", template("f:a")),
+        (ours, "Apply", "", json!({ "f:spec": { "f:template": { "f:b": {} }, "f:c": {} } })),
+        ("kubectl", "Update", "", template("f:d")),
+        (ours, "Update", "status", json!({ "f:status": {} })),
+    ]);
+    let entries = mixed.handover.expect("the create's are given over");
+    let told: Vec<_> = entries
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| format!("{} {} {}", one["manager"], one["operation"], one["fieldsV1"]))
+        .collect();
+    let expected = [
+        r#""kubectl" "Update" {"f:spec":{"f:template":{"f:d":{}}}}"#,
+        r#""seinode-controller" "Update" {"f:status":{}}"#,
+        r#""seinode-controller" "Apply" {"f:spec":{"f:c":{},"f:template":{"f:a":{},"f:b":{}}}}"#,
+    ];
+    assert_eq!(told, expected);
 }

@@ -451,7 +451,7 @@ fn a_cached_statefulset_counts_only_if_it_is_what_the_plan_applied() {
         (
             "older than the apply",
             |world| world.plan.applied.as_mut().unwrap().generation = 3,
-            "read StatefulSet",
+            "wait StatefulSetNotObserved: …looked at generation 2 of 3",
         ),
         (
             "another object than the applied one",

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use crate::request::{Failure, Outcome};
 use crate::seen::{CONFIG_MAP, Look, PodTry, SERVICE};
 use crate::tasks::fixture::{OLD, World, assert_transcript, from, statefulset, template};
+use crate::view::StatefulSetView;
 
 const APPLIES: &str = "apply StatefulSet n uid=sts-uid version=70 hash=v1:new image=seid:new";
 const CREATES: &str = "create StatefulSet n uid=- version=- hash=v1:new image=seid:new";
@@ -325,4 +326,26 @@ fn the_proxys_configuration_is_applied_unless_it_is_as_wanted() {
     );
     let mut world = World::only(TaskType::ApplyRbacProxyConfig, json!({}));
     assert_transcript(&world.transcript([Outcome::Accepted]), &[APPLIES, "done"]);
+}
+
+#[test]
+fn what_a_create_owns_is_given_over_before_an_apply() {
+    let mut world = update();
+    let entries = json!([{ "manager": "seinode-controller", "operation": "Apply" }]);
+    let made = StatefulSetView { handover: Some(entries.clone()), ..statefulset() };
+    world.seen.statefulset = Look::Live(Some(made));
+    let answer = Outcome::StatefulSet(Some(Box::new(statefulset())));
+    let lines = world.transcript([Outcome::Accepted, answer]);
+    let patch = json!({ "metadata": { "managedFields": entries, "resourceVersion": "70" } });
+    assert_eq!(lines[0], format!("patch StatefulSet {patch}"));
+    assert_transcript(&lines[1..], &["read StatefulSet", APPLIES]);
+}
+
+#[test]
+fn a_template_that_kept_another_key_is_not_taken_for_the_wanted_one() {
+    let mut world = update();
+    let volumes = json!([{ "name": "signing-key", "secret": { "secretName": "old" } }]);
+    let template = json!({ "spec": { "volumes": volumes } });
+    world.seen.applied = Some(StatefulSetView { template, ..statefulset() });
+    world.check("it was not removed", "fail: the applied template has another signing key…");
 }

@@ -157,17 +157,31 @@ fn a_container_that_has_not_run_is_waited_for_by_name() {
 
 // OI1
 #[test]
-fn other_images_than_the_plans_are_not_stamped() {
-    check_pod(
-        "seid",
-        |pod| pod.seid.image = "seid:other".to_owned(),
-        "wait -: container seid of pod n-0 has image seid:other, not seid:new",
-    );
-    check_pod(
-        "sidecar",
-        |pod| pod.sidecar.image = "sidecar:other".to_owned(),
-        "wait -: container sei-sidecar of pod n-0 has image sidecar:other, not sidecar:new",
-    );
+fn images_that_admission_renamed_are_stamped_as_the_pod_has_them() {
+    let mut renamed = pod(NEW);
+    renamed.seid.image = "mirror/seid:new".to_owned();
+    renamed.sidecar.image = "sidecar@sha256:abc".to_owned();
+    let mut world = world();
+    world.live_pods([renamed.clone()]);
+    world.seen.pod = Look::Live(Some(renamed));
+    let stamp = stamp(&world);
+    assert_eq!(stamp.image, "mirror/seid:new");
+    assert_eq!(stamp.sidecar_image, "sidecar@sha256:abc");
+}
+
+#[test]
+fn a_key_is_given_back_when_the_first_pod_without_it_runs() {
+    let signed = |world: &mut World| {
+        let status = world.seen.node.status.get_or_insert_default();
+        status.signing_identity = Some("v1:me".to_owned());
+    };
+    let mut gave = world();
+    signed(&mut gave);
+    gave.check("it signs no more", "done stamp … signs no more");
+    let mut keeps = world();
+    keeps.seen.node = signing_node();
+    signed(&mut keeps);
+    keeps.check("it signs", STAMPS);
 }
 
 #[test]
@@ -245,7 +259,7 @@ fn a_plan_without_target_is_judged_by_what_is_wanted() {
                 world.plan.target = None;
                 world.seen.wanted.image = "seid:newest".to_owned();
             },
-            "wait -: container seid of pod n-0 has image seid:new, not seid:newest",
+            "wait -: pod n-0 has images seid:new and sidecar:new, not seid:newest and …",
         ),
     ]);
     let mut world = world();
