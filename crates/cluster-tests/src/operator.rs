@@ -88,10 +88,9 @@ pub async fn start(scene: &Scene, setup: Setup) -> Result<Operator> {
     Ok(operator)
 }
 
-/// A client like that of the process: it repeats nothing by itself.
-fn client(mut config: Config, wire: Option<Wire>) -> Result<Client> {
-    config.default_retry = false;
-    let builder = ClientBuilder::try_from(config)?;
+/// A client like that of the process.
+fn client(config: Config, wire: Option<Wire>) -> Result<Client> {
+    let builder = ClientBuilder::try_from(sei_operator::client::hardened(config))?;
     Ok(match wire {
         Some(wire) => builder.with_layer(&layer_fn(|inner| wire.clone().around(inner))).build(),
         None => builder.build(),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use futures::future::BoxFuture;
+use futures::future::{self, BoxFuture};
 use http::{Method, Request, Response};
 use kube::client::Body;
 use tokio::sync::watch;
@@ -24,6 +24,8 @@ pub enum Answer {
 #[derive(Clone, Debug)]
 pub struct Wire {
     answer: Answer,
+    /// Requests that nobody ever answers.
+    unheard: fn(&Request<Body>) -> bool,
     state: Arc<watch::Sender<State>>,
 }
 
@@ -43,7 +45,12 @@ pub type Write = (String, usize);
 impl Wire {
     /// One that lets everything through.
     pub fn new(answer: Answer) -> Self {
-        Self { answer, state: Arc::default() }
+        Self { answer, unheard: |_| false, state: Arc::default() }
+    }
+
+    /// One on which these requests are never answered, and all others are.
+    pub fn deaf_to(unheard: fn(&Request<Body>) -> bool) -> Self {
+        Self { unheard, ..Self::new(Answer::Given) }
     }
 
     /// From now on, stops after the first write that is none of these.
@@ -111,11 +118,15 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let is_unheard = (self.wire.unheard)(&request);
         let kind = kind(&request);
         let wire = self.wire.clone();
         // Nothing is sent before it is polled.
         let answered = self.inner.call(request);
         Box::pin(async move {
+            if is_unheard {
+                future::pending::<()>().await;
+            }
             wire.pass().await;
             let answer = answered.await?;
             if let Some(kind) = kind.filter(|_| answer.status().is_success()) {

@@ -31,6 +31,13 @@ impl Scope {
         }
     }
 
+    pub(crate) fn holds(&self, namespace: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Namespace(own) => own == namespace,
+        }
+    }
+
     pub(crate) fn api<K>(&self, client: &Client) -> Api<K>
     where
         K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>,

@@ -80,8 +80,12 @@ fn record(found: &Found, now: Timestamp) -> Record {
     let status = node.status.as_ref();
     let pending = status.and_then(|status| status.pending_update.as_ref());
     let observed = status.is_some_and(|status| status.pod_template_hash.is_some());
+    let looked_at = status.and_then(|status| status.observed_generation);
+    let is_outdated = observed && looked_at < node.metadata.generation;
     let unknown = match status.and_then(|status| status.phase) {
-        _ if pending.is_some() || observed => None,
+        _ if pending.is_some() => None,
+        _ if is_outdated => Some("the operator has not looked since the last edit"),
+        _ if observed => None,
         Some(SeiNodePhase::Running) => Some("its pod was not compared yet"),
         _ => Some("it does not run yet"),
     };
@@ -309,6 +313,25 @@ mod tests {
                   why      arrives with the next roll
                   differs  1 field
                     config.externalAddress
+            "#]],
+        );
+    }
+
+    #[test]
+    fn an_edit_that_nobody_has_looked_at_is_not_called_equal() {
+        let mut edited = observed(node("rpc-0"));
+        edited.status.get_or_insert_default().observed_generation = Some(1);
+        let mut seen = edited.clone();
+        seen.metadata.name = Some("rpc-1".into());
+        seen.metadata.generation = Some(1);
+        edited.metadata.generation = Some(2);
+        check(
+            vec![edited, seen],
+            true,
+            &expect![[r#"
+                demo/rpc-0: the operator has not looked since the last edit
+
+                Nothing differs on 1 other node.
             "#]],
         );
     }

@@ -35,8 +35,11 @@ async fn act(flags: &Flags) -> Result<Exit, Error> {
     }
     let mut out = io::stdout();
     let exit = run(flags, &surroundings, &mut out).await?;
-    out.flush().map_err(|source| Error::Output { source })?;
-    Ok(exit)
+    match out.flush() {
+        // As above, and what was found out counts.
+        Err(source) if source.kind() != io::ErrorKind::BrokenPipe => Err(Error::Output { source }),
+        _ => Ok(exit),
+    }
 }
 
 /// Help and version are answers. Everything else is an error, and never the 2 of clap, which is

@@ -4,6 +4,7 @@
 //! of the present one, and the operator's own planner is asked. What it would start is shown, and
 //! nothing is carried out.
 
+use std::io;
 use std::path::Path;
 
 use jiff::Timestamp;
@@ -177,7 +178,11 @@ pub(crate) async fn run(
             _ => None,
         },
     };
-    show(out, flags.shown.output, &report, || text::text(&report))?;
+    match show(out, flags.shown.output, &report, || text::text(&report)) {
+        // Whoever read the output has seen enough; a script may still ask what would roll.
+        Err(Error::Output { source }) if source.kind() == io::ErrorKind::BrokenPipe => {}
+        shown => shown?,
+    }
     match (would_roll, unjudged) {
         (0, Some(error)) => Err(error),
         (0, None) => Ok(Exit::Fine),

@@ -1,6 +1,6 @@
 //! `kubectl sei status`: what every node does, since when, and why.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use futures::StreamExt as _;
 use jiff::Timestamp;
@@ -10,6 +10,7 @@ use sei_api::SeiNode;
 use sei_api::condition::{ConditionType, find};
 use sei_api::plan::PlanPhase;
 use sei_api::status::{SeiNodePhase, SeiNodeStatus};
+use sei_exec::call::chain;
 use sei_plan::planner::failure_text;
 use serde::Serialize;
 
@@ -62,36 +63,83 @@ pub(crate) async fn run(
         Output::Text => write(out, &text(&rows, scope, now))?,
         Output::Json => rows.iter().try_for_each(|row| write(out, &json_line(row)))?,
     }
-    let mut view = View::new(&rows, scope, now);
-    let only: Option<Vec<(String, String)>> = (!flags.nodes.is_empty())
-        .then(|| rows.iter().map(|row| (row.namespace.clone(), row.node.clone())).collect());
-    let config = watcher::Config::default();
-    let stream = watcher(scope.api::<Guarded>(client), config).default_backoff();
-    let mut stream = std::pin::pin!(stream);
-    while let Some(event) = stream.next().await {
-        let seen = match event {
-            Ok(watcher::Event::Apply(one) | watcher::Event::InitApply(one)) => row(&unguard(one)),
-            Ok(watcher::Event::Delete(one)) => {
-                Row { phase: "Deleted".to_owned(), why: String::new(), ..row(&unguard(one)) }
+    watch(flags, scope, surroundings, &rows, out).await
+}
+
+/// Tells each change of the nodes that were shown, for as long as somebody reads.
+async fn watch(
+    flags: &StatusFlags,
+    scope: &Scope,
+    surroundings: &Surroundings,
+    rows: &[Row],
+    out: Out<'_>,
+) -> Result<(), Error> {
+    let client = surroundings.client()?;
+    let mut view = View::new(rows, scope, surroundings.now());
+    let is_named = !flags.nodes.is_empty();
+    let only: Option<BTreeSet<Key>> = is_named.then(|| rows.iter().map(Row::key).collect());
+    let watches = places(scope, rows, is_named).into_iter().map(|place| {
+        let watched = watcher(place.api::<Guarded>(client), watcher::Config::default());
+        watched.default_backoff().map(move |event| (place.clone(), event)).boxed()
+    });
+    let mut watches = futures::stream::select_all(watches);
+    let mut is_broken = false;
+    while let Some((place, event)) = watches.next().await {
+        let heard = match event {
+            Ok(event) => view.heard(&place, event),
+            Err(error) => {
+                let told = one_line(&chain(&error));
+                if is_forbidden(&error) {
+                    return Err(Error::Call { told: format!("{told}; ask for that permission") });
+                }
+                // It recovers by itself, and then tells all that was missed.
+                if !is_broken {
+                    eprintln!("warning: the watch broke and is tried again: {told}");
+                }
+                is_broken = true;
+                continue;
             }
-            // The watch recovers by itself, and tells all that was missed.
-            Ok(watcher::Event::Init | watcher::Event::InitDone) | Err(_) => continue,
         };
-        let key = (seen.namespace.clone(), seen.node.clone());
-        if only.as_ref().is_some_and(|only| !only.contains(&key)) {
-            continue;
-        }
-        if let Some(text) = view.news(&seen, flags.shown.output, surroundings.now()) {
-            write(out, &text)?;
-            out.flush().map_err(|source| Error::Output { source })?;
+        is_broken &= heard.is_empty();
+        let of_interest = |row: &&Row| only.as_ref().is_none_or(|only| only.contains(&row.key()));
+        for row in heard.iter().filter(of_interest) {
+            if let Some(text) = view.news(row, flags.shown.output, surroundings.now()) {
+                write(out, &text)?;
+                out.flush().map_err(|source| Error::Output { source })?;
+            }
         }
     }
     Ok(())
 }
 
+/// Where to watch: named nodes may be in other namespaces than the rest of the scope.
+fn places(scope: &Scope, rows: &[Row], is_named: bool) -> Vec<Scope> {
+    if !is_named {
+        return vec![scope.clone()];
+    }
+    let namespaces: BTreeSet<&String> = rows.iter().map(|row| &row.namespace).collect();
+    namespaces.into_iter().map(|one| Scope::Namespace(one.clone())).collect()
+}
+
+/// Nobody waits at a prompt for a permission.
+fn is_forbidden(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchFailed(kube::Error::Api(status))
+        | watcher::Error::WatchError(status) => status.is_forbidden(),
+        _ => false,
+    }
+}
+
+/// A node, by namespace and name.
+type Key = (String, String);
+
 /// What stands on the screen already.
 struct View {
-    shown: BTreeMap<(String, String), Row>,
+    shown: BTreeMap<Key, Row>,
+    /// Nodes that a list which is under way has not named yet.
+    unheard: BTreeSet<Key>,
     widths: Vec<usize>,
     with_namespace: bool,
 }
@@ -101,14 +149,42 @@ impl View {
         let with_namespace = *scope == Scope::All;
         let mut cells: Vec<_> = rows.iter().map(|row| row.cells(with_namespace, now)).collect();
         cells.push(header(with_namespace));
-        let shown = rows.iter().map(|row| ((row.namespace.clone(), row.node.clone()), row.clone()));
-        Self { shown: shown.collect(), widths: widths(&cells), with_namespace }
+        let shown = rows.iter().map(|row| (row.key(), row.clone())).collect();
+        Self { shown, unheard: BTreeSet::new(), widths: widths(&cells), with_namespace }
+    }
+
+    /// What an event of this place's watch tells of nodes.
+    fn heard(&mut self, place: &Scope, event: watcher::Event<Guarded>) -> Vec<Row> {
+        match event {
+            watcher::Event::Init => {
+                let shown = self.shown.keys().filter(|(namespace, _)| place.holds(namespace));
+                self.unheard.extend(shown.cloned());
+                Vec::new()
+            }
+            watcher::Event::Apply(one) | watcher::Event::InitApply(one) => {
+                let row = row(&unguard(one));
+                self.unheard.remove(&row.key());
+                vec![row]
+            }
+            watcher::Event::Delete(one) => vec![row(&unguard(one)).deleted()],
+            // What was there before and is not named has gone meanwhile.
+            watcher::Event::InitDone => {
+                let unheard = std::mem::take(&mut self.unheard);
+                let (gone, others) =
+                    unheard.into_iter().partition(|(namespace, _)| place.holds(namespace));
+                self.unheard = others;
+                let gone: BTreeSet<Key> = gone;
+                gone.iter()
+                    .filter_map(|key| self.shown.get(key).cloned())
+                    .map(Row::deleted)
+                    .collect()
+            }
+        }
     }
 
     /// The line of a node of which something is to be told.
     fn news(&mut self, row: &Row, output: Output, now: Timestamp) -> Option<String> {
-        let key = (row.namespace.clone(), row.node.clone());
-        let before = self.shown.insert(key, row.clone());
+        let before = self.shown.insert(row.key(), row.clone());
         if before.as_ref() == Some(row) {
             return None;
         }
@@ -145,6 +221,14 @@ fn text(rows: &[Row], scope: &Scope, now: Timestamp) -> String {
 }
 
 impl Row {
+    fn key(&self) -> Key {
+        (self.namespace.clone(), self.node.clone())
+    }
+
+    fn deleted(self) -> Self {
+        Self { phase: "Deleted".to_owned(), why: String::new(), ..self }
+    }
+
     fn cells(&self, with_namespace: bool, now: Timestamp) -> Vec<String> {
         let or_dash = |text: Option<String>| {
             text.filter(|text| !text.is_empty()).unwrap_or_else(|| "-".to_owned())
@@ -351,6 +435,44 @@ mod tests {
         let told = view.news(&changed, Output::Text, now()).unwrap();
         assert!(told.starts_with("archive-0   pacific-1   Failed "), "{told}");
         assert_eq!(view.news(&changed, Output::Json, now()), None);
+    }
+
+    #[test]
+    fn named_nodes_are_watched_where_they_are() {
+        let mut rows = rows();
+        rows[0].namespace = "other".into();
+        let demo = Scope::Namespace("demo".into());
+        assert_eq!(places(&demo, &rows[..1], true), [Scope::Namespace("other".into())]);
+        assert_eq!(places(&demo, &rows, true).len(), 2);
+        assert_eq!(places(&Scope::All, &rows, false), [Scope::All]);
+    }
+
+    #[test]
+    fn a_node_that_a_new_list_does_not_name_is_told_as_deleted_once() {
+        let mut rows = rows();
+        rows[1].namespace = "other".into();
+        let demo = Scope::Namespace("demo".into());
+        let mut view = View::new(&rows[..3], &Scope::All, now());
+        let mut relist = || {
+            let mut told = view.heard(&demo, watcher::Event::Init);
+            let there = kube::core::DeserializeGuard(Ok(node("archive-0")));
+            told.extend(view.heard(&demo, watcher::Event::InitApply(there)));
+            told.extend(view.heard(&demo, watcher::Event::InitDone));
+            let news = told.iter().filter(|row| view.news(row, Output::Text, now()).is_some());
+            news.map(|row| format!("{} {}", row.node, row.phase)).collect::<Vec<_>>()
+        };
+        assert_eq!(relist(), ["rpc-1 Deleted"]);
+        assert_eq!(relist(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_watch_that_is_not_allowed_is_an_error() {
+        let status = |code, reason: &str| {
+            let status = kube::core::Status::failure("no", reason).with_code(code);
+            watcher::Error::WatchStartFailed(kube::Error::Api(status.boxed()))
+        };
+        assert!(is_forbidden(&status(403, "Forbidden")));
+        assert!(!is_forbidden(&status(500, "InternalError")));
     }
 
     #[test]

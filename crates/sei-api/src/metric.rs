@@ -134,7 +134,7 @@ metrics! {
         "Health probes of sidecars by what they found",
         "A network or a proxy that fails now and then.";
     RECONCILE_ERRORS: Counter "reconcile_errors_total" ["controller", "category"]
-        "Passes over a node that ended in an error",
+        "Passes over a node, and watches, that ended in an error",
         "An API server that refuses or does not answer.";
 }
 

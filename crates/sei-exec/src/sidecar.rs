@@ -70,7 +70,7 @@ impl Sidecar {
             SidecarCall::Poll { id } => {
                 let (status, body) =
                     self.send(ip, Method::GET, &format!("/v0/tasks/{id}"), None).await?;
-                polled(status, &body)
+                polled(id, status, &body)
             }
             SidecarCall::Submit { id, task_type, params } => {
                 let body = json!({ "id": id, "type": task_type, "params": params });
@@ -198,12 +198,15 @@ fn unexpected(what: &str, status: StatusCode) -> Failure {
 }
 
 /// What a poll answered. Only the sidecar's own 404 says that it knows no such task: a plain one
-/// comes from something in between.
-fn polled(status: StatusCode, body: &[u8]) -> Result<Outcome, Failure> {
+/// comes from something in between. A record of another task is nobody's word on ours.
+fn polled(id: &str, status: StatusCode, body: &[u8]) -> Result<Outcome, Failure> {
     let Some(record) = perform::json(body).filter(Value::is_object) else {
         return Err(unexpected("poll", status));
     };
     match status {
+        StatusCode::OK if record["id"].as_str().is_some_and(|told| told != id) => {
+            Err(Failure::Unreachable("poll answered another id".to_owned()))
+        }
         StatusCode::OK => {
             let text = |key: &str| record[key].as_str().unwrap_or_default().to_owned();
             let state = match record["status"].as_str() {

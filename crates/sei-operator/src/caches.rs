@@ -1,15 +1,19 @@
 //! What the watches have told so far: small views of the objects that belong to nodes.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
-use futures::{Stream, StreamExt};
+use futures::{Stream, StreamExt, future};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use kube::runtime::reflector::ObjectRef;
+use kube::runtime::utils::Backoff;
+use kube::runtime::watcher::DefaultBackoff;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
 use sei_api::names::label;
@@ -21,6 +25,7 @@ use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 
 use crate::Guarded;
+use crate::metrics::Metrics;
 
 /// A node, by namespace and name.
 pub type NodeKey = (String, String);
@@ -79,8 +84,9 @@ impl Caches {
         client: &Client,
         namespace: Option<&str>,
         wake: &Wake,
+        metrics: &Metrics,
     ) -> Vec<watch::Receiver<bool>> {
-        let scope = Scope { client, namespace, wake };
+        let scope = Scope { client, namespace, wake, metrics };
         vec![
             scope.follow(&self.statefulsets, |one: &StatefulSet| one.into(), seen_as),
             scope.follow(&self.pods, |one: &Pod| one.into(), pod_without_version),
@@ -129,6 +135,7 @@ struct Scope<'a> {
     client: &'a Client,
     namespace: Option<&'a str>,
     wake: &'a Wake,
+    metrics: &'a Metrics,
 }
 
 impl Scope<'_> {
@@ -149,7 +156,7 @@ impl Scope<'_> {
             None => Api::all(self.client.clone()),
         };
         let config = watcher::Config::default().labels(label::NODE);
-        let stream = Box::pin(watcher(api, config).default_backoff());
+        let stream = Box::pin(persistent(watcher(api, config), K::kind(&()), self.metrics.clone()));
         let (ready, receiver) = watch::channel(false);
         tokio::spawn(follow(cache.clone(), stream, self.wake.clone(), project, counts_as, ready));
         receiver
@@ -158,7 +165,7 @@ impl Scope<'_> {
 
 async fn follow<K, V>(
     cache: Arc<Cache<V>>,
-    mut stream: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Unpin,
+    mut stream: impl Stream<Item = watcher::Event<K>> + Unpin,
     wake: Wake,
     project: fn(&K) -> V,
     counts_as: fn(&V) -> V,
@@ -170,7 +177,7 @@ async fn follow<K, V>(
     let mut listed: BTreeMap<NodeKey, BTreeMap<String, V>> = BTreeMap::new();
     while let Some(event) = stream.next().await {
         match event {
-            Ok(watcher::Event::Apply(object)) => {
+            watcher::Event::Apply(object) => {
                 let Some(key) = node_of(&object) else { continue };
                 let view = project(&object);
                 let mut objects = cache.objects.write().unwrap_or_else(PoisonError::into_inner);
@@ -181,7 +188,7 @@ async fn follow<K, V>(
                     wake.node(&key);
                 }
             }
-            Ok(watcher::Event::Delete(object)) => {
+            watcher::Event::Delete(object) => {
                 let Some(key) = node_of(&object) else { continue };
                 let mut objects = cache.objects.write().unwrap_or_else(PoisonError::into_inner);
                 if let Some(all) = objects.get_mut(&key) {
@@ -193,13 +200,13 @@ async fn follow<K, V>(
                 drop(objects);
                 wake.node(&key);
             }
-            Ok(watcher::Event::Init) => listed.clear(),
-            Ok(watcher::Event::InitApply(object)) => {
+            watcher::Event::Init => listed.clear(),
+            watcher::Event::InitApply(object) => {
                 if let Some(key) = node_of(&object) {
                     listed.entry(key).or_default().insert(object.name_any(), project(&object));
                 }
             }
-            Ok(watcher::Event::InitDone) => {
+            watcher::Event::InitDone => {
                 let fresh = std::mem::take(&mut listed);
                 let mut objects = cache.objects.write().unwrap_or_else(PoisonError::into_inner);
                 let before = std::mem::replace(&mut *objects, fresh);
@@ -215,10 +222,53 @@ async fn follow<K, V>(
                 }
                 ready.send_replace(true);
             }
-            // The stream recovers by itself.
-            Err(error) => tracing::warn!(error = %sei_exec::call::chain(&error), "a watch broke"),
         }
     }
+}
+
+/// A watch that recovers by itself. What fails is told, counted, and tried again, later each time.
+pub(crate) fn persistent<K>(
+    watched: impl Stream<Item = watcher::Result<watcher::Event<K>>>,
+    kind: Cow<'static, str>,
+    metrics: Metrics,
+) -> impl Stream<Item = watcher::Event<K>> {
+    watched.backoff(Patience::default()).filter_map(move |event| {
+        let heard = event.map_err(|error| watch_broke(&kind, &error, &metrics));
+        future::ready(heard.ok())
+    })
+}
+
+fn watch_broke(kind: &str, error: &watcher::Error, metrics: &Metrics) {
+    metrics.error("watch");
+    let is_unserved = match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => status.code == 404,
+        _ => false,
+    };
+    let error = sei_exec::call::chain(error);
+    if is_unserved {
+        tracing::warn!(kind, error, "nothing can be watched: the server does not know this kind");
+    } else {
+        tracing::warn!(kind, error, "a watch broke");
+    }
+}
+
+/// The pauses of `kube`, 1 s growing to 30 s, without its reset by every event: a list that begins
+/// is one, so that one which always fails would be asked for every second. Two minutes without an
+/// error start anew.
+#[derive(Default)]
+struct Patience(DefaultBackoff);
+
+impl Iterator for Patience {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        self.0.next()
+    }
+}
+
+impl Backoff for Patience {
+    fn reset(&mut self) {}
 }
 
 fn node_of<K: Resource<DynamicType = ()>>(object: &K) -> Option<NodeKey> {
@@ -243,8 +293,27 @@ pub fn covers(live: &Value, wanted: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use tokio::time::Instant;
 
-    use super::covers;
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_always_fails_is_tried_less_and_less() {
+        let attempts = futures::stream::iter(0..).map(|at: u32| {
+            if at.is_multiple_of(2) {
+                Ok(watcher::Event::<Pod>::Init)
+            } else {
+                Err(watcher::Error::NoResourceVersion)
+            }
+        });
+        let metrics = Metrics::new();
+        let watched = persistent(attempts, Pod::kind(&()), metrics.clone());
+        let begun = Instant::now();
+        watched.take(20).for_each(|_| future::ready(())).await;
+        assert!(begun.elapsed() > Duration::from_secs(300), "{:?}", begun.elapsed());
+        let counted = metrics.encode();
+        assert!(counted.contains("category=\"watch\"} 19"), "{counted}");
+    }
 
     #[test]
     fn an_object_covers_another_that_it_holds() {

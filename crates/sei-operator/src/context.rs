@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kube::Client;
-use kube::runtime::events::Recorder;
-use kube::runtime::reflector::Store;
+use kube::runtime::reflector::{ObjectRef, Store};
 use sei_api::SeiNode;
 use sei_exec::sidecar::Sidecar;
 use sei_plan::budget::Budget;
@@ -18,6 +17,7 @@ use sei_plan::timing::Timing;
 use crate::Guarded;
 use crate::caches::{Caches, NodeKey, Wake};
 use crate::desk::Desks;
+use crate::events::Events;
 use crate::ledger::Ledger;
 use crate::metrics::Metrics;
 
@@ -36,7 +36,7 @@ pub struct Context {
     pub namespace: Option<String>,
     pub platform: Arc<Platform>,
     pub witnesses: Witnesses,
-    pub recorder: Recorder,
+    pub events: Events,
     pub timing: Timing,
     pub version: String,
     pub algorithm: Algorithm,
@@ -67,6 +67,23 @@ impl Context {
     /// The platform's figures for rolls that nobody asked for on the node itself.
     pub fn budget(&self) -> Budget {
         Budget::of(&self.platform.rollout, self.timing)
+    }
+
+    /// Drops what is kept of nodes that are gone, however they went.
+    pub(crate) fn sweep(&self) {
+        for key in self.desks.at_rest() {
+            self.forget_if_gone(&key);
+        }
+    }
+
+    /// Drops what is kept of a node if it is gone.
+    pub(crate) fn forget_if_gone(&self, key: &NodeKey) {
+        if self.nodes.get(&ObjectRef::new(&key.1).within(&key.0)).is_some() {
+            return;
+        }
+        self.desks.forget(key);
+        self.metrics.forget(&key.0, &key.1);
+        self.ledger.forget(key, None, self);
     }
 
     /// Every node that could be decoded, in a fixed order.

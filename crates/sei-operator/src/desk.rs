@@ -29,12 +29,14 @@ pub struct Desk {
     dirty: bool,
     /// Counts the passes: a timer set by an earlier one has nothing to say any more.
     passes: u64,
-    /// The node as our own last write returned it: a cache may lag behind.
+    /// The node as our own last write, or a live look, returned it: a cache may lag behind.
     pub latest: Option<SeiNode>,
     pub carried: Option<Carried>,
     pub delete_conflicts: u32,
     /// Passes in a row that ended in an error.
     pub failures: u32,
+    /// Passes in a row that ended because somebody else had written the node.
+    pub overtaken: u32,
     pub probe: Option<Probe>,
 }
 
@@ -117,13 +119,28 @@ impl Desks {
         self.desks().get(key).map_or(0, |desk| desk.passes)
     }
 
+    /// For passes: a node that nothing was noted of gets a desk.
     pub fn with<T>(&self, key: &NodeKey, change: impl FnOnce(&mut Desk) -> T) -> T {
         change(self.desks().entry(key.clone()).or_default())
     }
 
+    /// For everybody else, who may come after the node has gone.
+    pub fn find<T>(&self, key: &NodeKey, change: impl FnOnce(&mut Desk) -> T) -> Option<T> {
+        self.desks().get_mut(key).map(change)
+    }
+
+    /// The nodes that something is noted of and that no pass is under way for.
+    pub fn at_rest(&self) -> Vec<NodeKey> {
+        let desks = self.desks();
+        desks.iter().filter(|(_, desk)| !desk.busy).map(|(key, _)| key.clone()).collect()
+    }
+
+    /// Forgets a node, unless a pass is under way: its end has to be heard.
     pub fn forget(&self, key: &NodeKey) {
-        self.desks().remove(key);
-        self.left.notify_waiters();
+        let mut desks = self.desks();
+        if desks.get(key).is_some_and(|desk| !desk.busy) {
+            desks.remove(key);
+        }
     }
 
     /// The pause after another failed pass: 1 s doubling to a minute.
@@ -132,6 +149,16 @@ impl Desks {
             desk.failures = desk.failures.saturating_add(1);
             Duration::from_secs(1 << (desk.failures - 1).min(6)).min(Duration::from_secs(60))
         })
+    }
+}
+
+impl Desk {
+    /// Counts another pass that was overtaken, and says how long to wait before the next: 100 ms
+    /// doubling to a minute. The first is an everyday race, which the watch ends at once.
+    pub fn overtake(&mut self) -> Duration {
+        self.overtaken = self.overtaken.saturating_add(1);
+        let pause = Duration::from_millis(100) * (1 << (self.overtaken - 1).min(10));
+        pause.min(Duration::from_secs(60))
     }
 }
 
@@ -183,11 +210,33 @@ mod tests {
     }
 
     #[test]
+    fn a_node_is_forgotten_once_its_pass_has_ended_and_not_noted_again() {
+        let desks = Desks::default();
+        assert!(desks.enter(&key()));
+        desks.forget(&key());
+        assert_eq!(desks.at_rest(), Vec::<NodeKey>::new());
+        assert_eq!(desks.find(&key(), |desk| desk.busy), Some(true));
+        desks.leave(&key());
+        assert_eq!(desks.at_rest(), [key()]);
+        desks.forget(&key());
+        assert_eq!(desks.find(&key(), |desk| desk.busy), None);
+        assert_eq!(desks.at_rest(), Vec::<NodeKey>::new());
+    }
+
+    #[test]
     fn our_own_write_counts_until_the_cache_has_it() {
         let own = node("a", "12");
         assert_eq!(newest(&node("a", "9"), Some(&own)), &own);
         assert_eq!(newest(&node("a", "100"), Some(&own)), &node("a", "100"));
         assert_eq!(newest(&node("b", "9"), Some(&own)), &node("b", "9"), "made anew meanwhile");
+    }
+
+    #[test]
+    fn overtaken_passes_wait_longer_each_time() {
+        let mut desk = Desk::default();
+        let pauses: Vec<_> = (0..12).map(|_| desk.overtake().as_millis()).collect();
+        assert_eq!(pauses[..4], [100, 200, 400, 800]);
+        assert_eq!(pauses[9..], [51_200, 60_000, 60_000]);
     }
 
     #[test]

@@ -1,25 +1,87 @@
 //! Events that read well in `kubectl describe`.
 
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Resource;
-use kube::runtime::events::{Event, EventType};
+use kube::runtime::events::{Event, EventType, Recorder};
 use sei_api::SeiNode;
 use sei_api::condition::{self, ConditionType};
 use sei_api::status::{SeiNodeStatus, UpdateOutcome};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
 
-use crate::context::Context;
+/// How long the server may take for one event, and for the rest of them when the operator ends.
+const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Tells what a status write changed. Events are a courtesy: a failed one fails nothing.
-pub(crate) async fn status_changed(
-    context: &Context,
-    node: &SeiNode,
-    before: &SeiNodeStatus,
-    after: &SeiNodeStatus,
-) {
-    for event in changes(before, after) {
-        let sent = context.recorder.publish(&event, &node.object_ref(&())).await;
-        if let Err(error) = sent {
-            tracing::debug!(error = %sei_exec::call::chain(&error), "an event was lost");
+/// How many events may wait for a slow server. What comes on top of them is lost; client-go draws
+/// the line at the same number.
+const QUEUE_MAX: usize = 1000;
+
+/// Tells events one after the other, outside of the passes: they are a courtesy, and a pass that
+/// waited for one would hold up its node, and with it the chain.
+pub struct Events(mpsc::Sender<Message>);
+
+enum Message {
+    Tell(Box<(Event, ObjectReference)>),
+    /// Answered once all that was asked for before is told or lost.
+    Flush(oneshot::Sender<()>),
+}
+
+impl Events {
+    /// Starts to tell what will be asked for, until this is dropped.
+    pub fn start(recorder: Recorder) -> Self {
+        let (sender, receiver) = mpsc::channel(QUEUE_MAX);
+        tokio::spawn(tell(recorder, receiver));
+        Self(sender)
+    }
+
+    /// Tells, in a while, what a status write changed.
+    pub(crate) fn status_changed(
+        &self,
+        node: &SeiNode,
+        before: &SeiNodeStatus,
+        after: &SeiNodeStatus,
+    ) {
+        for event in changes(before, after) {
+            let message = Message::Tell(Box::new((event, node.object_ref(&()))));
+            if self.0.try_send(message).is_err() {
+                tracing::debug!("an event was lost: too many wait");
+            }
+        }
+    }
+
+    /// Waits until all is told, but no longer than a server in trouble deserves.
+    pub(crate) async fn told(&self) {
+        let flushed = async {
+            let (sender, receiver) = oneshot::channel();
+            if self.0.send(Message::Flush(sender)).await.is_ok() {
+                let _ = receiver.await;
+            }
+        };
+        if timeout(PATIENCE, flushed).await.is_err() {
+            tracing::debug!("the last events were lost: no answer");
+        }
+    }
+}
+
+async fn tell(recorder: Recorder, mut queue: mpsc::Receiver<Message>) {
+    while let Some(message) = queue.recv().await {
+        match message {
+            Message::Tell(told) => {
+                let (event, about) = *told;
+                match timeout(PATIENCE, recorder.publish(&event, &about)).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => {
+                        let error = sei_exec::call::chain(&error);
+                        tracing::debug!(%error, "an event was lost");
+                    }
+                    Err(_) => tracing::debug!("an event was lost: no answer"),
+                }
+            }
+            // Nobody may be waiting for it any more.
+            Message::Flush(done) => drop(done.send(())),
         }
     }
 }

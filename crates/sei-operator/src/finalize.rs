@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::caches::NodeKey;
 use crate::context::Context;
-use crate::reconcile::Error;
+use crate::reconcile::{Error, overtaken};
 
 /// Lets a deleted node go.
 pub(crate) async fn finalize(
@@ -25,19 +25,21 @@ pub(crate) async fn finalize(
     context: &Arc<Context>,
 ) -> Result<Option<Duration>, Error> {
     if !node.finalizers().iter().any(|one| one == NODE_FINALIZER) {
-        context.desks.forget(key);
         context.metrics.forget(&key.0, &key.1);
         return Ok(None);
     }
+    // Nobody asks any more whether its gate is open.
+    context.desks.with(key, |desk| desk.probe = None);
     let nodes: Api<SeiNode> = Api::namespaced(context.client.clone(), &key.0);
     let mut status = node.status.clone().unwrap_or_default();
     status.phase = Some(SeiNodePhase::Terminating);
     let node = match write_status(&nodes, node, &status).await {
         Ok(written) => written.unwrap_or_else(|| node.clone()),
-        Err(WriteError::Stale) => return Ok(Some(Duration::from_millis(100))),
+        Err(WriteError::Stale) => return Ok(Some(overtaken(key, context).await)),
         Err(WriteError::Pruned(field)) => return Err(Error::SchemaTooOld(field)),
         Err(WriteError::Call(failure)) => return Err(Error::Call(failure)),
     };
+    context.metrics.observe(&node);
     delete_own_claim(&node, key, context).await.map_err(Error::Call)?;
     let left: Vec<_> = node.finalizers().iter().filter(|one| *one != NODE_FINALIZER).collect();
     let patch = json!({ "metadata": {
@@ -46,12 +48,17 @@ pub(crate) async fn finalize(
     }});
     let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
     match call("patch finalizers", nodes.patch(&key.1, &params, &patch)).await {
-        Ok(_) | Err(Failure::Gone) => {
-            context.desks.forget(key);
+        Ok(patched) => {
+            // Others may keep it for a while; we have nothing to do with it any more.
+            context.desks.with(key, |desk| desk.latest = Some(patched));
             context.metrics.forget(&key.0, &key.1);
             Ok(None)
         }
-        Err(Failure::Conflict(_)) => Ok(Some(Duration::from_millis(100))),
+        Err(Failure::Gone) => {
+            context.metrics.forget(&key.0, &key.1);
+            Ok(None)
+        }
+        Err(Failure::Conflict(_)) => Ok(Some(overtaken(key, context).await)),
         Err(failure) => Err(Error::Call(failure)),
     }
 }

@@ -95,7 +95,7 @@ impl Ledger {
     }
 
     /// A node is gone; what it held is free.
-    fn forget(&self, key: &NodeKey, chain_id: Option<String>, context: &Context) {
+    pub(crate) fn forget(&self, key: &NodeKey, chain_id: Option<String>, context: &Context) {
         let mut books = self.books();
         books.looked.remove(key);
         books.granted.remove(key);
@@ -167,8 +167,9 @@ fn member(cached: &SeiNode, key: &NodeKey, context: &Context, budget: &Budget) -
         statefulset.as_ref().is_some_and(|one| is_owned(pod, one)) && !pod.is_terminating()
     };
     let pod = pods.iter().find(own);
-    context.desks.with(key, |desk| {
-        let node = newest(cached, desk.latest.as_ref());
-        Member::of(node, pod, budget, jiff::Timestamp::now())
-    })
+    let judge = |own: Option<&SeiNode>| {
+        Member::of(newest(cached, own), pod, budget, jiff::Timestamp::now())
+    };
+    let known = context.desks.find(key, |desk| judge(desk.latest.as_ref()));
+    known.unwrap_or_else(|| judge(None))
 }

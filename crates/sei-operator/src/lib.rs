@@ -16,6 +16,13 @@
 //!   `next_move_follows_the_table` and `a_holder_that_keeps_renewing_is_never_replaced`.
 //! - A leader that could not renew stops leading before anybody else may start. Guarded by
 //!   `a_leader_gives_up_before_its_lease_runs_out`.
+//! - No answer is waited for without end, and no pass waits for an event to be told. Guarded by
+//!   `a_list_that_is_never_answered_is_asked_for_again` and
+//!   `events_that_nobody_takes_hold_up_no_pass_and_no_end`.
+//! - A leader is ready once it has listed its nodes, and tells what keeps it from that. Guarded by
+//!   `a_leader_that_sees_no_nodes_says_so_until_it_does`.
+//! - Of a node that is gone nothing is kept and nothing is told, however it went. Guarded by
+//!   `nothing_is_told_of_a_node_whose_finalizer_was_taken_away`.
 //! - The gauges of a node come from its last observed status alone, so that nothing can drift away
 //!   from it by counting. Guarded by `observing_twice_changes_nothing`.
 
@@ -24,13 +31,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use futures::{FutureExt as _, StreamExt};
+use futures::StreamExt;
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::{Config, Controller};
 use kube::runtime::events::{Recorder, Reporter};
-use kube::runtime::reflector::ObjectRef;
-use kube::runtime::watcher;
-use kube::{Api, Client};
+use kube::runtime::reflector::{self, ObjectRef};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client, Resource as _};
 use sei_api::SeiNode;
 use sei_api::names::EVENT_COMPONENT;
 use sei_exec::sidecar::Sidecar;
@@ -38,12 +45,13 @@ use sei_plan::fingerprint::Algorithm;
 use sei_plan::platform::Platform;
 use sei_plan::timing::Timing;
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 pub mod caches;
+pub mod client;
 pub mod context;
 pub mod desk;
-mod events;
+pub mod events;
 mod finalize;
 pub mod flags;
 pub mod lease;
@@ -57,6 +65,7 @@ mod signers;
 
 use caches::{Caches, Wake};
 use context::{Context, Witnesses};
+use events::Events;
 use metrics::Metrics;
 
 /// A node that may not decode: one bad object harms only itself.
@@ -91,11 +100,19 @@ pub async fn run(
     let (sender, receiver) = mpsc::unbounded_channel::<ObjectRef<Guarded>>();
     let wake = Wake(sender);
     let caches = Caches::default();
-    let listed = caches.start(&client, options.namespace.as_deref(), &wake);
+    let listed = caches.start(&client, options.namespace.as_deref(), &wake, &options.metrics);
     let nodes: Api<Guarded> = match &options.namespace {
         Some(namespace) => Api::namespaced(client.clone(), namespace),
         None => Api::all(client.clone()),
     };
+    let (store, writer) = reflector::store();
+    // Errors are met here: a controller that is handed one holds up all that wakes nodes.
+    let seen = watcher(nodes, watcher::Config::default());
+    let seen = caches::persistent(seen, SeiNode::kind(&()), options.metrics.clone());
+    let gone = Arc::new(Notify::new());
+    let seen = seen.map(Ok).reflect(writer);
+    let nodes_listed = ready.subscribe();
+    let seen = seen.inspect(tell_of_lists(ready, gone.clone())).applied_objects();
     let woken = futures::stream::unfold(receiver, |mut receiver| async {
         receiver.recv().await.map(|node| (node, receiver))
     });
@@ -105,7 +122,7 @@ pub async fn run(
             let _ = stop.wait_for(|stop| *stop).await;
         }
     };
-    let controller = Controller::new(nodes, watcher::Config::default())
+    let controller = Controller::for_stream(seen, store)
         .with_config(Config::default().concurrency(CONCURRENCY))
         .reconcile_on(woken)
         .graceful_shutdown_on(stopped);
@@ -128,10 +145,10 @@ pub async fn run(
         namespace: options.namespace,
         witnesses: Witnesses::new(options.platform_path.clone(), options.platform.clone()),
         platform: options.platform,
-        recorder: Recorder::new(
+        events: Events::start(Recorder::new(
             client.clone(),
             Reporter { controller: EVENT_COMPONENT.to_owned(), instance: None },
-        ),
+        )),
         timing: options.timing,
         version: options.version,
         algorithm: options.algorithm,
@@ -140,30 +157,60 @@ pub async fn run(
         node_ids: Mutex::default(),
         client,
     });
-    ready.send_replace(true);
-    let looks = controller
+    tokio::select! {
+        () = serve_nodes(controller, &context, &gone) => {}
+        () = stopped_before_listing(stop, &nodes_listed) => {}
+    }
+    // Passes that wait for a sidecar go on outside of the controller. Whoever is told that we have
+    // ended may let somebody else lead.
+    context.desks.idle().await;
+    context.events.told().await;
+    Ok(())
+}
+
+/// Looks at nodes, and forgets those that are gone, until the controller is told to stop.
+async fn serve_nodes(controller: Controller<Guarded>, context: &Arc<Context>, gone: &Notify) {
+    let looking = controller
         .run(reconcile::reconcile, reconcile::on_error, context.clone())
         .for_each(|looked| async move {
             if let Err(error) = looked {
                 tracing::debug!(error = %sei_exec::call::chain(&error), "controller");
             }
         });
+    let sweeping = async {
+        loop {
+            gone.notified().await;
+            context.sweep();
+        }
+    };
     tokio::select! {
-        () = looks => {}
-        () = stopped_before_listing(stop, &context) => {}
+        () = looking => {}
+        () = sweeping => {}
     }
-    // Passes that wait for a sidecar go on outside of the controller. Whoever is told that we have
-    // ended may let somebody else lead.
-    context.desks.idle().await;
-    Ok(())
 }
 
 /// Ends if `stop` turns true before the first list of nodes is in. The controller would wait for that
 /// list, which it no longer reads, for ever; and no look has begun that should come to its end.
-async fn stopped_before_listing(mut stop: watch::Receiver<bool>, context: &Context) {
+async fn stopped_before_listing(mut stop: watch::Receiver<bool>, listed: &watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
-    if context.nodes.wait_until_ready().now_or_never().is_some() {
+    if *listed.borrow() {
         std::future::pending::<()>().await;
+    }
+}
+
+/// Tells that the nodes are listed (a store can be waited for only once, and the controller does),
+/// and of every event after which nodes may be missing: the controller looks at what is there.
+fn tell_of_lists(
+    ready: watch::Sender<bool>,
+    gone: Arc<Notify>,
+) -> impl FnMut(&watcher::Result<watcher::Event<Guarded>>) + Send + 'static {
+    move |event| match event {
+        Ok(watcher::Event::InitDone) => {
+            ready.send_replace(true);
+            gone.notify_one();
+        }
+        Ok(watcher::Event::Delete(_)) => gone.notify_one(),
+        _ => {}
     }
 }
 

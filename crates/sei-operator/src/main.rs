@@ -13,7 +13,7 @@ use sei_operator::flags::{Flags, LogFormat, from_go_style};
 use sei_operator::lease::Elector;
 use sei_operator::metrics::Metrics;
 use sei_operator::serve::{Bind, Ready, health_router, listen, metrics_router, serve_on};
-use sei_operator::{Options, run};
+use sei_operator::{Options, client, run};
 use sei_plan::fingerprint::Algorithm;
 use sei_plan::timing::Timing;
 use tokio::signal::unix::{SignalKind, signal};
@@ -44,7 +44,7 @@ async fn operate() -> Result<()> {
     // A bad file is told at once, not when the turn comes to lead.
     read_platform(&path).map_err(anyhow::Error::msg)?;
     let config = kube::Config::infer().await.context("found no way to reach a cluster")?;
-    let client = client(config)?;
+    let client = Client::try_from(client::hardened(config)).context("failed to make a client")?;
     let metrics = Metrics::new();
     let ready = Ready::waiting("waiting for the lease");
     let stop = stop_on_signals()?;
@@ -72,6 +72,8 @@ async fn operate() -> Result<()> {
             bail!(told);
         }
     };
+    // A leader that has not seen its nodes yet, or cannot, does nothing for them.
+    ready.unset("the first lists are not in");
     metrics.leading(true);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "leading");
     let options = Options {
@@ -120,12 +122,6 @@ fn arguments() -> Vec<OsString> {
         arguments.remove(1);
     }
     arguments
-}
-
-/// A client that repeats nothing by itself: an unanswered write is looked at, not made again.
-fn client(mut config: kube::Config) -> Result<Client> {
-    config.default_retry = false;
-    Client::try_from(config).context("failed to make a client")
 }
 
 fn open_log(format: LogFormat) {

@@ -128,7 +128,7 @@ impl Metrics {
             .inc();
     }
 
-    /// Counts a pass that ended in an error of this category.
+    /// Counts a pass, or a watch, that ended in an error of this category.
     pub fn error(&self, category: &'static str) {
         self.errors.get_or_create(&ErrorLabels { controller: CONTROLLER, category }).inc();
     }

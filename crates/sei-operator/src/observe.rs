@@ -150,8 +150,13 @@ async fn claim(
 
 /// What the last probe of this very pod said. A pod that was never asked is asked now.
 fn health(pod: Option<&PodView>, key: &NodeKey, context: &Arc<Context>) -> Sidecar {
+    let subject = pod.and_then(Subject::of);
+    if subject.is_none() {
+        // Whoever probes the pod that was there before ends with this.
+        context.desks.with(key, |desk| desk.probe = None);
+    }
     let Some(pod) = pod.filter(|pod| !pod.is_terminating()) else { return Sidecar::Unknown };
-    let Some(subject) = Subject::of(pod) else {
+    let Some(subject) = subject else {
         return Sidecar::Unreachable(format!("the sidecar of pod {} does not run", pod.name));
     };
     let known = context.desks.with(key, |desk| match &desk.probe {
@@ -178,8 +183,7 @@ async fn probe(subject: Subject, key: NodeKey, context: Arc<Context>) {
     let mut heard = Instant::now();
     loop {
         let health = context.sidecar.probe(&subject.ip).await;
-        context.metrics.probe(&key.0, &health);
-        let news = context.desks.with(&key, |desk| match desk.probe.as_mut() {
+        let news = context.desks.find(&key, |desk| match desk.probe.as_mut() {
             Some(probe) if probe.subject == subject => {
                 let news = probe.health.as_ref() != Some(&health);
                 probe.health = Some(health.clone());
@@ -187,10 +191,10 @@ async fn probe(subject: Subject, key: NodeKey, context: Arc<Context>) {
             }
             _ => None,
         });
-        match news {
-            None => return,
-            Some(true) => context.wake.node(&key),
-            Some(false) => {}
+        let Some(news) = news.flatten() else { return };
+        context.metrics.probe(&key.0, &health);
+        if news {
+            context.wake.node(&key);
         }
         // The pod's container state tells of restarts; this is the safety net.
         let pause = match health {

@@ -19,8 +19,8 @@ use serde_json::json;
 use crate::Guarded;
 use crate::caches::NodeKey;
 use crate::context::Context;
-use crate::desk::{Carried, newest};
-use crate::{events, finalize, observe, signers};
+use crate::desk::{Carried, Desk, newest};
+use crate::{finalize, observe, signers};
 
 /// Why a look at a node failed.
 #[derive(Debug, thiserror::Error)]
@@ -91,7 +91,7 @@ pub async fn reconcile(node: Arc<Guarded>, context: Arc<Context>) -> Result<Acti
         }
         Err(error) => {
             context.ledger.looked_at(&key, &context, false);
-            context.desks.leave(&key);
+            leave(&context, &key);
             Err(error)
         }
     }
@@ -100,8 +100,16 @@ pub async fn reconcile(node: Arc<Guarded>, context: Arc<Context>) -> Result<Acti
 /// Ends a pass; whoever asked meanwhile gets another look at once.
 fn settle(context: &Context, key: &NodeKey, pause: Option<Duration>) -> Action {
     context.desks.with(key, |desk| desk.failures = 0);
-    let again = if context.desks.leave(key) { Some(Duration::ZERO) } else { pause };
+    let again = if leave(context, key) { Some(Duration::ZERO) } else { pause };
     again.map_or_else(Action::await_change, Action::requeue)
+}
+
+/// Leaves a node's desk; true if another pass is due at once. A node that went meanwhile was
+/// spared while the pass was under way.
+fn leave(context: &Context, key: &NodeKey) -> bool {
+    let again = context.desks.leave(key);
+    context.forget_if_gone(key);
+    again
 }
 
 /// Goes on with a pass that needs the sidecar, outside of the limited number of reconciles.
@@ -132,7 +140,7 @@ async fn go_on(mut run: Box<Run>, request: Box<Request>) {
             Some(context.desks.back_off(&key))
         }
     };
-    let again = if context.desks.leave(&key) { Some(Duration::ZERO) } else { pause };
+    let again = if leave(&context, &key) { Some(Duration::ZERO) } else { pause };
     let pass = context.desks.passes(&key);
     if let Some(pause) = again {
         tokio::time::sleep(pause).await;
@@ -153,7 +161,13 @@ async fn look(cached: &SeiNode, key: &NodeKey, context: &Arc<Context>) -> Result
         return finalize::finalize(&node, key, context).await.map(Went::Ended);
     }
     context.metrics.observe(&node);
-    let node = ensure_finalizer(node, key, context).await?;
+    let node = match ensure_finalizer(node, key, context).await {
+        Ok(node) => node,
+        Err(Failure::Conflict(_) | Failure::Gone) => {
+            return Ok(Went::Ended(Some(overtaken(key, context).await)));
+        }
+        Err(failure) => return Err(Error::Call(failure)),
+    };
     Box::pin(Run::begin(node, key, context)).await.drive().await
 }
 
@@ -163,7 +177,7 @@ async fn ensure_finalizer(
     node: SeiNode,
     key: &NodeKey,
     context: &Context,
-) -> Result<SeiNode, Error> {
+) -> Result<SeiNode, Failure> {
     if node.finalizers().iter().any(|one| one == NODE_FINALIZER) {
         return Ok(node);
     }
@@ -175,10 +189,23 @@ async fn ensure_finalizer(
     }});
     let nodes: Api<SeiNode> = Api::namespaced(context.client.clone(), &key.0);
     let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
-    let patched = call("patch finalizers", nodes.patch(&key.1, &params, &patch)).await;
-    let patched = patched.map_err(Error::Call)?;
+    let patched = call("patch finalizers", nodes.patch(&key.1, &params, &patch)).await?;
     context.desks.with(key, |desk| desk.latest = Some(patched.clone()));
     Ok(patched)
+}
+
+/// Ends a pass because somebody wrote the node meanwhile, and says when to look again. The watch
+/// tells what was written. One that has not by the next time may be silent for minutes: then the
+/// server is asked.
+pub(crate) async fn overtaken(key: &NodeKey, context: &Context) -> Duration {
+    let pause = context.desks.with(key, Desk::overtake);
+    if context.desks.with(key, |desk| desk.overtaken) > 1 {
+        let nodes: Api<SeiNode> = Api::namespaced(context.client.clone(), &key.0);
+        if let Ok(live) = call("get seinode", nodes.get(&key.1)).await {
+            context.desks.with(key, |desk| desk.latest = Some(live));
+        }
+    }
+    pause
 }
 
 impl Run {
@@ -224,7 +251,7 @@ impl Run {
                 }
                 Ask::Write(status) => {
                     if !self.write(*status).await? {
-                        return Ok(Went::Ended(Some(Duration::from_millis(100))));
+                        return Ok(Went::Ended(Some(overtaken(&self.key, &self.context).await)));
                     }
                 }
                 Ask::End(ending) => return Ok(Went::Ended(self.end(&ending))),
@@ -294,8 +321,8 @@ impl Run {
         match write_status(&nodes, &self.node, &status).await {
             Ok(written) => {
                 if let Some(written) = written {
-                    self.note_change(&status).await;
                     self.context.desks.with(&self.key, |desk| desk.latest = Some(written));
+                    self.note_change(&status);
                 }
                 Ok(true)
             }
@@ -306,15 +333,18 @@ impl Run {
     }
 
     /// Tells people and metrics what was just stored.
-    async fn note_change(&self, status: &SeiNodeStatus) {
+    fn note_change(&self, status: &SeiNodeStatus) {
         let now = jiff::Timestamp::now();
         self.context.metrics.transition(&self.node, &self.stored, status, now);
-        events::status_changed(&self.context, &self.node, &self.stored, status).await;
+        self.context.events.status_changed(&self.node, &self.stored, status);
     }
 
     fn end(&self, ending: &Ending) -> Option<Duration> {
         let conflicts = self.pass.delete_conflicts();
-        self.context.desks.with(&self.key, |desk| desk.delete_conflicts = conflicts);
+        self.context.desks.with(&self.key, |desk| {
+            desk.delete_conflicts = conflicts;
+            desk.overtaken = 0;
+        });
         if self.pass.opened_gate() {
             observe::gate_opened(&self.context, &self.key);
         }
@@ -338,5 +368,8 @@ pub fn on_error(node: Arc<Guarded>, error: &Error, context: Arc<Context>) -> Act
     };
     tracing::warn!(node = %format!("{namespace}/{name}"), %error, "a look failed");
     context.metrics.error(error.category());
-    Action::requeue(context.desks.back_off(&(namespace, name)))
+    let key = (namespace, name);
+    let pause = context.desks.back_off(&key);
+    context.forget_if_gone(&key);
+    Action::requeue(pause)
 }

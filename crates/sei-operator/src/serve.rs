@@ -90,7 +90,7 @@ pub enum BindAddressError {
 /// Whether the process is ready to be sent to, and why not.
 ///
 /// A candidate that does not lead is ready: a Deployment waits for the new pod to be ready before
-/// it stops the old one, which holds the lease.
+/// it stops the old one, which holds the lease. One that leads is ready once its first lists are in.
 #[derive(Clone, Debug)]
 pub struct Ready(Arc<Mutex<Result<(), &'static str>>>);
 

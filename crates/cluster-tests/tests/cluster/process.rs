@@ -25,12 +25,12 @@ use tokio::net::TcpStream;
 const LEADER_ROLE: &str = include_str!("../../../../deploy/rbac/leader-election-role.yaml");
 
 /// A running operator; killed when it is dropped.
-struct Process {
-    child: Child,
-    metrics: u16,
-    health: u16,
+pub(crate) struct Process {
+    pub(crate) child: Child,
+    pub(crate) metrics: u16,
+    pub(crate) health: u16,
     /// Where it tells what it does.
-    log: PathBuf,
+    pub(crate) log: PathBuf,
 }
 
 impl Drop for Process {
@@ -43,7 +43,7 @@ impl Drop for Process {
 }
 
 /// The program, built by cargo beside this test.
-fn program() -> Result<PathBuf> {
+pub(crate) fn program() -> Result<PathBuf> {
     let built = Command::new(env!("CARGO"))
         .args(["build", "--quiet", "--package", "sei-operator"])
         .status()?;
@@ -53,11 +53,20 @@ fn program() -> Result<PathBuf> {
     Ok(folder.join("sei-operator"))
 }
 
-fn free_port() -> Result<u16> {
+pub(crate) fn free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 fn start(program: &Path, plane: &ControlPlane, identity: &str) -> Result<Process> {
+    start_as(User::Operator, program, plane, identity)
+}
+
+pub(crate) fn start_as(
+    user: User,
+    program: &Path,
+    plane: &ControlPlane,
+    identity: &str,
+) -> Result<Process> {
     let config = plane.folder().join("platform.yaml");
     std::fs::write(&config, PLATFORM)?;
     let log = plane.folder().join(format!("{identity}.log"));
@@ -67,7 +76,7 @@ fn start(program: &Path, plane: &ControlPlane, identity: &str) -> Result<Process
         .arg(format!("--metrics-bind-address=127.0.0.1:{metrics}"))
         .arg(format!("--health-probe-bind-address=127.0.0.1:{health}"))
         .args(["--leader-election-namespace", "default", "--identity", identity])
-        .env("KUBECONFIG", plane.kubeconfig(User::Operator))
+        .env("KUBECONFIG", plane.kubeconfig(user))
         .env("SEI_CONTROLLER_CONFIG", config)
         .stderr(File::create(&log)?)
         .spawn()?;

@@ -199,6 +199,28 @@ fn the_same_config_rolls_nothing() {
 }
 
 #[test]
+fn a_reader_that_goes_away_does_not_change_what_would_roll() {
+    struct Closed;
+    impl std::io::Write for Closed {
+        fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+            Err(std::io::ErrorKind::BrokenPipe.into())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let fleet = fleet();
+    let surroundings =
+        Surroundings { now: fixture::now, version: "1.0.0".into(), ..Surroundings::default() };
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    for (platform, expected) in [(PLATFORM.to_owned(), Exit::Fine), (next(), Exit::WouldRoll)] {
+        let flags = fleet.flags(&platform);
+        let ended = runtime.block_on(run(&flags, &Scope::All, &surroundings, &mut Closed));
+        assert_eq!(ended.unwrap(), expected);
+    }
+}
+
+#[test]
 fn signers_roll_last_and_each_field_is_told() {
     fleet().check(&next(), &expect![[r#"
         With DIR/next.yaml 4 of 4 nodes would roll.

@@ -52,6 +52,17 @@ async fn polls_are_read_by_their_status_and_an_unknown_one_counts_as_running() {
 }
 
 #[tokio::test]
+async fn a_poll_that_names_another_task_is_not_believed() {
+    let answer = |id| http("200 OK", &format!(r#"{{"id":"{id}","status":"completed"}}"#));
+    answering("127.77.0.17", answer("other")).await;
+    let outcome = Sidecar::new(None).call(&poll("127.77.0.17")).await;
+    assert!(matches!(outcome, Err(Failure::Unreachable(_))), "{outcome:?}");
+    answering("127.77.0.18", answer("x")).await;
+    let outcome = Sidecar::new(None).call(&poll("127.77.0.18")).await;
+    assert_eq!(outcome, Ok(Outcome::Task(Some(TaskRecord { state: TaskState::Completed }))));
+}
+
+#[tokio::test]
 async fn a_plain_404_is_not_the_sidecars_word() {
     answering("127.77.0.5", http("404 Not Found", "404 page not found")).await;
     let outcome = Sidecar::new(None).call(&poll("127.77.0.5")).await;

@@ -1,0 +1,45 @@
+//! An operator that was installed before its definitions.
+
+use anyhow::Result;
+use cluster_tests::{SEINODE_CRD, minor, wait_for};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Api, PostParams};
+use sei_rig::{ControlPlane, Options, User};
+
+use crate::process::{get, program, start_as};
+
+#[tokio::test]
+async fn a_leader_that_sees_no_nodes_says_so_until_it_does() -> Result<()> {
+    let program = program()?;
+    let plane = ControlPlane::boot(&sei_rig::bin_dir(&minor())?, Options::default()).await?;
+    let operator = start_as(User::Admin, &program, &plane, "early")?;
+    let (metrics, health, log) = (operator.metrics, operator.health, operator.log.clone());
+    let lines = async |of: &str| -> Result<Vec<String>> {
+        let text = std::fs::read_to_string(&log)?;
+        Ok(text.lines().filter(|line| line.contains(of)).map(str::to_owned).collect())
+    };
+    let unknown = "the server does not know this kind";
+    let told =
+        wait_for("it tells what it misses", async || Ok(lines(unknown).await?.into_iter().next()))
+            .await?;
+    assert!(told.contains("WARN") && told.contains("SeiNode"), "{told}");
+    let counted = get(metrics, "/metrics").await?;
+    let has = |line: &str| counted.lines().any(|one| one.starts_with(line));
+    assert!(has("sei_controller_leader 1"), "{counted}");
+    let errors = "sei_controller_reconcile_errors_total{controller=\"seinode\",category=\"watch\"}";
+    assert!(has(errors), "{counted}");
+    let ready = get(health, "/readyz").await?;
+    assert!(ready.starts_with("HTTP/1.1 503") && ready.contains("first lists"), "{ready}");
+    assert!(get(health, "/healthz").await?.starts_with("HTTP/1.1 200"));
+
+    let crd: CustomResourceDefinition = serde_saphyr::from_str(SEINODE_CRD)?;
+    Api::all(plane.client(User::Admin)?).create(&PostParams::default(), &crd).await?;
+    wait_for("it is ready once they are there", async || {
+        let ready = get(health, "/readyz").await?;
+        Ok(ready.starts_with("HTTP/1.1 200").then_some(()))
+    })
+    .await?;
+    let often = lines(unknown).await?.len();
+    assert!(often < 20, "{often} lines");
+    Ok(())
+}
