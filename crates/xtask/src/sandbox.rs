@@ -80,9 +80,10 @@ fn summary(told: &str) -> Result<&str> {
 }
 
 fn end_by_signal(sandbox: &mut Child, programs: &Path) -> Result<()> {
-    let output = BufReader::new(sandbox.stdout.take().context("its output is taken")?);
+    // Open to the end: what cannot be written would end it too.
+    let mut output = BufReader::new(sandbox.stdout.take().context("its output is taken")?).lines();
     let mut kubeconfig = None;
-    for line in output.lines() {
+    for line in &mut output {
         let line = line?;
         let words = line.split_once("--kubeconfig ").map(|(_, rest)| rest);
         let path = words.and_then(|rest| rest.split_whitespace().next()).map(PathBuf::from);
@@ -100,8 +101,10 @@ fn end_by_signal(sandbox: &mut Child, programs: &Path) -> Result<()> {
     let mut signal = Command::new("kill");
     signal.args(["-INT", &sandbox.id().to_string()]);
     run_to_end(&mut signal, "kill -INT")?;
+    let last: Vec<String> = output.collect::<Result<_, _>>()?;
     let status = sandbox.wait()?;
     ensure!(status.code() == Some(130), "Ctrl-C ended it with {status}");
+    ensure!(last.iter().any(|line| line.starts_with("stopped")), "it ended without a word");
     let deadline = Instant::now() + Duration::from_secs(10);
     while let Some(left) = running_in(folder)?.first() {
         if Instant::now() > deadline {
