@@ -1,7 +1,7 @@
 //! What the watches have told so far: small views of the objects that belong to nodes.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -58,6 +58,12 @@ impl<V: Clone> Cache<V> {
     pub fn of(&self, node: &NodeKey) -> Vec<V> {
         let objects = self.objects.read().unwrap_or_else(PoisonError::into_inner);
         objects.get(node).map(|all| all.values().cloned().collect()).unwrap_or_default()
+    }
+
+    /// Something of every object.
+    pub fn each<T: Ord>(&self, of: impl Fn(&V) -> T) -> BTreeSet<T> {
+        let objects = self.objects.read().unwrap_or_else(PoisonError::into_inner);
+        objects.values().flat_map(BTreeMap::values).map(of).collect()
     }
 
     pub fn get(&self, node: &NodeKey, name: &str) -> Option<V> {

@@ -74,6 +74,9 @@ impl Context {
         for key in self.desks.at_rest() {
             self.forget_if_gone(&key);
         }
+        let there = self.caches.pods.each(|pod| pod.uid.clone());
+        let mut ids = self.node_ids.lock().unwrap_or_else(PoisonError::into_inner);
+        ids.retain(|uid, id| !matches!(id, NodeId::Known(_)) || there.contains(uid));
     }
 
     /// Drops what is kept of a node if it is gone.

@@ -19,6 +19,7 @@ use crate::planner::repair::{self, Others};
 use crate::planner::{self, Decision, Note};
 use crate::request::{Failure, Outcome, Read, Request, SidecarCall};
 use crate::seen::{Look, PodTry, Seen};
+use crate::tasks::sidecar::attempt_id;
 use crate::tasks::{Next, Waiting, in_bootstrap, step, takes_a_key};
 
 /// More requests than any pass needs; past it something answers in circles.
@@ -189,7 +190,9 @@ impl Pass {
         }
         let submitted = matches!(&request, Request::Sidecar(call)
             if matches!(call.call, SidecarCall::Submit { .. }));
-        if submitted && outcome == Outcome::Accepted {
+        // A record of it proves the same, where whoever submitted it did not live to write so.
+        let is_found = matches!(outcome, Outcome::Task(Some(_))) && self.asks_for_current(&request);
+        if (submitted && outcome == Outcome::Accepted) || is_found {
             executor::record_submission(&mut self.status, self.observation.now);
         }
         if let (Outcome::StatefulSet(found), Stage::Repair(_)) = (&outcome, &self.stage) {
@@ -212,6 +215,15 @@ impl Pass {
             self.seen.failure = None;
             self.seen.accepted.clear();
         }
+    }
+
+    /// Whether this asks the sidecar for the task that the plan is at.
+    fn asks_for_current(&self, request: &Request) -> bool {
+        let Request::Sidecar(call) = request else { return false };
+        let SidecarCall::Poll { id } = &call.call else { return false };
+        let plan = self.status.plan.as_ref().filter(|plan| plan.is_active());
+        plan.and_then(|plan| plan.current().map(|(index, task)| attempt_id(plan, index, task)))
+            .is_some_and(|current| current == *id)
     }
 
     /// Nothing else may come to tell of what a repair was about: it is tried again by the clock.

@@ -38,8 +38,16 @@ fn documents() -> Result<Vec<String>> {
 /// The text of every test of this program.
 fn tests() -> Result<String> {
     let mut text = String::new();
-    for entry in fs::read_dir(repository().join("crates/cluster-tests/tests/cluster"))? {
-        text.push_str(&fs::read_to_string(entry?.path())?);
+    let mut folders = vec![repository().join("crates/cluster-tests/tests/cluster")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                text.push_str(&fs::read_to_string(path)?);
+            }
+        }
     }
     Ok(text)
 }

@@ -195,3 +195,15 @@ fn a_statefulset_whose_labels_somebody_took_gets_them_back() {
     let Request::PatchStatefulSet(patch) = *patch else { panic!("{patch:?}") };
     assert_eq!(patch["metadata"]["labels"], json!({ "sei.io/node": "n" }));
 }
+
+#[test]
+fn a_task_that_another_operator_submitted_counts_from_its_first_sight() {
+    let mut pass = Pass::begin(updating(), CURRENT, 0);
+    let Ask::Perform(poll) = pass.ask() else { panic!("the sidecar is asked") };
+    let Request::Sidecar(call) = &*poll else { panic!("{poll:?}") };
+    assert!(matches!(call.call, SidecarCall::Poll { .. }));
+    let record = crate::request::TaskRecord { state: crate::request::TaskState::Running };
+    pass.tell(Outcome::Task(Some(record)));
+    let Ask::Write(status) = pass.ask() else { panic!("it waits for the task") };
+    assert!(status.plan.unwrap().tasks[0].submitted_at.is_some());
+}

@@ -118,10 +118,9 @@ fn judge_same(
     pod: &PodView,
     statefulset: &StatefulSetView,
 ) -> Drift {
-    let status = observation.status();
-    let images_recorded = status.current_image.as_deref() == Some(pod.seid.image.as_str())
-        && status.current_sidecar_image.as_deref() == Some(pod.sidecar.image.as_str());
-    if !images_recorded && let Some(stamp) = stamp(observation, wanted, pod) {
+    if !is_recorded(observation, wanted, pod)
+        && let Some(stamp) = stamp(observation, wanted, pod)
+    {
         return Drift::Record(Box::new(stamp));
     }
     match &statefulset.template_hash {
@@ -137,9 +136,28 @@ fn judge_same(
     }
 }
 
+/// Whether status already says of this pod that it was made from the wanted template.
+fn is_recorded(observation: &Observation, wanted: &Wanted, pod: &PodView) -> bool {
+    let status = observation.status();
+    let revision = status.pod_template.as_ref().map(|one| one.revision.as_str());
+    status.pod_template_hash.as_ref() == Some(&wanted.hash)
+        && pod.revision.is_some()
+        && pod.revision.as_deref() == revision
+        && status.current_image.as_deref() == Some(pod.seid.image.as_str())
+        && status.current_sidecar_image.as_deref() == Some(pod.sidecar.image.as_str())
+}
+
 /// No usable O: adoption. The images speak for themselves; the rest the server has to judge.
 fn judge_unknown(observation: &Observation, wanted: &Wanted, pod: &PodView) -> Drift {
-    if images_differ(observation, pod, wanted) {
+    let judged = observation.adoption.as_ref().filter(|(uid, _)| *uid == pod.uid);
+    let judged = judged.map(|(_, comparison)| comparison);
+    if images_differ(observation, pod, wanted) && judged != Some(&Comparison::Equal) {
+        // Where status says that it is the wanted one all the same, somebody wrote that by hand, or
+        // the images got their names by admission: the server knows.
+        if judged.is_none() && observation.status().pod_template_hash.as_ref() == Some(&wanted.hash)
+        {
+            return Drift::Unjudged;
+        }
         let changes = image_changes(pod, wanted);
         return Drift::Differs(Difference { cause: Cause::Spec, image_changed: true, changes });
     }
@@ -156,9 +174,9 @@ fn judge_unknown(observation: &Observation, wanted: &Wanted, pod: &PodView) -> D
             changes: changes(statefulset, wanted, pod),
         });
     }
-    let judged = observation.adoption.as_ref().filter(|(uid, _)| *uid == pod.uid);
-    match judged.map(|(_, comparison)| comparison) {
+    match judged {
         None => Drift::Unjudged,
+        Some(Comparison::Equal) if is_recorded(observation, wanted, pod) => Drift::InSync,
         Some(Comparison::Equal) => match stamp(observation, wanted, pod) {
             Some(stamp) => Drift::Record(Box::new(stamp)),
             None => Drift::NotRunning,

@@ -4,6 +4,7 @@
 use sei_api::status::{Cause, ClaimRef, LastUpdate, UpdateOutcome};
 
 use super::*;
+use crate::adoption::Comparison;
 use crate::observation::Claim;
 use crate::planner::fixture::{self, full_node, new_node, observer, running, validator};
 use crate::request::ClaimView;
@@ -209,6 +210,28 @@ fn pods_with_renamed_images_are_not_taken_for_drift() {
     let stale = mirrored
         .with(|seen| seen.statefulset.as_mut().unwrap().update_revision = Some("rev-2".into()));
     assert!(started(&stale).is_some(), "new pods would have another template");
+}
+
+#[test]
+fn a_record_that_the_pods_images_deny_is_judged_by_the_server() {
+    let moved = running(full_node()).with(|seen| {
+        seen.pods[0].seid.image = "mirror/seid:1".into();
+        seen.status_mut().current_image = Some("mirror/seid:1".into());
+        seen.statefulset.as_mut().unwrap().update_revision = Some("rev-2".into());
+    });
+    assert_eq!(plan(&moved).judge.as_deref(), Some("pod-uid"));
+    assert_eq!(started_tasks(&moved), "none");
+    let judged = |comparison| {
+        moved.clone().with(|seen| seen.adoption = Some(("pod-uid".into(), comparison)))
+    };
+    assert_eq!(started_tasks(&judged(Comparison::Equal)), "none", "admission renamed it");
+    let told = after(&judged(Comparison::Equal));
+    let again = judged(Comparison::Equal).with(|seen| {
+        seen.node.status = Some(told.clone());
+        seen.now = fixture::at(60);
+    });
+    assert_eq!(after(&again), told, "and nothing more is written");
+    assert!(started(&judged(Comparison::Different(Vec::new()))).is_some(), "it was forged");
 }
 
 #[test]
