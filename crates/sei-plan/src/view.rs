@@ -44,7 +44,8 @@ pub struct StatefulSetView {
     pub update_revision: Option<String>,
     /// `spec.template` as stored: with the server's defaults.
     pub template: Value,
-    /// The record of who owns which field as it should be, where it is not: see [`handed_over`].
+    /// The record of who owns which field as it should be, where what our create made does not yet
+    /// belong to our applies.
     pub handover: Option<Value>,
 }
 
