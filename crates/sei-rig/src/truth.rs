@@ -50,7 +50,6 @@ pub struct Stamp {
 
 /// Watches the nodes of a plane, their pods and what makes the pods.
 pub struct Truth {
-    client: Client,
     seen: Arc<Seen>,
     /// Aborted with it.
     _tasks: JoinSet<()>,
@@ -111,7 +110,7 @@ impl Truth {
         let resource = ApiResource::erase::<SeiNode>(&());
         let nodes: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
         tasks.spawn(follow(NODE, seen.clone(), nodes, watcher::Config::default(), see_node));
-        Self { client: client.clone(), seen, _tasks: tasks }
+        Self { seen, _tasks: tasks }
     }
 
     /// Every stamp of this node, oldest first.
@@ -128,21 +127,21 @@ impl Truth {
         node.map(|node| node.plans.clone()).unwrap_or_default()
     }
 
-    /// Stamps of this namespace that no pod bears out, once all that there is now was seen.
-    pub async fn violations(&self, namespace: &str) -> Result<Vec<Stamp>, Error> {
-        self.catch_up(namespace).await?;
+    /// Stamps of this namespace that no pod bears out, once all that there is now was seen. The
+    /// client is the caller's own: a connection ends with the runtime that opened it.
+    pub async fn violations(&self, client: &Client, namespace: &str) -> Result<Vec<Stamp>, Error> {
+        self.catch_up(client, namespace).await?;
         Ok(self.lies(namespace))
     }
 
     /// Waits until everything of this namespace that the server has now was seen. Watches are told
     /// one by one, and may have broken.
-    async fn catch_up(&self, namespace: &str) -> Result<(), Error> {
+    async fn catch_up(&self, client: &Client, namespace: &str) -> Result<(), Error> {
         let labelled = ListParams::default().labels(label::NODE);
         let resource = ApiResource::erase::<SeiNode>(&());
-        let nodes: Api<DynamicObject> =
-            Api::namespaced_with(self.client.clone(), namespace, &resource);
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
-        let sets: Api<StatefulSet> = Api::namespaced(self.client.clone(), namespace);
+        let nodes: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);
+        let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+        let sets: Api<StatefulSet> = Api::namespaced(client.clone(), namespace);
         let mut due = versions(NODE, namespace, &nodes, &ListParams::default()).await?;
         due.extend(versions(POD, namespace, &pods, &labelled).await?);
         due.extend(versions(SET, namespace, &sets, &labelled).await?);

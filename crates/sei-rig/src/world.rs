@@ -187,7 +187,7 @@ impl World {
 
     /// What nodes of this namespace claimed to run and did not.
     pub async fn violations(&self) -> Result<Vec<Stamp>, WorldError> {
-        Ok(self.lane.truth().violations(&self.namespace).await?)
+        Ok(self.lane.truth().violations(&self.admin, &self.namespace).await?)
     }
 
     /// Ids of every plan that this node's status showed, oldest first.
