@@ -299,10 +299,14 @@ async fn peers_are_found_by_their_labels() -> Result<()> {
     let peers = found.await?.resolved_peers.unwrap_or_default();
     assert!(peers.is_sorted(), "{peers:?}");
 
-    // Found again, they are no news.
+    // Found again, they are no news. What comes a look later than rest is told before.
     play.settled("c").await?;
     play.until_pod("c", "it is ready", |pod| pod.ready).await?;
-    play.kill_operator();
+    play.until("c", "all is told", |status| {
+        status.endpoint.is_some() && says(status, ConditionType::SidecarReady).starts_with("True")
+    })
+    .await?;
+    play.operator.take().context("an operator runs")?.stop().await?;
     let before = play.node("c").await?.metadata.resource_version;
     play.start_operator(Setup::default().speed).await?;
     let mut spec = rpc("seid:v1");
