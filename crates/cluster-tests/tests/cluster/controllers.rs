@@ -34,6 +34,13 @@ async fn a_pod_is_replaced_only_when_it_is_deleted() -> Result<()> {
     sets.create(&PostParams::default(), &set).await?;
     let first = wait_for("the pod is made", async || Ok(pods.get_opt("a-0").await?)).await?;
     assert_eq!(image(&first), Some("seid:v1"));
+    // A change before the controller's first word would be all it ever knew.
+    wait_for("the controller has told what it made", async || {
+        let status = sets.get("a").await?.status.unwrap_or_default();
+        let is_told = status.observed_generation.is_some() && status.current_revision.is_some();
+        Ok((is_told && status.replicas == 1).then_some(()))
+    })
+    .await?;
 
     let change = json!({ "spec": { "template": { "spec": {
         "containers": [{ "name": "seid", "image": "seid:v2" }] } } } });
