@@ -334,11 +334,16 @@ fn give_back(observation: &Observation, decision: &mut Decision) {
     let due = since.map(|since| later(since, observation.rollout.ready_deadline));
     if let Some(due) = due.filter(|due| *due > observation.now) {
         let left = due.duration_since(observation.now).unsigned_abs();
-        decision.wake = Some(decision.wake.map_or(left, |wake| wake.min(left)));
+        decision.look_within(left);
     }
 }
 
 impl Decision {
+    /// Sees to it that somebody looks again within this time.
+    fn look_within(&mut self, time: Duration) {
+        self.wake = Some(self.wake.map_or(time, |wake| wake.min(time)));
+    }
+
     /// The status as this decision leaves it.
     pub fn apply(&self, status: &mut SeiNodeStatus, generation: i64, now: Timestamp) {
         match &self.plan {

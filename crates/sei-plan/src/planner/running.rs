@@ -34,7 +34,7 @@ pub(super) fn decide(observation: &Observation, decision: &mut Decision) {
                 let with = observation.signing_conflict.clone().unwrap_or_default();
                 decision.report.push(Note::SigningKeyConflict { with });
                 // Nobody tells when the other one is gone.
-                look_within(decision, observation.timing.poll() * 6);
+                decision.look_within(observation.timing.poll() * 6);
             }
             None if observation.node.spec.is_paused() => {
                 decide_stopped(observation, wanted, decision);
@@ -44,7 +44,7 @@ pub(super) fn decide(observation: &Observation, decision: &mut Decision) {
     }
     leave_the_line(decision);
     if stall::volume_unknown(observation) {
-        look_within(decision, observation.timing.poll() * 6);
+        decision.look_within(observation.timing.poll() * 6);
     }
     let idle = !matches!(decision.plan, PlanMove::Start(_));
     // Never delayed by anything above: an evicted node must come back.
@@ -93,11 +93,6 @@ fn waits_for_a_key(observation: &Observation) -> bool {
     let stopped = statefulset.is_none_or(|one| one.replicas == Some(0));
     let paused = observation.node.spec.is_paused();
     observation.signing_conflict.is_some() && (takes || (stopped && !paused))
-}
-
-/// Sees to it that somebody looks again within this time.
-fn look_within(decision: &mut Decision, time: Duration) {
-    decision.wake = Some(decision.wake.map_or(time, |wake| wake.min(time)));
 }
 
 /// At rest, in sync, or on the way.
@@ -238,7 +233,7 @@ fn differs(
         Permit::Queued(slot) => {
             if !observation.is_ready() {
                 // Nobody tells when it will have been down for long enough to go.
-                look_within(decision, observation.timing.poll() * 6);
+                decision.look_within(observation.timing.poll() * 6);
             }
             halted_by = slot.halted_by().map(str::to_owned);
             (UpdateState::Queued, queued(&slot, decision))
@@ -253,7 +248,7 @@ fn differs(
                 .and_then(|pending| pending.reason.clone())
                 .unwrap_or_else(|| "waits until the operator has settled as leader".to_owned());
             set_drift(decision, Truth::True, Reason::WaitingForSlot, &why);
-            look_within(decision, left);
+            decision.look_within(left);
             decision.report.push(Note::WaitsForSlot { by: "the operator's own settling".into() });
             (UpdateState::Queued, why)
         }
