@@ -101,6 +101,11 @@ impl Desks {
         std::mem::take(&mut desk.dirty)
     }
 
+    /// The nodes that a pass is under way for.
+    pub fn busy(&self) -> Vec<NodeKey> {
+        self.desks().iter().filter(|(_, desk)| desk.busy).map(|(key, _)| key.clone()).collect()
+    }
+
     /// Waits until no pass is under way.
     pub async fn idle(&self) {
         loop {

@@ -19,6 +19,10 @@
 //! - No answer is waited for without end, and no pass waits for an event to be told. Guarded by
 //!   `a_list_that_is_never_answered_is_asked_for_again` and
 //!   `events_that_nobody_takes_hold_up_no_pass_and_no_end`.
+//! - A panic over one node is a failed look at that node, and harms no other. Guarded by
+//!   `a_panic_over_one_node_is_a_failed_look_at_it`.
+//! - Once told to stop, it ends in time or says what it was about. Guarded by
+//!   `an_end_that_does_not_come_names_what_is_under_way`.
 //! - A leader is ready once it has listed its nodes, and tells what keeps it from that. Guarded by
 //!   `a_leader_that_sees_no_nodes_says_so_until_it_does`.
 //! - Of a node that is gone nothing is kept and nothing is told, however it went. Guarded by
@@ -30,7 +34,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use futures::StreamExt;
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::{Config, Controller};
@@ -63,7 +67,7 @@ pub mod reconcile;
 pub mod serve;
 mod signers;
 
-use caches::{Caches, Wake};
+use caches::{Caches, NodeKey, Wake};
 use context::{Context, Witnesses};
 use events::Events;
 use metrics::Metrics;
@@ -73,6 +77,10 @@ pub type Guarded = DeserializeGuard<SeiNode>;
 
 /// How many nodes are looked at at once.
 const CONCURRENCY: u16 = 32;
+
+/// How long passes may take to come to their end once the operator is told to stop. A kubelet kills
+/// it after 30 s; before that it says what it has left unfinished.
+const ENDING_MAX: Duration = Duration::from_secs(25);
 
 /// How to run.
 #[derive(Clone)]
@@ -158,14 +166,27 @@ pub async fn run(
         client,
     });
     tokio::select! {
-        () = serve_nodes(controller, &context, &gone) => {}
-        () = stopped_before_listing(stop, &nodes_listed) => {}
+        () = work(controller, &context, &gone, stop.clone(), &nodes_listed) => Ok(()),
+        () = out_of_time(stop) => bail!(unfinished(&context.desks.busy())),
     }
-    // Passes that wait for a sidecar go on outside of the controller. Whoever is told that we have
-    // ended may let somebody else lead.
+}
+
+/// Works until the operator is told to stop, and what is under way then has come to its end.
+async fn work(
+    controller: Controller<Guarded>,
+    context: &Arc<Context>,
+    gone: &Notify,
+    stop: watch::Receiver<bool>,
+    nodes_listed: &watch::Receiver<bool>,
+) {
+    tokio::select! {
+        () = serve_nodes(controller, context, gone) => {}
+        () = stopped_before_listing(stop, nodes_listed) => {}
+    }
+    // Passes go on outside of the controller. Whoever is told that we have ended may let somebody
+    // else lead.
     context.desks.idle().await;
     context.events.told().await;
-    Ok(())
 }
 
 /// Looks at nodes, and forgets those that are gone, until the controller is told to stop.
@@ -187,6 +208,22 @@ async fn serve_nodes(controller: Controller<Guarded>, context: &Arc<Context>, go
         () = looking => {}
         () = sweeping => {}
     }
+}
+
+/// Ends when those who were told to stop have had time enough for it.
+async fn out_of_time(mut stop: watch::Receiver<bool>) {
+    let _ = stop.wait_for(|stop| *stop).await;
+    tokio::time::sleep(ENDING_MAX).await;
+}
+
+/// What to tell of an end that did not come, with the nodes whose passes are under way.
+fn unfinished(busy: &[NodeKey]) -> String {
+    let names: Vec<String> = busy.iter().map(|(one, name)| format!("{one}/{name}")).collect();
+    let what = match names.as_slice() {
+        [] => "the controller".to_owned(),
+        names => format!("what is being done for {}", names.join(", ")),
+    };
+    format!("{what} did not come to its end in {} s", ENDING_MAX.as_secs())
 }
 
 /// Ends if `stop` turns true before the first list of nodes is in. The controller would wait for that
@@ -267,5 +304,18 @@ impl Drop for Operator {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_that_does_not_come_names_what_is_under_way() {
+        let busy = [("a", "b"), ("c", "d")].map(|(one, name)| (one.to_owned(), name.to_owned()));
+        let told = unfinished(&busy);
+        assert_eq!(told, "what is being done for a/b, c/d did not come to its end in 25 s");
+        assert_eq!(unfinished(&[]), "the controller did not come to its end in 25 s");
     }
 }

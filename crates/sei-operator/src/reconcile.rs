@@ -1,8 +1,11 @@
 //! One look at one node: observe, run the pass, write, report.
 
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::FutureExt as _;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt};
@@ -31,6 +34,8 @@ pub enum Error {
     Call(Failure),
     #[error("the installed CRD drops status fields ({0}); apply the CRDs of this version")]
     SchemaTooOld(String),
+    #[error("a defect of the operator, please report it: {0}")]
+    Panicked(String),
 }
 
 impl Error {
@@ -40,6 +45,7 @@ impl Error {
             Self::Undecodable(_) => "undecodable",
             Self::Call(_) => "api",
             Self::SchemaTooOld(_) => "schema",
+            Self::Panicked(_) => "panic",
         }
     }
 }
@@ -68,19 +74,25 @@ enum Went {
     Sidecar(Box<Run>, Box<Request>),
 }
 
-/// Looks at one node. A sidecar's answer is never waited for here: the pass goes on in a task of
-/// its own, and the node counts as busy until it ends.
+/// Looks at one node. The look is a task of its own: a controller that is told to stop may drop what
+/// it has just begun, and a pass has to come to its end.
 pub async fn reconcile(node: Arc<Guarded>, context: Arc<Context>) -> Result<Action, Error> {
-    let node = match &node.0 {
+    let decoded = match &node.0 {
         Ok(node) => node,
         Err(invalid) => return Err(Error::Undecodable(invalid.error.clone())),
     };
-    let key: NodeKey = (node.namespace().unwrap_or_default(), node.name_any());
+    let key: NodeKey = (decoded.namespace().unwrap_or_default(), decoded.name_any());
     if !context.desks.enter(&key) {
         return Ok(Action::await_change());
     }
-    let went = Box::pin(look(node, &key, &context)).await;
-    match went {
+    let looked = tokio::spawn(begin(node, key, context)).await;
+    looked.unwrap_or_else(|error| Err(Error::Panicked(error.to_string())))
+}
+
+/// Begins a pass. A sidecar's answer is never waited for here: the pass goes on in another task, and
+/// the node counts as busy until it ends.
+async fn begin(node: Arc<Guarded>, key: NodeKey, context: Arc<Context>) -> Result<Action, Error> {
+    match contained(Box::pin(look(&node, &key, &context))).await {
         Ok(Went::Sidecar(run, request)) => {
             tokio::spawn(go_on(run, request));
             Ok(Action::await_change())
@@ -95,6 +107,19 @@ pub async fn reconcile(node: Arc<Guarded>, context: Arc<Context>) -> Result<Acti
             Err(error)
         }
     }
+}
+
+/// A panic over one node is a failed look at that node. Without this it would end the operator, or
+/// leave the node busy for ever.
+async fn contained<T>(look: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    let looked = AssertUnwindSafe(look).catch_unwind().await;
+    looked.unwrap_or_else(|panic| Err(Error::Panicked(words_of(panic.as_ref()))))
+}
+
+fn words_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("it says nothing").to_owned()
 }
 
 /// Ends a pass; whoever asked meanwhile gets another look at once.
@@ -113,21 +138,9 @@ fn leave(context: &Context, key: &NodeKey) -> bool {
 }
 
 /// Goes on with a pass that needs the sidecar, outside of the limited number of reconciles.
-async fn go_on(mut run: Box<Run>, request: Box<Request>) {
+async fn go_on(run: Box<Run>, request: Box<Request>) {
     let (context, key) = (run.context.clone(), run.key.clone());
-    let outcome = run.cluster.perform(&request).await;
-    run.pass.tell(outcome);
-    let ended = loop {
-        match run.drive().await {
-            Ok(Went::Sidecar(next, request)) => {
-                run = next;
-                let outcome = run.cluster.perform(&request).await;
-                run.pass.tell(outcome);
-            }
-            Ok(Went::Ended(pause)) => break Ok(pause),
-            Err(error) => break Err(error),
-        }
-    };
+    let ended = contained(Box::pin(run.through(request))).await;
     context.ledger.looked_at(&key, &context, ended.is_ok());
     let pause = match ended {
         Ok(pause) => {
@@ -154,7 +167,8 @@ fn name(key: &NodeKey) -> String {
     format!("{}/{}", key.0, key.1)
 }
 
-async fn look(cached: &SeiNode, key: &NodeKey, context: &Arc<Context>) -> Result<Went, Error> {
+async fn look(cached: &Guarded, key: &NodeKey, context: &Arc<Context>) -> Result<Went, Error> {
+    let cached = cached.0.as_ref().map_err(|one| Error::Undecodable(one.error.clone()))?;
     let own = context.desks.with(key, |desk| desk.latest.clone());
     let node = newest(cached, own.as_ref()).clone();
     if node.metadata.deletion_timestamp.is_some() {
@@ -231,6 +245,21 @@ impl Run {
             rendered,
             carried_since,
         })
+    }
+
+    /// Makes this call to the sidecar and all that follow from it, up to the end of the pass.
+    async fn through(
+        mut self: Box<Self>,
+        mut request: Box<Request>,
+    ) -> Result<Option<Duration>, Error> {
+        loop {
+            let outcome = self.cluster.perform(&request).await;
+            self.pass.tell(outcome);
+            (self, request) = match self.drive().await? {
+                Went::Sidecar(run, request) => (run, request),
+                Went::Ended(pause) => return Ok(pause),
+            };
+        }
     }
 
     /// Performs what the pass asks for, up to its end or its next call to a sidecar.
@@ -372,4 +401,17 @@ pub fn on_error(node: Arc<Guarded>, error: &Error, context: Arc<Context>) -> Act
     let pause = context.desks.back_off(&key);
     context.forget_if_gone(&key);
     Action::requeue(pause)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_over_one_node_is_a_failed_look_at_it() {
+        let look = async { None::<Went>.ok_or_else(|| panic!("no {}", "way")) };
+        let failed = contained(look).await.err().expect("a failure");
+        assert!(matches!(&failed, Error::Panicked(text) if text == "no way"), "{failed}");
+        assert_eq!(failed.category(), "panic");
+    }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use cluster_tests::play::{Play, rpc, validator};
+use cluster_tests::play::{Play, listed, rpc, validator};
 use cluster_tests::wait_for;
 use cluster_tests::wire::{Answer, Write};
 use kube::ResourceExt as _;
@@ -133,8 +133,12 @@ async fn until_repaired(play: &Play, node: &str) -> Result<()> {
 
 /// Ends the operator, letting it finish: what it has still to write belongs to no other round.
 async fn end_politely(play: &mut Play) -> Result<()> {
+    let mut requests = play.requests();
     let ended = play.operator.take().context("there is an operator")?.stop();
-    tokio::time::timeout(Duration::from_secs(60), ended).await.context("it does not end")?
+    let ended = tokio::time::timeout(Duration::from_secs(60), ended).await;
+    let asked = requests.new_ones()?;
+    let told = || format!("it does not end; once it was told to, it asked for\n{}", listed(&asked));
+    ended.with_context(told)?.with_context(told)
 }
 
 /// Rounds in which the operator dies after a write that no operator before it died after, and the
