@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 use serde::Deserialize;
@@ -33,13 +33,16 @@ pub struct AuditEntry {
 pub struct AuditLog {
     path: PathBuf,
     offset: u64,
+    /// What comes first is the rest of a line.
+    is_within_line: bool,
 }
 
 impl AuditLog {
-    /// From what is written next.
+    /// From what is written next. A line that is just being written is none of that.
     pub(crate) fn from_now(path: PathBuf) -> Self {
         let offset = path.metadata().map_or(0, |file| file.len());
-        Self { path, offset }
+        let is_within_line = byte_before(&path, offset).is_some_and(|last| last != b'\n');
+        Self { path, offset, is_within_line }
     }
 
     /// What was written since the last call. A line that is not finished yet is left for the next.
@@ -53,12 +56,22 @@ impl AuditLog {
         file.read_to_end(&mut bytes)?;
         let finished = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
         self.offset += finished as u64;
-        bytes[..finished]
+        let rest = bytes.iter().position(|byte| *byte == b'\n').filter(|_| self.is_within_line);
+        self.is_within_line &= rest.is_none();
+        bytes[rest.unwrap_or(0)..finished]
             .split(|byte| *byte == b'\n')
             .filter(|line| !line.is_empty())
             .map(|line| Ok(serde_json::from_slice::<Line>(line)?.into()))
             .collect()
     }
+}
+
+fn byte_before(path: &Path, offset: u64) -> Option<u8> {
+    let mut file = File::open(path).ok()?;
+    file.seek(SeekFrom::Start(offset.checked_sub(1)?)).ok()?;
+    let mut byte = [0];
+    file.read_exact(&mut byte).ok()?;
+    Some(byte[0])
 }
 
 /// An event of `audit.k8s.io/v1`, as far as it matters.
@@ -134,6 +147,8 @@ mod tests {
         let mut file = File::create(&path).unwrap();
         let (begin, end) = STATUS.split_at(100);
         write!(file, "{DISCOVERY}\n{begin}").unwrap();
+        let mut later = AuditLog::from_now(path.clone());
+        assert_eq!(later.read_new().unwrap(), []);
         let entries = log.read_new().unwrap();
         assert_eq!(entries.len(), 1);
         assert_eq!((entries[0].resource.as_str(), entries[0].uri.as_str()), ("", "/apis"));
@@ -154,5 +169,9 @@ mod tests {
         assert_eq!(log.read_new().unwrap(), [expected]);
         assert_eq!(log.read_new().unwrap(), []);
         assert_eq!(AuditLog::from_now(path).read_new().unwrap(), []);
+
+        assert_eq!(later.read_new().unwrap(), [], "the rest of a line that it has not seen begin");
+        writeln!(file, "{DISCOVERY}").unwrap();
+        assert_eq!(later.read_new().unwrap().len(), 1);
     }
 }
