@@ -52,9 +52,6 @@ pub(crate) async fn observe(
     let asks_peers = asks_peers.get();
     status.resolved_peers = (!resolved.is_empty()).then(|| resolved.clone());
     status.mode = node.spec.mode().map(|mode| mode.to_string());
-    if status.phase == Some(SeiNodePhase::Running) {
-        status.endpoint = peers::endpoint(node).or(status.endpoint);
-    }
     let claim = claim(node, &mut status, key, context, cluster).await;
     let syncers = context.witnesses.of(&node.spec.chain_id);
     let witnesses = gate::judge(&node.spec, &syncers).syncers.unwrap_or_default();

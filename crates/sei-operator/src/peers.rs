@@ -1,11 +1,9 @@
-//! Peers and endpoints: what of a node others can find.
+//! Peers: whom a node finds.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use sei_api::Mode;
 use sei_api::SeiNode;
 use sei_api::names::pod_dns;
-use sei_api::status::Endpoint;
 
 /// Port of the chain's p2p protocol.
 const P2P_PORT: u16 = 26656;
@@ -62,22 +60,6 @@ fn address_of(peer: &SeiNode) -> String {
         Some(address) => address.to_owned(),
         None => format!("{}:{P2P_PORT}", pod_dns(name, namespace)),
     }
-}
-
-/// Where a node serves, for the modes that serve.
-pub fn endpoint(node: &SeiNode) -> Option<Endpoint> {
-    if !matches!(node.spec.mode()?, Mode::FullNode | Mode::Archive) {
-        return None;
-    }
-    let name = node.metadata.name.as_deref().unwrap_or_default();
-    let namespace = node.metadata.namespace.as_deref().unwrap_or_default();
-    let at = |scheme: &str, port: u16| Some(format!("{scheme}://{name}.{namespace}.svc:{port}"));
-    Some(Endpoint {
-        evm_json_rpc: at("http", 8545),
-        evm_ws: at("ws", 8546),
-        tendermint_rpc: at("http", 26657),
-        tendermint_rest: at("http", 1317),
-    })
 }
 
 #[cfg(test)]
@@ -170,17 +152,5 @@ mod tests {
         let two = node("b", "ns");
         let found = "id-b@b-0.b.ns.svc.cluster.local:26656";
         assert_eq!(resolve(&one, &[&one, &two], id), [found, entry.as_str()]);
-    }
-
-    // N7, N8, N26
-    #[test]
-    fn only_nodes_that_serve_have_an_endpoint() {
-        let endpoint = endpoint(&node("a", "ns")).unwrap();
-        assert_eq!(endpoint.evm_json_rpc.as_deref(), Some("http://a.ns.svc:8545"));
-        assert_eq!(endpoint.evm_ws.as_deref(), Some("ws://a.ns.svc:8546"));
-        let mut validator = node("a", "ns");
-        validator.spec.full_node = None;
-        validator.spec.validator = Some(sei_api::node::ValidatorSpec::default());
-        assert_eq!(super::endpoint(&validator), None);
     }
 }

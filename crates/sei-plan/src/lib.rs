@@ -27,6 +27,7 @@ pub mod adoption;
 pub mod budget;
 pub mod check_plan;
 pub mod diff;
+pub mod endpoint;
 pub mod executor;
 pub mod fingerprint;
 pub mod inputs;

@@ -9,10 +9,11 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use sei_api::condition::{ConditionType, Reason};
 use sei_api::plan::{PlanKind, TaskPlan};
-use sei_api::status::SeiNodeStatus;
+use sei_api::status::{SeiNodePhase, SeiNodeStatus};
 use sei_api::task::TaskType;
 
 use crate::adoption::Comparison;
+use crate::endpoint::endpoint;
 use crate::executor::{self, Progress};
 use crate::observation::{Observation, Sidecar, Slot};
 use crate::planner::repair::{self, Others};
@@ -168,6 +169,7 @@ impl Pass {
                 }
                 Stage::Write => {
                     self.stage = Stage::End;
+                    self.tell_endpoint();
                     if self.status != self.before {
                         return Ask::Write(Box::new(self.status.clone()));
                     }
@@ -177,6 +179,15 @@ impl Pass {
                     return Ask::End(Box::new(self.ending.clone()));
                 }
             }
+        }
+    }
+
+    /// A node that runs says where, in the same write as that it does.
+    fn tell_endpoint(&mut self) {
+        if self.status.phase == Some(SeiNodePhase::Running)
+            && let Some(endpoint) = endpoint(&self.observation.node)
+        {
+            self.status.endpoint = Some(endpoint);
         }
     }
 

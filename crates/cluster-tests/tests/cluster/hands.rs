@@ -358,8 +358,8 @@ async fn an_approval_is_stored_before_it_is_given() -> Result<()> {
     assert_eq!(play.status("rpc").await?.plan, None);
     play.sidecars().hold(&namespace, "rpc", "mark-ready");
     let before = play.submitted("rpc", "mark-ready");
-    let history = History::of(&play, "rpc").await?;
     let mut requests = play.requests();
+    let history = History::of(&play, "rpc").await?;
     play.evict("rpc").await?;
     play.until_submitted("rpc", "mark-ready", before).await?;
     let given = play.sidecars().submissions(&namespace, "rpc");
