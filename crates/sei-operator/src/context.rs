@@ -28,7 +28,7 @@ pub struct Context {
     pub caches: Caches,
     pub nodes: Store<Guarded>,
     pub wake: Wake,
-    pub desks: Desks,
+    pub desks: Arc<Desks>,
     pub ledger: Ledger,
     /// Held from the look for other signers until a start is written: one start at a time.
     pub signing: tokio::sync::Mutex<()>,

@@ -1,7 +1,8 @@
 //! What the operator keeps in memory about each node between two passes. All of it can be lost.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use sei_api::SeiNode;
@@ -15,9 +16,20 @@ use crate::caches::NodeKey;
 /// Notes on every node.
 #[derive(Debug, Default)]
 pub struct Desks {
-    desks: Mutex<BTreeMap<NodeKey, Desk>>,
+    by_node: Mutex<BTreeMap<NodeKey, Desk>>,
+    /// Nobody begins a pass any more. Changed and read under the lock of the desks.
+    closed: AtomicBool,
     /// Told of every pass that ends.
     left: Notify,
+}
+
+/// A pass under way. The node is busy until this is dropped: a pass that was cut off, or that
+/// panicked, must not keep its node from being looked at.
+#[derive(Debug)]
+pub struct Seat {
+    desks: Arc<Desks>,
+    key: NodeKey,
+    is_left: bool,
 }
 
 /// Notes on one node.
@@ -75,30 +87,24 @@ impl Subject {
 
 impl Desks {
     fn desks(&self) -> MutexGuard<'_, BTreeMap<NodeKey, Desk>> {
-        self.desks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.by_node.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Begins a pass, unless one is under way; then another is due after it.
-    pub fn enter(&self, key: &NodeKey) -> bool {
+    pub fn enter(self: &Arc<Self>, key: &NodeKey) -> Option<Seat> {
         let mut desks = self.desks();
+        if self.closed.load(Ordering::Relaxed) {
+            return None;
+        }
         let desk = desks.entry(key.clone()).or_default();
         if desk.busy {
             desk.dirty = true;
-            return false;
+            return None;
         }
         desk.busy = true;
         desk.dirty = false;
         desk.passes += 1;
-        true
-    }
-
-    /// Ends a pass; true if another is due at once.
-    pub fn leave(&self, key: &NodeKey) -> bool {
-        let mut desks = self.desks();
-        self.left.notify_waiters();
-        let Some(desk) = desks.get_mut(key) else { return false };
-        desk.busy = false;
-        std::mem::take(&mut desk.dirty)
+        Some(Seat { desks: self.clone(), key: key.clone(), is_left: false })
     }
 
     /// The nodes that a pass is under way for.
@@ -106,8 +112,12 @@ impl Desks {
         self.desks().iter().filter(|(_, desk)| desk.busy).map(|(key, _)| key.clone()).collect()
     }
 
-    /// Waits until no pass is under way.
-    pub async fn idle(&self) {
+    /// Lets no pass begin any more, and waits until none is under way.
+    pub async fn close(&self) {
+        {
+            let _desks = self.desks();
+            self.closed.store(true, Ordering::Relaxed);
+        }
         loop {
             let mut left = std::pin::pin!(self.left.notified());
             // Counted in before the look: a pass that ends in between is heard.
@@ -157,6 +167,35 @@ impl Desks {
     }
 }
 
+impl Seat {
+    pub fn key(&self) -> &NodeKey {
+        &self.key
+    }
+
+    /// Ends the pass; true if another is due at once.
+    pub fn leave(mut self) -> bool {
+        self.free()
+    }
+
+    fn free(&mut self) -> bool {
+        if std::mem::replace(&mut self.is_left, true) {
+            return false;
+        }
+        let is_due = self.desks.find(&self.key, |desk| {
+            desk.busy = false;
+            std::mem::take(&mut desk.dirty)
+        });
+        self.desks.left.notify_waiters();
+        is_due.unwrap_or(false)
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.free();
+    }
+}
+
 impl Desk {
     /// Counts another pass that was overtaken, and says how long to wait before the next: 100 ms
     /// doubling to a minute. The first is an everyday race, which the watch ends at once.
@@ -195,33 +234,44 @@ mod tests {
 
     #[test]
     fn a_second_pass_waits_for_the_first_and_then_follows() {
-        let desks = Desks::default();
-        assert!(desks.enter(&key()));
-        assert!(!desks.enter(&key()));
-        assert!(desks.leave(&key()), "another is due");
-        assert!(desks.enter(&key()));
-        assert!(!desks.leave(&key()));
+        let desks = Arc::new(Desks::default());
+        let first = desks.enter(&key()).unwrap();
+        assert!(desks.enter(&key()).is_none());
+        assert!(first.leave(), "another is due");
+        let second = desks.enter(&key()).unwrap();
+        assert!(!second.leave());
+    }
+
+    #[test]
+    fn a_pass_that_is_cut_off_leaves_its_node_free() {
+        let desks = Arc::new(Desks::default());
+        let cut_off = desks.enter(&key()).unwrap();
+        assert_eq!(desks.busy(), [key()]);
+        drop(cut_off);
+        assert_eq!(desks.busy(), Vec::<NodeKey>::new());
+        assert!(desks.enter(&key()).is_some());
     }
 
     #[tokio::test]
-    async fn what_ends_waits_for_the_passes_under_way() {
-        let desks = Desks::default();
-        desks.idle().await;
-        assert!(desks.enter(&key()));
-        let mut idle = std::pin::pin!(desks.idle());
-        assert_eq!(idle.as_mut().now_or_never(), None);
-        desks.leave(&key());
-        assert_eq!(idle.as_mut().now_or_never(), Some(()));
+    async fn what_ends_waits_for_the_passes_under_way_and_lets_none_begin() {
+        let desks = Arc::new(Desks::default());
+        let seat = desks.enter(&key()).unwrap();
+        let mut closed = std::pin::pin!(desks.close());
+        assert_eq!(closed.as_mut().now_or_never(), None);
+        assert!(desks.enter(&("ns".into(), "other".into())).is_none());
+        seat.leave();
+        assert_eq!(closed.as_mut().now_or_never(), Some(()));
+        assert!(desks.enter(&key()).is_none());
     }
 
     #[test]
     fn a_node_is_forgotten_once_its_pass_has_ended_and_not_noted_again() {
-        let desks = Desks::default();
-        assert!(desks.enter(&key()));
+        let desks = Arc::new(Desks::default());
+        let seat = desks.enter(&key()).unwrap();
         desks.forget(&key());
         assert_eq!(desks.at_rest(), Vec::<NodeKey>::new());
         assert_eq!(desks.find(&key(), |desk| desk.busy), Some(true));
-        desks.leave(&key());
+        seat.leave();
         assert_eq!(desks.at_rest(), [key()]);
         desks.forget(&key());
         assert_eq!(desks.find(&key(), |desk| desk.busy), None);

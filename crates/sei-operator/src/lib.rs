@@ -79,8 +79,8 @@ pub type Guarded = DeserializeGuard<SeiNode>;
 const CONCURRENCY: u16 = 32;
 
 /// How long passes may take to come to their end once the operator is told to stop. A kubelet kills
-/// it after 30 s; before that it says what it has left unfinished.
-const ENDING_MAX: Duration = Duration::from_secs(25);
+/// it after 30 s; before that it has to give its lease back, or to say what is unfinished.
+const ENDING_MAX: Duration = Duration::from_secs(20);
 
 /// How to run.
 #[derive(Clone)]
@@ -147,7 +147,7 @@ pub async fn run(
         caches,
         nodes: controller.store(),
         wake,
-        desks: desk::Desks::default(),
+        desks: Arc::default(),
         ledger: ledger::Ledger::default(),
         signing: tokio::sync::Mutex::default(),
         namespace: options.namespace,
@@ -185,7 +185,7 @@ async fn work(
     }
     // Passes go on outside of the controller. Whoever is told that we have ended may let somebody
     // else lead.
-    context.desks.idle().await;
+    context.desks.close().await;
     context.events.told().await;
 }
 
@@ -315,7 +315,7 @@ mod tests {
     fn an_end_that_does_not_come_names_what_is_under_way() {
         let busy = [("a", "b"), ("c", "d")].map(|(one, name)| (one.to_owned(), name.to_owned()));
         let told = unfinished(&busy);
-        assert_eq!(told, "what is being done for a/b, c/d did not come to its end in 25 s");
-        assert_eq!(unfinished(&[]), "the controller did not come to its end in 25 s");
+        assert_eq!(told, "what is being done for a/b, c/d did not come to its end in 20 s");
+        assert_eq!(unfinished(&[]), "the controller did not come to its end in 20 s");
     }
 }

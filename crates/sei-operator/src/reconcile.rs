@@ -22,7 +22,7 @@ use serde_json::json;
 use crate::Guarded;
 use crate::caches::NodeKey;
 use crate::context::Context;
-use crate::desk::{Carried, Desk, newest};
+use crate::desk::{Carried, Desk, Seat, newest};
 use crate::{finalize, observe, signers};
 
 /// Why a look at a node failed.
@@ -82,28 +82,26 @@ pub async fn reconcile(node: Arc<Guarded>, context: Arc<Context>) -> Result<Acti
         Err(invalid) => return Err(Error::Undecodable(invalid.error.clone())),
     };
     let key: NodeKey = (decoded.namespace().unwrap_or_default(), decoded.name_any());
-    if !context.desks.enter(&key) {
-        return Ok(Action::await_change());
-    }
-    let looked = tokio::spawn(begin(node, key, context)).await;
+    let Some(seat) = context.desks.enter(&key) else { return Ok(Action::await_change()) };
+    let looked = tokio::spawn(begin(node, seat, context)).await;
     looked.unwrap_or_else(|error| Err(Error::Panicked(error.to_string())))
 }
 
 /// Begins a pass. A sidecar's answer is never waited for here: the pass goes on in another task, and
 /// the node counts as busy until it ends.
-async fn begin(node: Arc<Guarded>, key: NodeKey, context: Arc<Context>) -> Result<Action, Error> {
-    match contained(Box::pin(look(&node, &key, &context))).await {
+async fn begin(node: Arc<Guarded>, seat: Seat, context: Arc<Context>) -> Result<Action, Error> {
+    match contained(Box::pin(look(&node, seat.key(), &context))).await {
         Ok(Went::Sidecar(run, request)) => {
-            tokio::spawn(go_on(run, request));
+            tokio::spawn(go_on(run, request, seat));
             Ok(Action::await_change())
         }
         Ok(Went::Ended(pause)) => {
-            context.ledger.looked_at(&key, &context, true);
-            Ok(settle(&context, &key, pause))
+            context.ledger.looked_at(seat.key(), &context, true);
+            Ok(settle(&context, seat, pause))
         }
         Err(error) => {
-            context.ledger.looked_at(&key, &context, false);
-            leave(&context, &key);
+            context.ledger.looked_at(seat.key(), &context, false);
+            leave(&context, seat);
             Err(error)
         }
     }
@@ -123,22 +121,23 @@ fn words_of(panic: &(dyn Any + Send)) -> String {
 }
 
 /// Ends a pass; whoever asked meanwhile gets another look at once.
-fn settle(context: &Context, key: &NodeKey, pause: Option<Duration>) -> Action {
-    context.desks.with(key, |desk| desk.failures = 0);
-    let again = if leave(context, key) { Some(Duration::ZERO) } else { pause };
+fn settle(context: &Context, seat: Seat, pause: Option<Duration>) -> Action {
+    context.desks.with(seat.key(), |desk| desk.failures = 0);
+    let again = if leave(context, seat) { Some(Duration::ZERO) } else { pause };
     again.map_or_else(Action::await_change, Action::requeue)
 }
 
 /// Leaves a node's desk; true if another pass is due at once. A node that went meanwhile was
 /// spared while the pass was under way.
-fn leave(context: &Context, key: &NodeKey) -> bool {
-    let again = context.desks.leave(key);
-    context.forget_if_gone(key);
+fn leave(context: &Context, seat: Seat) -> bool {
+    let key = seat.key().clone();
+    let again = seat.leave();
+    context.forget_if_gone(&key);
     again
 }
 
 /// Goes on with a pass that needs the sidecar, outside of the limited number of reconciles.
-async fn go_on(run: Box<Run>, request: Box<Request>) {
+async fn go_on(run: Box<Run>, request: Box<Request>, seat: Seat) {
     let (context, key) = (run.context.clone(), run.key.clone());
     let ended = contained(Box::pin(run.through(request))).await;
     context.ledger.looked_at(&key, &context, ended.is_ok());
@@ -153,7 +152,7 @@ async fn go_on(run: Box<Run>, request: Box<Request>) {
             Some(context.desks.back_off(&key))
         }
     };
-    let again = if leave(&context, &key) { Some(Duration::ZERO) } else { pause };
+    let again = if leave(&context, seat) { Some(Duration::ZERO) } else { pause };
     let pass = context.desks.passes(&key);
     if let Some(pause) = again {
         tokio::time::sleep(pause).await;
@@ -404,14 +403,4 @@ pub fn on_error(node: Arc<Guarded>, error: &Error, context: Arc<Context>) -> Act
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn a_panic_over_one_node_is_a_failed_look_at_it() {
-        let look = async { None::<Went>.ok_or_else(|| panic!("no {}", "way")) };
-        let failed = contained(look).await.err().expect("a failure");
-        assert!(matches!(&failed, Error::Panicked(text) if text == "no way"), "{failed}");
-        assert_eq!(failed.category(), "panic");
-    }
-}
+mod tests;
