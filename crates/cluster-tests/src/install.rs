@@ -139,7 +139,7 @@ fn image() -> Result<&'static [u8]> {
     let write = || {
         let folder = tempfile::tempdir()?;
         let archive = folder.path().join("image.tar");
-        let built = Command::new(env!("CARGO"))
+        let built = sei_rig::cargo()
             .args(["xtask", "image", "--profile", "dev", "--output"])
             .arg(&archive)
             .current_dir(repository())

@@ -40,7 +40,7 @@ pub use audit::{AuditEntry, AuditLog};
 pub use kubelet::{Addresses, Behaviour, ClaimRule, Kubelet, Rule, RuleId, Timing};
 pub use lane::{Lane, LaneError};
 pub use plane::{ControlPlane, Error, Options, User};
-pub use programs::{ProgramsError, bin_dir, tool};
+pub use programs::{ProgramsError, bin_dir, cargo, tool};
 pub use sidecar::{Doing, FirstAnswer, GateOpening, Sidecars, Submission};
 pub use truth::{Stamp, Truth};
 pub use world::{Watched, World, WorldError, platform};

@@ -27,11 +27,25 @@ pub fn tool(name: &str) -> Result<PathBuf, ProgramsError> {
     ask(&["xtask", "tool", name])
 }
 
+/// The cargo that runs the test, called as a shell would. What it told the test about its package
+/// would pass for a change to build scripts that read it, and all that depends on them would be
+/// compiled anew beside the scenarios.
+pub fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let is_of_package =
+        |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in std::env::vars_os() {
+        if is_of_package(&name.to_string_lossy()) {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
 /// The path that a command of cargo prints last.
 fn ask(arguments: &[&str]) -> Result<PathBuf, ProgramsError> {
     let command = format!("cargo {}", arguments.join(" "));
-    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(program)
+    let output = cargo()
         .args(arguments)
         // The alias `xtask` is found from inside of the repository only.
         .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")))

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 use kube::CustomResourceExt as _;
@@ -12,7 +11,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::docs::{self, Rules};
-use crate::suite::{cargo_program, run_to_end};
+use crate::suite::{cargo_command, run_to_end};
 
 /// A generated file: where it lies, and what must be in it.
 struct Output {
@@ -151,7 +150,7 @@ fn golden(root: &Path, extra: &[&str]) -> Result<()> {
     let arguments =
         ["run", "--quiet", "--package", "sei-plan", "--example", "golden", "--", GOLDEN];
     let arguments = [&arguments[..], extra].concat();
-    let mut command = Command::new(cargo_program());
+    let mut command = cargo_command();
     command.current_dir(root).args(&arguments);
     run_to_end(&mut command, &format!("cargo {}", arguments.join(" ")))
 }

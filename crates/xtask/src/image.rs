@@ -15,7 +15,7 @@ use flate2::{Compression, GzBuilder};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use crate::suite::{cargo_program, run_to_end};
+use crate::suite::{cargo_command, run_to_end};
 
 /// What was typed after `image`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ type Files = BTreeMap<PathBuf, (Vec<u8>, bool)>;
 pub(crate) fn run(root: &Path, wanted: &Wanted) -> Result<()> {
     let Wanted { profile, output, root: root_only } = wanted;
     let arguments = ["build", "--quiet", "--profile", profile, "--package", PROGRAM];
-    let mut build = Command::new(cargo_program());
+    let mut build = cargo_command();
     build.current_dir(root).args(arguments);
     eprintln!("[image] builds {PROGRAM}");
     run_to_end(&mut build, &format!("cargo {}", arguments.join(" ")))?;

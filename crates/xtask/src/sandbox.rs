@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::control_plane;
-use crate::suite::{cargo_program, run_to_end};
+use crate::suite::{cargo_command, run_to_end};
 
 /// The minor that most fleets run on.
 const MINOR: &str = "1.34";
@@ -61,7 +61,7 @@ pub(crate) fn check(root: &Path) -> Result<()> {
 fn build(root: &Path) -> Result<(PathBuf, PathBuf)> {
     let programs = control_plane::ensure(root, MINOR)?;
     println!("building the operator and its sandbox");
-    let mut build = Command::new(cargo_program());
+    let mut build = cargo_command();
     build.current_dir(root).args(["build", "--release", "--quiet", "--package", "sei-sandbox"]);
     run_to_end(&mut build, "cargo build --release --package sei-sandbox")?;
     let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);

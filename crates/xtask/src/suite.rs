@@ -29,6 +29,8 @@ enum Step {
 /// time, so more of them run at once than there are cores.
 const CLUSTER_TESTS: &[&str] = &["test", "--package", "cluster-tests", "--", "--test-threads", "8"];
 const KUBERNETES: &str = "SEI_KUBERNETES";
+/// What the cluster tests start. Built before them: beside them it would take their cores.
+const CLUSTER_PROGRAMS: [&str; 2] = ["sei-operator", "kubectl-sei"];
 
 /// Cheapest first, so that a slip is told within seconds. Tidy is a plain test and needs no step.
 const STEPS: &[(&str, Step)] = &[
@@ -85,13 +87,18 @@ impl Step {
             Self::Tools => tool::ensure_all(root),
             Self::Sandbox => sandbox::check(root),
             Self::Cargo { arguments, environment } => {
-                let mut command = Command::new(cargo_program());
+                let mut command = cargo_command();
                 command.current_dir(root).args(*arguments).envs(environment.iter().copied());
                 run_to_end(&mut command, &self.describe())
             }
             Self::Cluster { kubernetes } => {
                 let programs = control_plane::ensure(root, kubernetes)?;
-                let mut command = Command::new(cargo_program());
+                for package in CLUSTER_PROGRAMS {
+                    let mut build = cargo_command();
+                    build.current_dir(root).args(["build", "--quiet", "--package", package]);
+                    run_to_end(&mut build, &format!("cargo build --package {package}"))?;
+                }
+                let mut command = cargo_command();
                 command.current_dir(root).args(CLUSTER_TESTS).env(KUBERNETES, kubernetes);
                 command.env(control_plane::ASSETS, programs);
                 run_to_end(&mut command, &self.describe())
@@ -108,9 +115,21 @@ pub(crate) fn run_to_end(command: &mut Command, told_as: &str) -> Result<()> {
     Ok(())
 }
 
-/// The cargo that started us, so that a chosen toolchain is kept.
-pub(crate) fn cargo_program() -> String {
-    std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned())
+/// The cargo that started us, so that a chosen toolchain is kept, called as a shell would. What it
+/// told us about our own package would pass for a change to build scripts that read it, and all that
+/// depends on them would be compiled anew, time and again.
+pub(crate) fn cargo_command() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    for (name, _) in std::env::vars_os() {
+        if is_of_package(&name.to_string_lossy()) {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+fn is_of_package(variable: &str) -> bool {
+    variable.starts_with("CARGO_PKG_") || variable.starts_with("CARGO_MANIFEST_")
 }
 
 fn seconds(time: Duration) -> String {
@@ -148,8 +167,18 @@ mod tests {
     }
 
     #[test]
+    fn nothing_of_our_own_package_is_handed_on() {
+        assert!(std::env::var_os("CARGO_PKG_NAME").is_some(), "cargo tells a test of its package");
+        let command = cargo_command();
+        let removed =
+            |one: &str| command.get_envs().any(|(name, value)| name == one && value.is_none());
+        assert!(removed("CARGO_PKG_NAME") && removed("CARGO_MANIFEST_DIR"), "{command:?}");
+        assert!(!removed("PATH") && !removed("CARGO_HOME"), "{command:?}");
+    }
+
+    #[test]
     fn a_failing_command_is_told_in_one_line() {
-        let mut command = Command::new(cargo_program());
+        let mut command = cargo_command();
         command.arg("--no-such-flag-of-cargo").stderr(std::process::Stdio::null());
         let error = run_to_end(&mut command, "cargo --no-such-flag-of-cargo").unwrap_err();
         let text = format!("{:#}", error.context("[1/1] flags failed"));

@@ -44,9 +44,8 @@ impl Drop for Process {
 
 /// The program, built by cargo beside this test.
 pub(crate) fn program() -> Result<PathBuf> {
-    let built = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--package", "sei-operator"])
-        .status()?;
+    let built =
+        sei_rig::cargo().args(["build", "--quiet", "--package", "sei-operator"]).status()?;
     ensure!(built.success(), "failed to build sei-operator");
     let test = std::env::current_exe()?;
     let folder = test.parent().and_then(|deps| deps.parent()).context("the test has a folder")?;

@@ -1,13 +1,12 @@
 //! Which crate may use which.
 
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
 use super::Finding;
-use crate::suite::cargo_program;
+use crate::suite::cargo_command;
 
 /// The rooms from top to bottom, each with what its code may use. Tests may use any room above,
 /// and nothing may use a room below.
@@ -86,7 +85,7 @@ pub(crate) fn check_workspace(root: &Path) -> Result<Vec<Finding>> {
 
 fn cargo(root: &Path, arguments: &[&str]) -> Result<String> {
     let told_as = format!("cargo {}", arguments.join(" "));
-    let output = Command::new(cargo_program())
+    let output = cargo_command()
         .current_dir(root)
         .args(arguments)
         .output()
