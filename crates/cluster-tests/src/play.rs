@@ -302,13 +302,25 @@ impl Play {
     }
 
     /// How many pods a node has had so far.
-    pub fn pods_seen(&self, name: &str) -> usize {
-        self.world.pod_uids_seen(name).len()
+    pub async fn pods_seen(&self, name: &str) -> Result<usize> {
+        Ok(self.world.pod_uids_seen(name).await?.len())
     }
 
     /// How many plans a node's status has shown so far.
     pub fn plans_seen(&self, name: &str) -> usize {
         self.world.plan_ids_seen(name).len()
+    }
+
+    /// Waits until who makes pods has told all there is to tell of a node that runs.
+    pub async fn until_set_is_told(&self, name: &str) -> Result<StatefulSet> {
+        wait_for("its StatefulSet has seen it ready", async || {
+            let set = self.statefulsets().get(name).await?;
+            let status = set.status.clone().unwrap_or_default();
+            let is_ready = status.ready_replicas == Some(1) && status.available_replicas == Some(1);
+            let is_seen = status.observed_generation == set.metadata.generation;
+            Ok((is_ready && is_seen).then_some(set))
+        })
+        .await
     }
 
     /// Waits until the operator has stopped at a write, or else has done all there is to do for this

@@ -136,7 +136,7 @@ impl Truth {
 
     /// Waits until everything of this namespace that the server has now was seen. Watches are told
     /// one by one, and may have broken.
-    async fn catch_up(&self, client: &Client, namespace: &str) -> Result<(), Error> {
+    pub async fn catch_up(&self, client: &Client, namespace: &str) -> Result<(), Error> {
         let labelled = ListParams::default().labels(label::NODE);
         let resource = ApiResource::erase::<SeiNode>(&());
         let nodes: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);

@@ -171,8 +171,9 @@ impl World {
     }
 
     /// Uids of every pod of this node that there was, oldest first.
-    pub fn pod_uids_seen(&self, node: &str) -> Vec<String> {
-        self.lane.truth().pod_uids(&self.namespace, node)
+    pub async fn pod_uids_seen(&self, node: &str) -> Result<Vec<String>, WorldError> {
+        self.lane.truth().catch_up(&self.admin, &self.namespace).await?;
+        Ok(self.lane.truth().pod_uids(&self.namespace, node))
     }
 
     /// What was submitted to sidecars of this node, oldest first.

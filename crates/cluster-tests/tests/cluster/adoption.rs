@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::{Context as _, Result, ensure};
 use cluster_tests::operator::{PLATFORM, Setup};
 use cluster_tests::play::{Play, rpc, says, validator};
+use cluster_tests::wait_for;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use kube::api::{Patch, PatchParams};
 use sei_api::condition::ConditionType;
@@ -74,7 +75,7 @@ async fn theirs(play: &Play, name: &str) -> Result<StatefulSet> {
 async fn hand_to_peer(play: &Play, name: &str, foreign: bool) -> Result<()> {
     let apply = PatchParams::apply(FIELD_MANAGER).force();
     let set = theirs(play, name).await?;
-    play.statefulsets().patch(name, &apply, &Patch::Apply(&set)).await?;
+    let mut changed = play.statefulsets().patch(name, &apply, &Patch::Apply(&set)).await?;
     if foreign {
         // Somebody else has a hand in the template too.
         let patch = json!({ "spec": { "template": {
@@ -82,8 +83,14 @@ async fn hand_to_peer(play: &Play, name: &str, foreign: bool) -> Result<()> {
             "spec": { "priority": null, "schedulerName": "custom-scheduler" },
         }}});
         let person = PatchParams { field_manager: Some("person".into()), ..PatchParams::default() };
-        play.statefulsets().patch(name, &person, &Patch::Strategic(&patch)).await?;
+        changed = play.statefulsets().patch(name, &person, &Patch::Strategic(&patch)).await?;
     }
+    // Before that it would make the pod from the template that it knows.
+    wait_for("the controller has seen the template", async || {
+        let status = play.statefulsets().get(name).await?.status.unwrap_or_default();
+        Ok((status.observed_generation >= changed.metadata.generation).then_some(()))
+    })
+    .await?;
     let before = play.uid(name).await?;
     play.evict(name).await?;
     let pod = play

@@ -129,10 +129,12 @@ async fn read_to_the_end(play: &Play, log: &mut Requests) -> Result<Vec<AuditEnt
 /// every 5 s, and where a cache lags behind a write of others, the conflict costs a look: those are
 /// the machine's fault, and not counted.
 async fn requests_of_update(play: &mut Play, name: &str) -> Result<Vec<AuditEntry>> {
-    // At rest is also who looks at its pods: a late word of theirs would have to be read again.
-    wait_for("its StatefulSet has seen it ready", async || {
-        let status = play.statefulsets().get(name).await?.status;
-        Ok(status.filter(|one| one.ready_replicas == Some(1) && one.available_replicas == Some(1)))
+    // At rest is also who looks at its pods: a late word of theirs would have to be read again. And
+    // people have been told what came before.
+    play.until_set_is_told(name).await?;
+    wait_for("it was told that it runs", async || {
+        let told = play.events(name).await?;
+        Ok(told.iter().any(|one| one.ends_with("-> Running")).then_some(()))
     })
     .await?;
     let (mut requests, begin) = (play.requests(), Instant::now());
@@ -150,9 +152,20 @@ async fn requests_of_update(play: &mut Play, name: &str) -> Result<Vec<AuditEntr
     }
     while let Some(at) = all.iter().position(|one| one.code == 409) {
         let refused = all.remove(at);
-        let is_look = |one: &AuditEntry| one.verb == "get" && one.resource == refused.resource;
+        let is_look = |one: &AuditEntry| {
+            ["get", "list"].contains(&one.verb.as_str()) && one.resource == refused.resource
+        };
         if let Some(look) = all.iter().skip(at).position(is_look) {
             all.remove(at + look);
+        }
+    }
+    // A look before the watch had told of the delete: the pods and who makes them, once more.
+    let is_list = |one: &AuditEntry| one.verb == "list" && one.resource == "pods";
+    let is_get = |one: &AuditEntry| one.verb == "get" && one.resource == "statefulsets";
+    while let Some(at) = all.iter().rposition(is_list).filter(|at| all[..*at].iter().any(is_list)) {
+        all.remove(at);
+        if let Some(at) = all[..at].iter().rposition(is_get) {
+            all.remove(at);
         }
     }
     Ok(all)

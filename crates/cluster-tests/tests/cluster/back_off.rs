@@ -67,7 +67,7 @@ async fn an_update_that_fails_ten_times_waits_longer_each_time_until_it_succeeds
     play.sidecars().release(&namespace, "rpc", "config-validate");
     play.settled("rpc").await?;
     assert_eq!(play.status("rpc").await?.pending_update, None);
-    assert_eq!(play.pods_seen("rpc"), 2, "a failed attempt replaces nothing");
+    assert_eq!(play.pods_seen("rpc").await?, 2, "a failed attempt replaces nothing");
 
     // The next one begins to count anew.
     play.sidecars().fail(&namespace, "rpc", "config-validate", "config validation failed: bad");

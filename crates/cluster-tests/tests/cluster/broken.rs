@@ -23,7 +23,7 @@ async fn a_bad_image_at_creation_is_corrected_by_an_edit() -> Result<()> {
     play.set_image("rpc", "seid:v1").await?;
     play.settled("rpc").await?;
     play.until_not_stalled("rpc").await?;
-    assert_eq!(play.pods_seen("rpc"), 2);
+    assert_eq!(play.pods_seen("rpc").await?, 2);
     play.close().await
 }
 
@@ -36,7 +36,7 @@ async fn update_past(name: &str, behaviour: Behaviour) -> Result<()> {
     play.until_pod("rpc", "its sidecar is silent", |pod| !pod.ready).await?;
     play.set_image("rpc", "seid:v2").await?;
     play.settled("rpc").await?;
-    assert_eq!(play.pods_seen("rpc"), 2);
+    assert_eq!(play.pods_seen("rpc").await?, 2);
     play.close().await
 }
 
@@ -63,7 +63,7 @@ async fn a_pod_that_does_not_end_is_told_and_the_update_goes_on_when_it_does() -
     play.lift(rule);
     play.settled("rpc").await?;
     play.until_not_stalled("rpc").await?;
-    assert_eq!(play.pods_seen("rpc"), 2);
+    assert_eq!(play.pods_seen("rpc").await?, 2);
     play.close().await
 }
 
@@ -76,7 +76,7 @@ async fn a_pod_without_room_is_told() -> Result<()> {
     play.lift(rule);
     play.settled("rpc").await?;
     play.until_not_stalled("rpc").await?;
-    assert_eq!(play.pods_seen("rpc"), 1);
+    assert_eq!(play.pods_seen("rpc").await?, 1);
     play.close().await
 }
 
@@ -101,7 +101,7 @@ async fn a_configuration_that_is_refused_fails_the_update_until_it_is_good() -> 
     play.until_pod_of("rpc", "seid:v2").await?;
     play.sidecars().release(&namespace, "rpc", "config-validate");
     play.settled("rpc").await?;
-    assert_eq!(play.pods_seen("rpc"), 2);
+    assert_eq!(play.pods_seen("rpc").await?, 2);
     play.close().await
 }
 
@@ -121,13 +121,13 @@ async fn one_hanging_sidecar_does_not_keep_twenty_others_from_rolling() -> Resul
     }
     for name in &names[1..] {
         play.settled(name).await?;
-        assert_eq!(play.pods_seen(name), 2);
+        assert_eq!(play.pods_seen(name).await?, 2);
     }
     let openings = play.sidecars().gate_openings(&play.scene.namespace, "rpc-0");
     assert_eq!(openings.len(), 1, "its own update is not through yet");
     play.lift(rule);
     play.settled("rpc-0").await?;
-    assert_eq!(play.pods_seen("rpc-0"), 2);
+    assert_eq!(play.pods_seen("rpc-0").await?, 2);
     play.close().await
 }
 

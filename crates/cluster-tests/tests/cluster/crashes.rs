@@ -42,7 +42,7 @@ async fn an_operator_killed_at_any_moment_ends_what_it_began() -> Result<()> {
         play.start_operator(SPEED).await?;
         let settled = play.settled("rpc").await;
         settled.with_context(|| format!("killed after {moment:?}, round {round}"))?;
-        assert_eq!(play.pods_seen("rpc"), round + 1, "killed after {moment:?}");
+        assert_eq!(play.pods_seen("rpc").await?, round + 1, "killed after {moment:?}");
     }
     play.close().await
 }
@@ -60,7 +60,11 @@ async fn five_edits_at_random_moments_end_on_the_last() -> Result<()> {
     }
     play.settled("rpc").await.with_context(|| format!("edited after {told:?}"))?;
     assert_eq!(play.until_pod_of("rpc", "seid:v5").await?.uid, play.uid("rpc").await?);
-    assert!(play.pods_seen("rpc") <= 6, "{} pods, edited after {told:?}", play.pods_seen("rpc"));
+    assert!(
+        play.pods_seen("rpc").await? <= 6,
+        "{} pods, edited after {told:?}",
+        play.pods_seen("rpc").await?
+    );
     play.close().await
 }
 
@@ -75,7 +79,7 @@ async fn an_operator_killed_ten_times_during_a_creation_ends_it() -> Result<()> 
         tokio::time::sleep(moments.next() / 5).await;
     }
     play.settled("val").await?;
-    assert_eq!(play.pods_seen("val"), 1);
+    assert_eq!(play.pods_seen("val").await?, 1);
     play.close().await
 }
 
@@ -131,13 +135,13 @@ async fn two_operators_at_once_do_no_harm() -> Result<()> {
     let play = Play::open("two").await?;
     let second = operator::start(&play.scene, Setup::default()).await?;
     play.run("rpc", rpc("seid:v1")).await?;
-    assert_eq!(play.pods_seen("rpc"), 1);
+    assert_eq!(play.pods_seen("rpc").await?, 1);
     play.set_image("rpc", "seid:v2").await?;
     play.settled("rpc").await?;
     second.stop().await?;
     play.set_image("rpc", "seid:v3").await?;
     play.settled("rpc").await?;
-    assert_eq!(play.pods_seen("rpc"), 3);
+    assert_eq!(play.pods_seen("rpc").await?, 3);
     play.close().await
 }
 
@@ -153,7 +157,7 @@ async fn a_status_wiped_in_the_middle_of_an_update_ends_right() -> Result<()> {
         Ok(play.pod("rpc").await?.filter(|pod| pod.seid.image == "seid:v2"))
     })
     .await?;
-    assert!(play.pods_seen("rpc") <= 3, "{} pods", play.pods_seen("rpc"));
+    assert!(play.pods_seen("rpc").await? <= 3, "{} pods", play.pods_seen("rpc").await?);
     play.close().await
 }
 

@@ -181,7 +181,7 @@ async fn die_after_each_write(
             over.with_context(|| told.clone())?;
             end_politely(play).await.with_context(|| told.clone())?;
         }
-        let (seen, pods) = (play.pods_seen(&node), happening.pods(round, &spec));
+        let (seen, pods) = (play.pods_seen(&node).await?, happening.pods(round, &spec));
         ensure!(seen == pods, "{seen} pods, not {pods}: {told}");
         let Some(write) = death else { break };
         deaths.insert(write);

@@ -96,7 +96,7 @@ async fn a_deleted_statefulset_comes_back_with_the_same_image() -> Result<()> {
     let next = play.until_pod("rpc", "a pod runs", |one| one.uid != pod && one.seid.started);
     assert_eq!(next.await?.seid.image, "seid:v1");
     play.settled("rpc").await?;
-    assert!(play.pods_seen("rpc") <= 2, "{} pods", play.pods_seen("rpc"));
+    assert!(play.pods_seen("rpc").await? <= 2, "{} pods", play.pods_seen("rpc").await?);
     play.close().await
 }
 
@@ -145,7 +145,7 @@ async fn a_strangers_pod_under_the_same_labels_is_not_touched_by_an_update() -> 
     let after = play.pods().get("stranger").await?;
     assert_eq!(after.metadata.uid, stranger.metadata.uid);
     assert_eq!(after.metadata.deletion_timestamp, None);
-    assert_eq!(play.pods_seen("rpc"), 3, "two of the node, and the stranger");
+    assert_eq!(play.pods_seen("rpc").await?, 3, "two of the node, and the stranger");
     play.close().await
 }
 
@@ -170,7 +170,7 @@ async fn a_pod_without_its_revision_is_not_touched_by_an_update_that_waits_for_i
     assert!(pod.uid == before && !pod.is_terminating());
     play.evict("rpc").await?;
     play.settled("rpc").await?;
-    assert_eq!(play.pods_seen("rpc"), 2);
+    assert_eq!(play.pods_seen("rpc").await?, 2);
     play.close().await
 }
 
@@ -345,7 +345,7 @@ async fn an_evicted_pods_gate_is_open_within_a_second_of_its_sidecars_answer() -
     let status = play.status("rpc").await?;
     assert_eq!(status.last_update, None);
     assert_eq!(says(&status, ConditionType::NodeUpdateInProgress), "absent");
-    assert_eq!(play.pods_seen("rpc"), 1 + waited.len());
+    assert_eq!(play.pods_seen("rpc").await?, 1 + waited.len());
     play.close().await
 }
 

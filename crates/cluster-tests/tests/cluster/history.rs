@@ -3,10 +3,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 use cluster_tests::play::Play;
 use cluster_tests::wait_for;
 use futures::StreamExt as _;
+use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event, watcher};
 use sei_api::SeiNode;
 use sei_api::status::SeiNodeStatus;
@@ -23,8 +24,8 @@ pub(crate) struct History {
 struct Seen {
     all: Vec<SeiNodeStatus>,
     has_begun: bool,
-    /// The watch broke: some may be missing.
-    broke: Option<String>,
+    /// The watch began anew: some may be missing.
+    has_gap: bool,
 }
 
 impl History {
@@ -34,7 +35,7 @@ impl History {
         let (nodes, seen) = (play.nodes(), Arc::<Mutex<Seen>>::default());
         let (mut task, ours) = (JoinSet::new(), seen.clone());
         task.spawn(async move {
-            let mut events = std::pin::pin!(watcher(nodes, config));
+            let mut events = std::pin::pin!(watcher(nodes, config).default_backoff());
             while let Some(event) = events.next().await {
                 ours.lock().unwrap_or_else(PoisonError::into_inner).see(event);
             }
@@ -61,10 +62,8 @@ impl History {
     async fn find<T>(&self, claim: &str, look: impl Fn(&Seen) -> Option<T>) -> Result<T> {
         wait_for(claim, async || {
             let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-            match &seen.broke {
-                Some(told) => bail!("the history has a gap: {told}"),
-                None => Ok(look(&seen)),
-            }
+            ensure!(!seen.has_gap, "the history has a gap: its watch began anew");
+            Ok(look(&seen))
         })
         .await
     }
@@ -75,9 +74,9 @@ impl Seen {
         match event {
             Ok(Event::Apply(node) | Event::InitApply(node)) => self.all.extend(node.status),
             Ok(Event::InitDone) => self.has_begun = true,
-            Ok(Event::Init) if self.has_begun => self.broke = Some("it began anew".to_owned()),
-            Ok(Event::Init | Event::Delete(_)) => {}
-            Err(error) => self.broke = Some(error.to_string()),
+            Ok(Event::Init) if self.has_begun => self.has_gap = true,
+            // After an error it goes on where it was, or begins anew.
+            Ok(Event::Init | Event::Delete(_)) | Err(_) => {}
         }
     }
 }

@@ -369,7 +369,7 @@ async fn a_template_that_the_platform_changed_reaches_the_pod_once() -> Result<(
     assert_eq!(status.pod_template_hash.as_ref(), applied.get("sei.io/template-hash"));
     let pod = serde_json::to_value(play.pods().get("rpc-0").await?)?.to_string();
     assert!(pod.contains("genesis-two"), "{pod}");
-    assert_eq!(play.pods_seen("rpc"), 2);
+    assert_eq!(play.pods_seen("rpc").await?, 2);
     play.close().await
 }
 
@@ -391,6 +391,6 @@ async fn a_pod_behind_its_template_is_adopted_and_told_and_not_restarted() -> Re
     assert_eq!(play.uid("rpc").await?, before);
     play.edit("rpc", json!({ "spec": { "podLabels": { "team": "core" } } })).await?;
     play.settled("rpc").await?;
-    assert_eq!(play.pods_seen("rpc"), 2);
+    assert_eq!(play.pods_seen("rpc").await?, 2);
     play.close().await
 }

@@ -42,7 +42,7 @@ async fn a_key_in_use_is_not_taken_by_an_older_node() -> Result<()> {
     let play = observer_and_signer("key-older").await?;
     play.edit("a", with_keys()).await?;
     play.until_stalled("a", "SigningKeyConflict").await?;
-    assert_eq!(play.pods_seen("a"), 1, "it goes on as it was");
+    assert_eq!(play.pods_seen("a").await?, 1, "it goes on as it was");
     assert_eq!(holders(&play).await?, ["b-0"]);
     play.nodes().delete("b", &DeleteParams::default()).await?;
     play.settled("a").await?;
@@ -60,7 +60,7 @@ async fn a_key_handed_over_is_taken_when_its_last_pod_has_ended() -> Result<()> 
     play.until_pod("b", "it is being stopped", PodView::is_terminating).await?;
     play.until_stalled("a", "SigningKeyConflict").await?;
     assert_eq!(holders(&play).await?, ["b-0"]);
-    assert_eq!(play.pods_seen("a"), 1, "it goes on as it was");
+    assert_eq!(play.pods_seen("a").await?, 1, "it goes on as it was");
     play.lift(rule);
     play.settled("b").await?;
     play.settled("a").await?;

@@ -25,7 +25,7 @@ async fn a_revert_reaches_a_node_whose_pod_the_server_refuses() -> Result<()> {
     play.edit("rpc", json!({ "spec": { "sidecar": null } })).await?;
     play.settled("rpc").await?;
     play.until_not_stalled("rpc").await?;
-    assert_eq!(play.pods_seen("rpc"), 2);
+    assert_eq!(play.pods_seen("rpc").await?, 2);
     play.close().await
 }
 
@@ -60,7 +60,7 @@ async fn a_statefulset_gets_its_labels_back() -> Result<()> {
     .await?;
     play.set_image("rpc", "seid:v2").await?;
     play.settled("rpc").await?;
-    assert_eq!(play.pods_seen("rpc"), 2);
+    assert_eq!(play.pods_seen("rpc").await?, 2);
     play.close().await
 }
 
@@ -100,11 +100,11 @@ async fn what_is_taken_out_of_the_spec_is_taken_out_of_the_pod() -> Result<()> {
     play.edit("rpc", json!({ "spec": { "podLabels": { "example.org/b": null } } })).await?;
     play.settled("rpc").await?;
     assert_eq!(asked_labels(&play).await?, ["example.org/a", "example.org/c"]);
-    assert_eq!(play.pods_seen("rpc"), 2);
+    assert_eq!(play.pods_seen("rpc").await?, 2);
     // Now after an apply: the create's part in it is over.
     play.edit("rpc", json!({ "spec": { "podLabels": { "example.org/c": null } } })).await?;
     play.settled("rpc").await?;
     assert_eq!(asked_labels(&play).await?, ["example.org/a"]);
-    assert_eq!(play.pods_seen("rpc"), 3);
+    assert_eq!(play.pods_seen("rpc").await?, 3);
     play.close().await
 }

@@ -61,7 +61,7 @@ async fn every_mode_runs_with_no_pod_deleted_and_no_second_plan() -> Result<()> 
         // M1.4: who was never updated is not said to be.
         assert_eq!(says(&status, ConditionType::NodeUpdateInProgress), "absent", "{name}");
         let pods = if name == "bootstrap" { 2 } else { 1 };
-        assert_eq!(play.pods_seen(name), pods, "{name}");
+        assert_eq!(play.pods_seen(name).await?, pods, "{name}");
     }
     play.close().await
 }

@@ -28,7 +28,7 @@ async fn a_paused_update_waits_and_an_eviction_brings_back_the_old_image() -> Re
     assert_eq!(status.current_image.as_deref(), Some("seid:v1"));
     play.edit("rpc", json!({ "spec": { "update": { "paused": false } } })).await?;
     play.settled("rpc").await?;
-    assert_eq!(play.pods_seen("rpc"), 3);
+    assert_eq!(play.pods_seen("rpc").await?, 3);
     play.close().await
 }
 
@@ -52,7 +52,7 @@ async fn a_stopped_node_starts_with_what_is_wanted_by_then() -> Result<()> {
     assert!(play.pods().get_opt("rpc-0").await?.is_none());
     play.edit("rpc", json!({ "spec": { "paused": false } })).await?;
     play.settled("rpc").await?;
-    assert_eq!(play.pods_seen("rpc"), 2);
+    assert_eq!(play.pods_seen("rpc").await?, 2);
     play.close().await
 }
 

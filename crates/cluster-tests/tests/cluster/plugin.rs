@@ -118,7 +118,7 @@ async fn a_held_update_is_shown_and_released_by_the_right_hash_only() -> Result<
     assert!(text.contains("approved v1:"), "{text}");
     play.settled("rpc").await?;
     assert_eq!(play.status("rpc").await?.pod_template_hash, Some(target));
-    assert_eq!(play.pods_seen("rpc"), 2);
+    assert_eq!(play.pods_seen("rpc").await?, 2);
     play.close().await
 }
 
@@ -147,7 +147,7 @@ async fn a_pause_holds_and_a_resume_lets_go() -> Result<()> {
     assert!(text.contains("updates go on. One is pending (cause Spec)"), "{text}");
     play.settled("rpc").await?;
     assert_eq!(play.node("rpc").await?.spec.update.and_then(|one| one.paused), None);
-    assert_eq!(play.pods_seen("rpc"), 2);
+    assert_eq!(play.pods_seen("rpc").await?, 2);
     play.close().await
 }
 
@@ -311,11 +311,11 @@ async fn a_preview_names_exactly_the_nodes_and_paths_that_then_roll() -> Result<
         assert_eq!(said.all().changes.get(name), Some(changes), "{name}");
     }
     for name in &names {
-        assert_eq!(play.pods_seen(name), 2, "{name}");
+        assert_eq!(play.pods_seen(name).await?, 2, "{name}");
     }
     assert_eq!(said.all().rolled, names);
     for name in ["held", "own"] {
-        assert_eq!(play.pods_seen(name), 1, "{name}");
+        assert_eq!(play.pods_seen(name).await?, 1, "{name}");
     }
     assert!(!said.all().changes.contains_key("own"));
     let (text, exit) = sei_as(User::Operator, &play, &line).await?;
@@ -329,7 +329,7 @@ async fn the_server_judges_a_pod_of_which_nothing_is_known() -> Result<()> {
     play.run("rpc", rpc("seid:v1")).await?;
     play.kill_operator();
     play.edit_status("rpc", json!({ "podTemplateHash": null, "podTemplate": null })).await?;
-    let before = play.statefulsets().get("rpc").await?;
+    let before = play.until_set_is_told("rpc").await?;
     let same = file(PLATFORM)?;
     let line = format!("preview --config {}", same.path().display());
     let (text, exit) = sei_as(User::Operator, &play, &line).await?;
@@ -411,9 +411,7 @@ async fn a_watch_tells_each_change() -> Result<()> {
 
 /// The program, built by cargo beside this test.
 fn program() -> Result<PathBuf> {
-    let built = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--package", "kubectl-sei"])
-        .status()?;
+    let built = sei_rig::cargo().args(["build", "--quiet", "--package", "kubectl-sei"]).status()?;
     ensure!(built.success(), "failed to build kubectl-sei");
     let test = std::env::current_exe()?;
     let folder = test.parent().and_then(Path::parent).context("the test has a folder")?;

@@ -50,7 +50,7 @@ async fn there_and_back(name: &str, behaviour: Behaviour) -> Result<()> {
         play.until_pod_of(node, "seid:v1").await?;
         play.settled(node).await?;
         play.until_pod(node, "it is ready again", |pod| pod.ready).await?;
-        assert_eq!(play.pods_seen(node), 3, "{node}");
+        assert_eq!(play.pods_seen(node).await?, 3, "{node}");
     }
     play.close().await
 }
@@ -64,7 +64,7 @@ async fn there_and_back_ends_where_it_began() -> Result<()> {
     play.set_image("rpc", "seid:v1").await?;
     play.settled("rpc").await?;
     play.until_pod_of("rpc", "seid:v1").await?;
-    assert_eq!(play.pods_seen("rpc"), 3);
+    assert_eq!(play.pods_seen("rpc").await?, 3);
     play.close().await
 }
 
@@ -94,7 +94,7 @@ async fn an_update_that_crashes_behind_the_gate_is_taken_back() -> Result<()> {
     play.set_image("rpc", "seid:v1").await?;
     play.until_pod_of("rpc", "seid:v1").await?;
     play.settled("rpc").await?;
-    assert_eq!(play.pods_seen("rpc"), 3);
+    assert_eq!(play.pods_seen("rpc").await?, 3);
     play.close().await
 }
 
@@ -107,7 +107,7 @@ async fn a_node_halted_on_the_old_image_is_updated_all_the_same() -> Result<()> 
     play.set_image("rpc", "seid:v2").await?;
     play.settled("rpc").await?;
     play.until_pod("rpc", "it is ready", |pod| pod.ready).await?;
-    assert_eq!(play.pods_seen("rpc"), 2);
+    assert_eq!(play.pods_seen("rpc").await?, 2);
     play.close().await
 }
 
@@ -120,7 +120,7 @@ async fn five_edits_in_a_row_end_on_the_last() -> Result<()> {
     }
     play.settled("rpc").await?;
     play.until_pod_of("rpc", "seid:v5").await?;
-    assert!(play.pods_seen("rpc") <= 6, "{} pods", play.pods_seen("rpc"));
+    assert!(play.pods_seen("rpc").await? <= 6, "{} pods", play.pods_seen("rpc").await?);
     play.close().await
 }
 
@@ -135,7 +135,7 @@ async fn five_edits_while_pods_are_replaced_end_on_the_last() -> Result<()> {
     play.set_image("rpc", "seid:v1").await?;
     play.until_pod_of("rpc", "seid:v1").await?;
     play.settled("rpc").await?;
-    assert_eq!(play.pods_seen("rpc"), 6);
+    assert_eq!(play.pods_seen("rpc").await?, 6);
     play.close().await
 }
 
@@ -164,7 +164,7 @@ async fn a_revert_before_the_template_was_applied_restarts_nothing() -> Result<(
         play.until_pod("rpc", "another pod runs", |pod| pod.uid != before && pod.seid.started);
     assert_eq!(next.await?.seid.image, "seid:v1");
     play.settled("rpc").await?;
-    assert_eq!(play.pods_seen("rpc"), 2);
+    assert_eq!(play.pods_seen("rpc").await?, 2);
     play.close().await
 }
 
@@ -181,7 +181,7 @@ async fn an_unpullable_image_is_told_and_not_claimed_and_another_one_mends_it() 
     play.set_image("rpc", "seid:v2").await?;
     play.settled("rpc").await?;
     play.until_not_stalled("rpc").await?;
-    assert_eq!(play.pods_seen("rpc"), 3);
+    assert_eq!(play.pods_seen("rpc").await?, 3);
     play.close().await
 }
 
@@ -195,6 +195,6 @@ async fn an_image_that_can_be_pulled_at_last_is_taken_without_another_pod() -> R
     play.lift(rule);
     play.settled("rpc").await?;
     play.until_not_stalled("rpc").await?;
-    assert_eq!(play.pods_seen("rpc"), 2);
+    assert_eq!(play.pods_seen("rpc").await?, 2);
     play.close().await
 }

@@ -200,7 +200,7 @@ async fn roll_two_chains(name: &str, kills: usize) -> Result<()> {
     assert_signers_last(&watcher, "one");
     assert_signers_last(&watcher, "two");
     for node in &all {
-        assert_eq!(play.pods_seen(node), 2, "{node} was replaced once");
+        assert_eq!(play.pods_seen(node).await?, 2, "{node} was replaced once");
     }
     play.close().await
 }
@@ -235,7 +235,7 @@ async fn a_node_that_cannot_start_halts_its_chain_until_the_platform_is_mended()
         let pending = status.pending_update.expect("waits");
         assert_eq!((pending.state, pending.cause), (UpdateState::Queued, Cause::Operator));
         assert!(pending.reason.unwrap_or_default().contains("/one-rpc0"));
-        assert_eq!(play.pods_seen(node), 1, "{node} keeps running");
+        assert_eq!(play.pods_seen(node).await?, 1, "{node} keeps running");
     }
     play.until_stalled("one-rpc0", "ImagePullFailed").await?;
     // One that waits is evicted: it comes back as it was, and not with what has just failed.
@@ -251,7 +251,7 @@ async fn a_node_that_cannot_start_halts_its_chain_until_the_platform_is_mended()
     }
     all_ready(&play, &all).await?;
     for (node, pods) in [("one-rpc1", 1), ("one-rpc2", 2), ("one-a-v0", 1)] {
-        assert_eq!(play.pods_seen(node), pods, "{node} was left alone");
+        assert_eq!(play.pods_seen(node).await?, pods, "{node} was left alone");
     }
     // The next one is good, and everybody gets it.
     play.start_with(with(&good)).await?;
@@ -337,7 +337,7 @@ async fn a_label_goes_through_signers_one_at_a_time_and_through_others_at_once()
         play.settled(node).await?;
         let pod = play.pods().get(&format!("{node}-0")).await?;
         assert_eq!(pod.labels().get("team").map(String::as_str), Some("blue"));
-        assert_eq!(play.pods_seen(node), 2);
+        assert_eq!(play.pods_seen(node).await?, 2);
     }
     let most = watcher.look(|seen| seen.most_down.get("one").copied());
     assert_eq!(most, Some(1), "signers one at a time");
@@ -378,7 +378,7 @@ async fn a_held_change_survives_an_eviction_and_goes_only_by_its_own_hash() -> R
     })
     .await?;
     play.until("one-rpc0", "its change is still held", held).await?;
-    assert_eq!(play.pods_seen("one-rpc0"), 2);
+    assert_eq!(play.pods_seen("one-rpc0").await?, 2);
     play.edit("one-rpc0", approve(&target)).await?;
     play.until("one-rpc0", "is in sync", |status| {
         says(status, ConditionType::PodTemplateDrift).starts_with("False/InSync")
@@ -412,7 +412,7 @@ async fn a_new_hash_algorithm_restamps_and_restarts_nothing() -> Result<()> {
         })
         .await?;
         let pods = if rolled.contains(&node.as_str()) { 2 } else { 1 };
-        assert_eq!(play.pods_seen(node), pods, "{node} was left alone");
+        assert_eq!(play.pods_seen(node).await?, pods, "{node} was left alone");
     }
     ensure!(generations == self::generations(&play, &all).await?, "no template was written");
     play.close().await

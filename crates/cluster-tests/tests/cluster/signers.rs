@@ -17,7 +17,7 @@ async fn conflict(name: &str) -> Result<Play> {
     play.create("b", validator("seid:v1", "signing", "p2p")).await?;
     play.until_stalled("b", "SigningKeyConflict").await?;
     assert!(play.statefulsets().get_opt("b").await?.is_none());
-    assert_eq!(play.pods_seen("b"), 0);
+    assert_eq!(play.pods_seen("b").await?, 0);
     Ok(play)
 }
 
@@ -40,7 +40,7 @@ async fn a_second_signer_waits_until_the_first_ones_pod_has_ended() -> Result<()
         says(status, ConditionType::Stalled).contains("pod a-0 still has the signing key")
     })
     .await?;
-    assert_eq!(play.pods_seen("b"), 0);
+    assert_eq!(play.pods_seen("b").await?, 0);
     play.lift(rule);
     play.settled("b").await?;
     play.until_not_stalled("b").await?;
@@ -67,7 +67,7 @@ async fn of_two_signers_made_in_one_second_only_one_starts() -> Result<()> {
         play.create(&a, validator("seid:v1", &signing, &p2p)).await?;
         play.until_stalled(&a, "SigningKeyConflict").await?;
         play.settled(&z).await?;
-        assert_eq!(play.pods_seen(&a), 0);
+        assert_eq!(play.pods_seen(&a).await?, 0);
         let [z, a] = [play.node(&z).await?, play.node(&a).await?];
         if z.metadata.creation_timestamp == a.metadata.creation_timestamp {
             return play.close().await;
@@ -93,8 +93,11 @@ async fn of_signers_made_all_at_once_only_one_starts() -> Result<()> {
         for name in names {
             waiting += usize::from(stalled(name).await?);
         }
-        let started: Vec<_> = names.iter().filter(|name| play.pods_seen(name) > 0).collect();
-        Ok((waiting == 3 && started.len() == 1).then_some(()))
+        let mut started = 0;
+        for name in names {
+            started += usize::from(play.pods_seen(name).await? > 0);
+        }
+        Ok((waiting == 3 && started == 1).then_some(()))
     })
     .await?;
     play.close().await
@@ -170,8 +173,11 @@ async fn copies_of_a_key_made_all_at_once_start_one_validator() -> Result<()> {
             let told = says(&status, ConditionType::Stalled);
             waiting += usize::from(told.starts_with("True/SigningKeyConflict"));
         }
-        let started: Vec<_> = names.iter().filter(|name| play.pods_seen(name) > 0).collect();
-        Ok((waiting == 3 && started.len() == 1).then_some(()))
+        let mut started = 0;
+        for name in names {
+            started += usize::from(play.pods_seen(name).await? > 0);
+        }
+        Ok((waiting == 3 && started == 1).then_some(()))
     })
     .await?;
     play.close().await
@@ -200,7 +206,7 @@ async fn a_stopped_signer_does_not_start_again_beside_another() -> Result<()> {
         says(status, ConditionType::Stalled).contains("pod by-hand still has the signing key")
     })
     .await?;
-    assert_eq!(play.pods_seen("a"), 1);
+    assert_eq!(play.pods_seen("a").await?, 1);
     let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
     play.pods().delete("by-hand", &now).await?;
     play.settled("a").await?;

@@ -11,7 +11,7 @@ use serde_json::json;
 async fn a_new_node_runs_with_no_pod_deleted_and_no_second_plan() -> Result<()> {
     let play = Play::open("fresh").await?;
     play.run("rpc", rpc("seid:v1")).await?;
-    assert_eq!(play.pods_seen("rpc"), 1);
+    assert_eq!(play.pods_seen("rpc").await?, 1);
     let status = play.status("rpc").await?;
     assert_eq!(status.last_update, None, "an update plan would have left a record");
     play.close().await
@@ -23,7 +23,7 @@ async fn an_image_update_replaces_the_pod_once() -> Result<()> {
     play.run("rpc", rpc("seid:v1")).await?;
     play.set_image("rpc", "seid:v2").await?;
     play.settled("rpc").await?;
-    assert_eq!(play.pods_seen("rpc"), 2);
+    assert_eq!(play.pods_seen("rpc").await?, 2);
     play.close().await
 }
 
@@ -56,6 +56,6 @@ async fn a_label_reaches_the_pod() -> Result<()> {
     play.settled("val").await?;
     let pod = play.pods().get("val-0").await?;
     assert_eq!(pod.metadata.labels.unwrap_or_default()["team"], "core");
-    assert_eq!(play.pods_seen("val"), 2);
+    assert_eq!(play.pods_seen("val").await?, 2);
     play.close().await
 }

@@ -65,7 +65,7 @@ async fn every_pod_that_there_was_is_counted() -> Result<()> {
     let second =
         node.pod("another runs", |pod| uid(pod) != uid(&first) && runs(pod, "seid")).await?;
     let uids = wait_for("both are seen", async || {
-        let uids = node.world.pod_uids_seen("a");
+        let uids = node.world.pod_uids_seen("a").await?;
         Ok((uids.len() == 2).then_some(uids))
     })
     .await?;

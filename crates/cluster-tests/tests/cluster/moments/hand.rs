@@ -9,7 +9,7 @@ use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Service};
-use kube::api::{Api, DeleteParams, ListParams, PostParams};
+use kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
 use kube::{Resource, ResourceExt as _};
 use sei_api::names::{self, label};
 use sei_plan::view::{PodView, StatefulSetView};
@@ -84,6 +84,19 @@ impl Before {
     }
 }
 
+/// Evicts the pod that is there. One that goes already, or has gone meanwhile, is none: the next may
+/// have its name by then.
+async fn evict(play: &Play, node: &str) -> Result<Deed> {
+    let found = play.pod(node).await?.filter(|pod| !pod.is_terminating());
+    let Some(pod) = found else { return Ok(Deed::Vain) };
+    let uid = Preconditions { uid: Some(pod.uid), resource_version: None };
+    let params = DeleteParams { preconditions: Some(uid), ..DeleteParams::default() };
+    match play.pods().delete(&names::pod(node), &params).await {
+        Err(kube::Error::Api(answer)) if [404, 409].contains(&answer.code) => Ok(Deed::Vain),
+        deleted => deleted.map(|_| Deed::Done).map_err(Into::into),
+    }
+}
+
 impl Hand {
     /// The spec that this is done to, with all that it needs.
     pub(super) async fn prepare(self, play: &Play, node: &str, mut spec: Value) -> Result<Value> {
@@ -99,10 +112,7 @@ impl Hand {
     pub(super) async fn act(self, play: &Play, before: &Before) -> Result<Deed> {
         let (node, params) = (before.node.as_str(), DeleteParams::default());
         match self {
-            Self::Evict => match play.pods().delete(&names::pod(node), &params).await {
-                Err(kube::Error::Api(answer)) if answer.code == 404 => return Ok(Deed::Vain),
-                deleted => drop(deleted?),
-            },
+            Self::Evict => return evict(play, node).await,
             Self::Edit => play.set_image(node, THIRD).await?,
             Self::Revert => play.set_image(node, &before.image).await?,
             Self::Wipe => play.wipe_status(node).await?,
@@ -155,14 +165,14 @@ impl Hand {
                 let evicted = usize::from(deed == Deed::Done);
                 pods + evicted..=pods + evicted
             }
-            // The pod may have been the one to be replaced; of what goes already it costs nothing.
-            Self::Evict => pods..=pods + usize::from(before.pod.is_some()),
+            // The pod may have been the one to be replaced.
+            Self::Evict => pods..=pods + usize::from(deed == Deed::Done),
             // What came up of the image before is replaced too.
             Self::Edit => pods..=pods + 1,
             // Words in a status are no reason to replace anything.
             _ => pods..=pods,
         };
-        let seen = play.pods_seen(node);
+        let seen = play.pods_seen(node).await?;
         ensure!(expected.contains(&seen), "{node}: {seen} pods, not {expected:?}");
         if before.is_new {
             // However often it began anew: no gate was opened on a blank configuration.
@@ -196,7 +206,7 @@ async fn check_reverted(play: &Play, before: &Before, pods: usize) -> Result<()>
     let (node, image) = (before.node.as_str(), before.image.as_str());
     play.settled(node).await?;
     let pod = play.until_pod_of(node, image).await?;
-    let seen = play.pods_seen(node);
+    let seen = play.pods_seen(node).await?;
     if before.runs_first_image {
         ensure!(Some(&pod.uid) == before.pod.as_ref() && seen == 1, "{node}: {seen} pods");
     } else {
@@ -215,7 +225,11 @@ async fn check_reverted(play: &Play, before: &Before, pods: usize) -> Result<()>
     let opens = |next: &PodView| next.uid != pod.uid && next.seid.started;
     play.until_pod(node, "the gate of that opens", opens).await?;
     play.settled(node).await?;
-    ensure!(play.pods_seen(node) == seen + 1, "{node}: {} pods", play.pods_seen(node));
+    ensure!(
+        play.pods_seen(node).await? == seen + 1,
+        "{node}: {} pods",
+        play.pods_seen(node).await?
+    );
     Ok(())
 }
 
