@@ -152,20 +152,9 @@ async fn requests_of_update(play: &mut Play, name: &str) -> Result<Vec<AuditEntr
     }
     while let Some(at) = all.iter().position(|one| one.code == 409) {
         let refused = all.remove(at);
-        let is_look = |one: &AuditEntry| {
-            ["get", "list"].contains(&one.verb.as_str()) && one.resource == refused.resource
-        };
+        let is_look = |one: &AuditEntry| one.verb == "get" && one.resource == refused.resource;
         if let Some(look) = all.iter().skip(at).position(is_look) {
             all.remove(at + look);
-        }
-    }
-    // A look before the watch had told of the delete: the pods and who makes them, once more.
-    let is_list = |one: &AuditEntry| one.verb == "list" && one.resource == "pods";
-    let is_get = |one: &AuditEntry| one.verb == "get" && one.resource == "statefulsets";
-    while let Some(at) = all.iter().rposition(is_list).filter(|at| all[..*at].iter().any(is_list)) {
-        all.remove(at);
-        if let Some(at) = all[..at].iter().rposition(is_get) {
-            all.remove(at);
         }
     }
     Ok(all)
