@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::operator::{self, Setup};
 use crate::wire::{Answer, Wire, Write};
-use crate::{Scene, scene, wait_for};
+use crate::{Scene, minor, scene, wait_for};
 
 /// A scenario under way.
 pub struct Play {
@@ -318,7 +318,9 @@ impl Play {
             let status = set.status.clone().unwrap_or_default();
             let is_ready = status.ready_replicas == Some(1) && status.available_replicas == Some(1);
             let is_seen = status.observed_generation == set.metadata.generation;
-            Ok((is_ready && is_seen).then_some(set))
+            // From 1.37 on the current revision follows a roll, in a write of its own.
+            let follows = minor() == "1.34" || status.current_revision == status.update_revision;
+            Ok((is_ready && is_seen && follows).then_some(set))
         })
         .await
     }

@@ -69,19 +69,6 @@ fn pages(before: &Scrape, now: &Scrape, expected: [bool; 3]) -> Result<()> {
     Ok(())
 }
 
-async fn settled_set(play: &Play) -> Result<StatefulSet> {
-    wait_for("the controller has said all it has to say", async || {
-        let set = play.statefulsets().get("rpc").await?;
-        let status = set.status.clone().unwrap_or_default();
-        let is_seen = status.observed_generation == set.metadata.generation;
-        let is_ready = status.ready_replicas == Some(1) && status.available_replicas == Some(1);
-        // From 1.37 on the current revision follows a roll, in a write of its own.
-        let follows = minor() == "1.34" || status.current_revision == status.update_revision;
-        Ok((is_seen && is_ready && follows).then_some(set))
-    })
-    .await
-}
-
 /// Somebody changes the template, and nobody rolls it.
 async fn edit_template(play: &Play, image: &str) -> Result<StatefulSet> {
     let containers = json!([{ "name": "cosmos-exporter", "image": image }]);
@@ -101,10 +88,10 @@ async fn edit_template(play: &Play, image: &str) -> Result<StatefulSet> {
 async fn a_finished_roll_does_not_page_and_a_template_that_was_not_rolled_does() -> Result<()> {
     let mut play = Play::open("alert-set").await?;
     play.run("rpc", rpc("seid:v1")).await?;
-    let before = state_metrics(&settled_set(&play).await?)?;
+    let before = state_metrics(&play.until_set_is_told("rpc").await?)?;
     play.set_image("rpc", "seid:v2").await?;
     play.settled("rpc").await?;
-    let rolled = state_metrics(&settled_set(&play).await?)?;
+    let rolled = state_metrics(&play.until_set_is_told("rpc").await?)?;
     // Before 1.37 the current revision stays behind, which is what the changed rule pages for.
     pages(&before, &rolled, [false, minor() == "1.34", false])?;
     play.kill_operator();
@@ -118,7 +105,7 @@ async fn a_finished_roll_does_not_page_and_a_template_that_was_not_rolled_does()
 async fn a_template_that_is_held_back_does_not_page() -> Result<()> {
     let mut scraped = Scraped::open("alert-set-held").await?;
     scraped.play.run("rpc", rpc("seid:v1")).await?;
-    let before = state_metrics(&settled_set(&scraped.play).await?)?;
+    let before = state_metrics(&scraped.play.until_set_is_told("rpc").await?)?;
     scraped.play.kill_operator();
     let play = &scraped.play;
     // Nothing is known of the pod, the template that it was made from is replaced, and the platform
