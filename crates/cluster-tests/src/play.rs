@@ -191,9 +191,9 @@ impl Play {
 
     /// Waits until the node is said to be stalled by this.
     pub async fn until_stalled(&self, name: &str, reason: &str) -> Result<SeiNodeStatus> {
-        let wanted = format!("True/{reason}");
-        self.until(name, &format!("Stalled is {wanted}"), |status| {
-            says(status, ConditionType::Stalled).starts_with(&wanted)
+        let desired = format!("True/{reason}");
+        self.until(name, &format!("Stalled is {desired}"), |status| {
+            says(status, ConditionType::Stalled).starts_with(&desired)
         })
         .await
     }
@@ -221,18 +221,18 @@ impl Play {
 
     /// Waits until a node runs what its spec asks for, with its gate open and no plan left.
     pub async fn settled(&self, name: &str) -> Result<()> {
-        let (wanted, generation) = self.asked(name).await?;
-        self.until(name, &format!("runs {wanted} and is at rest"), |status| {
+        let (desired, generation) = self.asked(name).await?;
+        self.until(name, &format!("runs {desired} and is at rest"), |status| {
             status.phase == Some(SeiNodePhase::Running)
                 && status.observed_generation >= generation
                 && status.plan.is_none()
-                && status.current_image.as_deref() == Some(wanted.as_str())
+                && status.current_image.as_deref() == Some(desired.as_str())
                 && says(status, ConditionType::PodTemplateDrift).starts_with("False")
         })
         .await?;
         let is_open =
-            |pod: &PodView| pod.seid.image == wanted && pod.seid.started && !pod.is_terminating();
-        let claim = format!("the gate of a pod of {wanted} is open");
+            |pod: &PodView| pod.seid.image == desired && pod.seid.started && !pod.is_terminating();
+        let claim = format!("the gate of a pod of {desired} is open");
         self.until_pod(name, &claim, is_open).await.map(drop)
     }
 

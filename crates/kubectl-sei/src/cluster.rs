@@ -240,8 +240,8 @@ fn distance(one: &str, other: &str) -> usize {
     for (above, letter) in one.chars().enumerate() {
         let mut diagonal = row[0];
         row[0] = above + 1;
-        for (at, wanted) in other.iter().enumerate() {
-            let changed = diagonal + usize::from(letter != *wanted);
+        for (at, desired) in other.iter().enumerate() {
+            let changed = diagonal + usize::from(letter != *desired);
             diagonal = row[at + 1];
             row[at + 1] = changed.min(row[at] + 1).min(diagonal + 1);
         }

@@ -3,7 +3,7 @@
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt as _};
 use sei_api::SeiNode;
-use sei_api::condition::{ConditionType, Reason, Truth, is};
+use sei_api::condition::{ConditionStatus, ConditionType, Reason, is};
 use sei_api::names::annotation;
 use sei_api::plan::PlanKind;
 use sei_api::status::{PendingUpdate, UpdateState};
@@ -71,9 +71,11 @@ fn approval(node: &SeiNode, hash: Option<&str>) -> Result<Approval, String> {
         return Err(format!("{given} is not what the pending update leads to; that is {target}"));
     }
     if is_settings_only(node) {
-        return Err("there is nothing to approve: the pod is as wanted, and what differs arrives \
+        return Err(
+            "there is nothing to approve: the pod is as desired, and what differs arrives \
                     with the next roll"
-            .to_owned());
+                .to_owned(),
+        );
     }
     if node.spec.updates_are_paused() {
         return Err(
@@ -112,7 +114,7 @@ pub(crate) fn is_settings_only(node: &SeiNode) -> bool {
     let of_settings = pending.is_some_and(|one| {
         !one.changes.is_empty() && one.changes.iter().all(|one| one.path.starts_with("config."))
     });
-    of_settings && is(&status.conditions, ConditionType::PodTemplateDrift, Truth::False)
+    of_settings && is(&status.conditions, ConditionType::PodTemplateDrift, ConditionStatus::False)
 }
 
 pub(crate) async fn pause(
@@ -260,7 +262,7 @@ mod tests {
             &settings_pending(node("rpc-0")),
             None,
             &expect![[
-                r#"refused: there is nothing to approve: the pod is as wanted, and what differs arrives with the next roll"#
+                r#"refused: there is nothing to approve: the pod is as desired, and what differs arrives with the next roll"#
             ]],
         );
     }

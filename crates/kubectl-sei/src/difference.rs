@@ -1,4 +1,4 @@
-//! `kubectl sei diff`: what differs between the running pod and the wanted one, and what becomes
+//! `kubectl sei diff`: what differs between the running pod and the desired one, and what becomes
 //! of it.
 //!
 //! All of it is read from `status.pendingUpdate`: the operator has compared, and its word counts.

@@ -40,14 +40,14 @@ pub enum Error {
 /// A failed call in words.
 pub(crate) fn told(what: &str, failure: Failure) -> Error {
     let told = match failure {
-        Failure::Gone => format!("{what}: the server does not know it"),
-        Failure::Exists => format!("{what}: it is there already"),
+        Failure::NotFound => format!("{what}: the server does not know it"),
+        Failure::AlreadyExists => format!("{what}: it is there already"),
         Failure::Forbidden(text) => format!("{text}; ask for that permission"),
         Failure::Conflict(text)
-        | Failure::Owned(text)
+        | Failure::FieldManagerConflict(text)
         | Failure::Rejected(text)
         | Failure::SigningKey(text)
-        | Failure::Unknown(text)
+        | Failure::Indeterminate(text)
         | Failure::Unreachable(text)
         | Failure::Unauthorized(text) => text,
     };

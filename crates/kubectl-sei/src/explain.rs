@@ -115,7 +115,7 @@ mod tests {
             "heLD",
             &expect![[r#"
                 Held (PodTemplateDrift=True)
-                  The pod differs from what is wanted because the operator or the platform configuration changed, and such changes wait for somebody's approval here. The node runs as before.
+                  The pod differs from what is desired because the operator or the platform configuration changed, and such changes wait for somebody's approval here. The node runs as before.
                   To do: Read status.pendingUpdate.changes. To let it roll, set annotation sei.io/approve-update to the value of status.pendingUpdate.targetHash; it then waits for its turn in the chain. A later change needs an approval of its own.
             "#]],
         );

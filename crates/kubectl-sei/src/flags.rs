@@ -38,7 +38,7 @@ pub struct Place {
 pub enum Command {
     /// Show what every node does, since when, and why
     Status(StatusFlags),
-    /// Show what differs between the running pods and the wanted ones, and what becomes of it
+    /// Show what differs between the running pods and the desired ones, and what becomes of it
     Diff(DiffFlags),
     /// Show what another platform configuration would roll, without changing anything
     ///

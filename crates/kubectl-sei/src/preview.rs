@@ -253,11 +253,11 @@ fn forecast_of(observation: &Observation, outlook: Outlook) -> Forecast {
 
 /// Whether a difference of a pod that another operator made would roll it.
 fn might_roll(observation: &Observation) -> bool {
-    let Ok(wanted) = &observation.wanted else { return false };
+    let Ok(desired) = &observation.desired else { return false };
     let pending = observation.status().pending_update.as_ref();
     observation.rollout.adopt_automatically
-        || observation.approved() == Some(wanted.hash.as_str())
-        || pending.is_some_and(|pending| pending.base_inputs_hash != wanted.inputs_hash)
+        || observation.approved() == Some(desired.hash.as_str())
+        || pending.is_some_and(|pending| pending.base_inputs_hash != desired.inputs_hash)
 }
 
 /// Whether one of the names means this node.

@@ -33,7 +33,7 @@ struct Row {
     image: Option<String>,
     /// As the spec asks for it, where that is another one.
     #[serde(skip_serializing_if = "Option::is_none")]
-    wanted_image: Option<String>,
+    desired_image: Option<String>,
     /// Reason of the condition `PodTemplateDrift`.
     #[serde(skip_serializing_if = "Option::is_none")]
     update: Option<String>,
@@ -233,11 +233,11 @@ impl Row {
         let or_dash = |text: Option<String>| {
             text.filter(|text| !text.is_empty()).unwrap_or_else(|| "-".to_owned())
         };
-        let image = match (&self.image, &self.wanted_image) {
-            (Some(now), Some(wanted)) => {
-                Some(format!("{} -> {}", short_image(now), short_image(wanted)))
+        let image = match (&self.image, &self.desired_image) {
+            (Some(now), Some(desired)) => {
+                Some(format!("{} -> {}", short_image(now), short_image(desired)))
             }
-            (None, Some(wanted)) => Some(format!("-> {}", short_image(wanted))),
+            (None, Some(desired)) => Some(format!("-> {}", short_image(desired))),
             (now, None) => now.as_deref().map(short_image),
         };
         let cells = [
@@ -264,7 +264,7 @@ fn row(found: &Found) -> Row {
             chain: "?".to_owned(),
             phase: "?".to_owned(),
             image: None,
-            wanted_image: None,
+            desired_image: None,
             update: None,
             task: None,
             since: None,
@@ -278,7 +278,7 @@ fn row_of(node: &SeiNode) -> Row {
     let status = node.status.as_ref().unwrap_or(&empty);
     let (why, since) = why(status);
     let drift = find(&status.conditions, ConditionType::PodTemplateDrift);
-    let wanted =
+    let desired =
         Some(&node.spec.image).filter(|image| Some(*image) != status.current_image.as_ref());
     Row {
         namespace: node.metadata.namespace.clone().unwrap_or_default(),
@@ -286,7 +286,7 @@ fn row_of(node: &SeiNode) -> Row {
         chain: node.spec.chain_id.clone(),
         phase: status.phase.map(|phase| phase.as_str().to_owned()).unwrap_or_default(),
         image: status.current_image.clone(),
-        wanted_image: wanted.cloned(),
+        desired_image: desired.cloned(),
         update: drift.map(|one| one.reason.clone()),
         task: task(status),
         since,

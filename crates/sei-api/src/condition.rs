@@ -115,13 +115,13 @@ names! {
 
 /// Status of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Truth {
+pub enum ConditionStatus {
     True,
     False,
     Unknown,
 }
 
-impl Truth {
+impl ConditionStatus {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::True => "True",
@@ -135,7 +135,7 @@ impl Truth {
 #[derive(Clone, Copy, Debug)]
 pub struct ReasonRow {
     pub condition: ConditionType,
-    pub status: Truth,
+    pub status: ConditionStatus,
     pub reason: Reason,
     /// What it says about the node.
     pub meaning: &'static str,
@@ -147,7 +147,7 @@ pub struct ReasonRow {
 
 const fn row(
     condition: ConditionType,
-    status: Truth,
+    status: ConditionStatus,
     reason: Reason,
     meaning: &'static str,
     remedy: &'static str,
@@ -163,7 +163,7 @@ const fn stall(
 ) -> ReasonRow {
     ReasonRow {
         condition: ConditionType::Stalled,
-        status: Truth::True,
+        status: ConditionStatus::True,
         reason,
         meaning,
         remedy,
@@ -171,9 +171,9 @@ const fn stall(
     }
 }
 
+use ConditionStatus::{False, True, Unknown};
 use ConditionType as C;
 use Reason as R;
-use Truth::{False, True, Unknown};
 
 /// Every condition, status and reason the operator can report, with its meaning and remedy.
 pub const REASONS: &[ReasonRow] = &[
@@ -200,7 +200,7 @@ pub const REASONS: &[ReasonRow] = &[
         "",
     ),
     row(C::PodTemplateDrift, Unknown, R::NotObserved, "No pod was compared yet.", ""),
-    row(C::PodTemplateDrift, False, R::InSync, "The pod is made from the wanted template.", ""),
+    row(C::PodTemplateDrift, False, R::InSync, "The pod is made from the desired template.", ""),
     row(C::PodTemplateDrift, True, R::Rolling, "A plan replaces the pod.", ""),
     row(
         C::PodTemplateDrift,
@@ -213,7 +213,7 @@ pub const REASONS: &[ReasonRow] = &[
         C::PodTemplateDrift,
         True,
         R::Held,
-        "The pod differs from what is wanted because the operator or the platform configuration changed, and such changes wait for somebody's approval here. The node runs as before.",
+        "The pod differs from what is desired because the operator or the platform configuration changed, and such changes wait for somebody's approval here. The node runs as before.",
         "Read status.pendingUpdate.changes. To let it roll, set annotation sei.io/approve-update to the value of status.pendingUpdate.targetHash; it then waits for its turn in the chain. A later change needs an approval of its own.",
     ),
     row(
@@ -479,7 +479,7 @@ pub const REASONS: &[ReasonRow] = &[
 /// The row of a condition with this status and reason.
 pub fn reason_row(
     condition: ConditionType,
-    status: Truth,
+    status: ConditionStatus,
     reason: Reason,
 ) -> Option<&'static ReasonRow> {
     REASONS
@@ -491,7 +491,7 @@ pub fn reason_row(
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     pub condition: ConditionType,
-    pub status: Truth,
+    pub status: ConditionStatus,
     pub reason: Reason,
     pub message: String,
 }
@@ -499,7 +499,7 @@ pub struct Verdict {
 impl Verdict {
     pub fn new(
         condition: ConditionType,
-        status: Truth,
+        status: ConditionStatus,
         reason: Reason,
         message: impl Into<String>,
     ) -> Self {
@@ -519,14 +519,14 @@ pub fn find(conditions: &[Condition], condition: ConditionType) -> Option<&Condi
 }
 
 /// Whether a condition of this type stands with this status.
-pub fn is(conditions: &[Condition], condition: ConditionType, status: Truth) -> bool {
+pub fn is(conditions: &[Condition], condition: ConditionType, status: ConditionStatus) -> bool {
     find(conditions, condition).is_some_and(|one| one.status == status.as_str())
 }
 
 /// Writes a verdict into the list. The transition time moves only when the status does; nothing at
 /// all changes when the verdict says what stands there already.
 pub fn set(conditions: &mut Vec<Condition>, verdict: &Verdict, generation: i64, now: Timestamp) {
-    let wanted = Condition {
+    let desired = Condition {
         type_: verdict.condition.as_str().to_owned(),
         status: verdict.status.as_str().to_owned(),
         reason: verdict.reason.as_str().to_owned(),
@@ -534,19 +534,19 @@ pub fn set(conditions: &mut Vec<Condition>, verdict: &Verdict, generation: i64, 
         observed_generation: Some(generation),
         last_transition_time: Time(now),
     };
-    match conditions.iter_mut().find(|one| one.type_ == wanted.type_) {
+    match conditions.iter_mut().find(|one| one.type_ == desired.type_) {
         Some(present) => {
-            let since = if present.status == wanted.status {
+            let since = if present.status == desired.status {
                 present.last_transition_time.clone()
             } else {
-                wanted.last_transition_time.clone()
+                desired.last_transition_time.clone()
             };
             // A cache may show an older generation; what was said of a newer one stays.
-            let observed = present.observed_generation.max(wanted.observed_generation);
+            let observed = present.observed_generation.max(desired.observed_generation);
             *present =
-                Condition { last_transition_time: since, observed_generation: observed, ..wanted };
+                Condition { last_transition_time: since, observed_generation: observed, ..desired };
         }
-        None => conditions.push(wanted),
+        None => conditions.push(desired),
     }
 }
 

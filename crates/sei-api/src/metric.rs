@@ -105,14 +105,14 @@ metrics! {
         "How long plans took that ended",
         "How long updates take, and how many failed or were superseded.";
     SEINODE_DRIFTED: Gauge "seinode_drifted" ["namespace", "name", "reason"]
-        "Whether the node's pod differs from the wanted one; the reason is that of the condition PodTemplateDrift",
+        "Whether the node's pod differs from the desired one; the reason is that of the condition PodTemplateDrift",
         "Which nodes do not run what is asked for, and why not.";
     SEINODE_PENDING_UPDATE: Gauge "seinode_pending_update" ["namespace", "name", "cause", "state"]
         "1 for each node with an update that has not arrived, by its cause and what happens with it",
         "What a rollout waits for: Queued, Held, Rolling or Retrying.";
     SEINODE_PENDING_UPDATE_SINCE: Gauge "seinode_pending_update_since_timestamp_seconds"
         ["namespace", "name"]
-        "When the update that has not arrived was first wanted, in seconds since 1970",
+        "When the update that has not arrived was first desired, in seconds since 1970",
         "How long an update has been waiting, whoever led meanwhile.";
     SEINODE_UPDATE_FAILED_ATTEMPTS: Gauge "seinode_update_failed_attempts" ["namespace", "name"]
         "How often the update that has not arrived failed",

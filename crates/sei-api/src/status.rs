@@ -35,7 +35,7 @@ pub struct SeiNodeStatus {
     pub pod_template_hash: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_template: Option<ObservedTemplate>,
-    /// Present while the wanted pod differs from the running one.
+    /// Present while the desired pod differs from the running one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending_update: Option<PendingUpdate>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -124,7 +124,7 @@ pub struct ObservedTemplate {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct PendingUpdate {
-    /// Fingerprint of the wanted template; an approval names it.
+    /// Fingerprint of the desired template; an approval names it.
     pub target_hash: String,
     /// Inputs at the time the difference was first seen; a later change of the spec shows by it.
     pub base_inputs_hash: String,
@@ -133,7 +133,7 @@ pub struct PendingUpdate {
     /// Why it is in that state, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// When this target was first wanted.
+    /// When this target was first desired.
     pub since: Time,
     /// The fields that differ: at most 20, never the content of a Secret.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -152,7 +152,7 @@ pub struct PendingUpdate {
     pub refused_approval: Option<String>,
 }
 
-/// Why the wanted pod differs from the running one.
+/// Why the desired pod differs from the running one.
 #[derive(
     Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord,
 )]
@@ -187,7 +187,7 @@ pub struct FieldChange {
     /// Value in the running pod; absent if the field is new.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// Wanted value; absent if the field goes.
+    /// Desired value; absent if the field goes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
 }
@@ -203,7 +203,7 @@ pub struct LastUpdate {
     /// Fingerprint before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// Fingerprint that was wanted.
+    /// Fingerprint that was desired.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
     /// When its plan was built.

@@ -18,7 +18,9 @@ pub async fn call<T>(
     match tokio::time::timeout(DEADLINE, request).await {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(error)) => Err(failure(what, &error)),
-        Err(_) => Err(Failure::Unknown(format!("{what}: no answer in {} s", DEADLINE.as_secs()))),
+        Err(_) => {
+            Err(Failure::Indeterminate(format!("{what}: no answer in {} s", DEADLINE.as_secs())))
+        }
     }
 }
 
@@ -29,7 +31,7 @@ pub async fn find<T>(
 ) -> Result<Option<T>, Failure> {
     match call(what, request).await {
         Ok(value) => Ok(Some(value)),
-        Err(Failure::Gone) => Ok(None),
+        Err(Failure::NotFound) => Ok(None),
         Err(failure) => Err(failure),
     }
 }
@@ -38,22 +40,22 @@ pub async fn find<T>(
 pub fn failure(what: &str, error: &kube::Error) -> Failure {
     match error {
         kube::Error::Api(status) => api_failure(what, status),
-        other => Failure::Unknown(format!("{what}: {}", chain(other))),
+        other => Failure::Indeterminate(format!("{what}: {}", chain(other))),
     }
 }
 
 fn api_failure(what: &str, status: &Status) -> Failure {
     let text = format!("{what}: {}", status.message);
     match (status.code, status.reason.as_str()) {
-        (404, _) => Failure::Gone,
-        (409, "AlreadyExists") => Failure::Exists,
-        (409, _) if is_field_conflict(status) => Failure::Owned(text),
+        (404, _) => Failure::NotFound,
+        (409, "AlreadyExists") => Failure::AlreadyExists,
+        (409, _) if is_field_conflict(status) => Failure::FieldManagerConflict(text),
         (409, _) => Failure::Conflict(text),
         (401 | 403, _) => forbidden(text, status),
         (400 | 413 | 422, _) => Failure::Rejected(text),
         // It stays so until somebody mends the webhook, so it has to be told.
         (500.., _) if status.message.contains("failed calling webhook") => Failure::Rejected(text),
-        _ => Failure::Unknown(text),
+        _ => Failure::Indeterminate(text),
     }
 }
 
@@ -99,8 +101,8 @@ mod tests {
     #[test]
     fn answers_are_told_apart_by_what_they_mean() {
         let check = |code, reason, message| failure("get x", &answer(code, reason, message));
-        assert_eq!(check(404, "NotFound", "no"), Failure::Gone);
-        assert_eq!(check(409, "AlreadyExists", "no"), Failure::Exists);
+        assert_eq!(check(404, "NotFound", "no"), Failure::NotFound);
+        assert_eq!(check(409, "AlreadyExists", "no"), Failure::AlreadyExists);
         assert!(matches!(check(409, "Conflict", "no"), Failure::Conflict(_)));
         assert!(matches!(
             check(403, "Forbidden", r#"User "x" cannot get resource"#),
@@ -109,13 +111,13 @@ mod tests {
         assert!(matches!(check(401, "Unauthorized", "no"), Failure::Forbidden(_)));
         let webhook = "Internal error occurred: failed calling webhook \"policy\": timeout";
         assert!(matches!(check(500, "InternalError", webhook), Failure::Rejected(_)));
-        assert!(matches!(check(500, "InternalError", "etcd"), Failure::Unknown(_)));
+        assert!(matches!(check(500, "InternalError", "etcd"), Failure::Indeterminate(_)));
         assert!(matches!(check(403, "Forbidden", "exceeded quota: q"), Failure::Rejected(_)));
         let security = "pods \"n-0\" is forbidden: violates PodSecurity \"restricted:latest\"";
         assert!(matches!(check(403, "Forbidden", security), Failure::Rejected(_)));
         assert!(matches!(check(422, "Invalid", "bad"), Failure::Rejected(_)));
-        assert!(matches!(check(500, "InternalError", "oops"), Failure::Unknown(_)));
-        assert!(matches!(check(504, "Timeout", "slow"), Failure::Unknown(_)));
+        assert!(matches!(check(500, "InternalError", "oops"), Failure::Indeterminate(_)));
+        assert!(matches!(check(504, "Timeout", "slow"), Failure::Indeterminate(_)));
     }
 
     #[tokio::test(start_paused = true)]
@@ -123,7 +125,7 @@ mod tests {
         let never = std::future::pending::<Result<(), kube::Error>>();
         assert_eq!(
             call("get x", never).await,
-            Err(Failure::Unknown("get x: no answer in 15 s".to_owned()))
+            Err(Failure::Indeterminate("get x: no answer in 15 s".to_owned()))
         );
     }
 }

@@ -23,10 +23,13 @@ pub async fn judge(
     let found = find("get controllerrevision", revisions.get(revision)).await?;
     let data = found.map(|one| one.data.0);
     let Some(data) = data else {
-        return Err(Failure::Unknown(format!("revision {revision} of pod {} is gone", pod.name)));
+        return Err(Failure::Indeterminate(format!(
+            "revision {revision} of pod {} is gone",
+            pod.name
+        )));
     };
     let body = template_of_revision(&data)
-        .map_err(|error| Failure::Unknown(format!("revision {revision}: {error}")))?;
+        .map_err(|error| Failure::Indeterminate(format!("revision {revision}: {error}")))?;
     let sets: Api<StatefulSet> = Api::namespaced(client.clone(), namespace);
     let name = rendered.metadata.name.as_deref().unwrap_or_default();
     let params = PatchParams::apply(names::FIELD_MANAGER).force().dry_run();
@@ -35,6 +38,6 @@ pub async fn judge(
     let template = |object: &StatefulSet| serde_json::to_value(&object.spec.template);
     match (template(rendered), template(&tried)) {
         (Ok(rendered), Ok(tried)) => Ok(compare(&rendered, &tried, &body)),
-        (Err(error), _) | (_, Err(error)) => Err(Failure::Unknown(error.to_string())),
+        (Err(error), _) | (_, Err(error)) => Err(Failure::Indeterminate(error.to_string())),
     }
 }

@@ -43,7 +43,7 @@ pub async fn write_status(
             None => Ok(Some(written)),
             Some(field) => Err(WriteError::Pruned(field)),
         },
-        Err(Failure::Conflict(_) | Failure::Gone) => Err(WriteError::Stale),
+        Err(Failure::Conflict(_) | Failure::NotFound) => Err(WriteError::Stale),
         Err(failure) => Err(WriteError::Call(failure)),
     }
 }

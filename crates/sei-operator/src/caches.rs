@@ -282,17 +282,17 @@ fn node_of<K: Resource<DynamicType = ()>>(object: &K) -> Option<NodeKey> {
     Some((object.namespace()?, node))
 }
 
-/// Whether everything in `wanted` stands in `live`; what only `live` has is the server's.
-pub fn covers(live: &Value, wanted: &Value) -> bool {
-    match (live, wanted) {
-        (Value::Object(live), Value::Object(wanted)) => wanted
+/// Whether everything in `desired` stands in `live`; what only `live` has is the server's.
+pub fn covers(live: &Value, desired: &Value) -> bool {
+    match (live, desired) {
+        (Value::Object(live), Value::Object(desired)) => desired
             .iter()
             .all(|(key, value)| live.get(key).is_some_and(|other| covers(other, value))),
-        (Value::Array(live), Value::Array(wanted)) => {
-            live.len() == wanted.len()
-                && live.iter().zip(wanted).all(|(one, other)| covers(one, other))
+        (Value::Array(live), Value::Array(desired)) => {
+            live.len() == desired.len()
+                && live.iter().zip(desired).all(|(one, other)| covers(one, other))
         }
-        _ => live == wanted,
+        _ => live == desired,
     }
 }
 

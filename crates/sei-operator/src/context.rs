@@ -10,7 +10,7 @@ use sei_api::SeiNode;
 use sei_exec::sidecar::Sidecar;
 use sei_plan::budget::Budget;
 use sei_plan::fingerprint::Algorithm;
-use sei_plan::observation::Syncers;
+use sei_plan::observation::RegisteredWitnesses;
 use sei_plan::platform::Platform;
 use sei_plan::timing::Timing;
 
@@ -128,10 +128,10 @@ impl Witnesses {
         Self { path, first: platform, read: Mutex::default() }
     }
 
-    pub fn of(&self, chain: &str) -> Syncers {
+    pub fn of(&self, chain: &str) -> RegisteredWitnesses {
         match self.current() {
-            Ok(platform) => Syncers::Known(platform.syncers(chain)),
-            Err(text) => Syncers::Unreadable(text),
+            Ok(platform) => RegisteredWitnesses::Known(platform.syncers(chain)),
+            Err(text) => RegisteredWitnesses::Unreadable(text),
         }
     }
 

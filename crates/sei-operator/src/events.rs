@@ -209,7 +209,7 @@ fn event(type_: EventType, reason: &str, action: &str, note: &str) -> Event {
 
 #[cfg(test)]
 mod tests {
-    use sei_api::condition::{Reason, Truth, Verdict};
+    use sei_api::condition::{ConditionStatus, Reason, Verdict};
 
     use super::*;
 
@@ -220,7 +220,7 @@ mod tests {
         let mut after = before.clone();
         let now = jiff::Timestamp::UNIX_EPOCH;
         let (kind, reason) = (ConditionType::StateSyncReady, Reason::NoSyncersConfigured);
-        let verdict = Verdict::new(kind, Truth::False, reason, "one of two");
+        let verdict = Verdict::new(kind, ConditionStatus::False, reason, "one of two");
         condition::set(&mut after.conditions, &verdict, 1, now);
         let told: Vec<_> = changes(&before, &after).into_iter().map(|one| one.reason).collect();
         assert_eq!(told, ["StateSyncBlocked"]);

@@ -54,7 +54,7 @@ pub(crate) async fn finalize(
             context.metrics.forget(&key.0, &key.1);
             Ok(None)
         }
-        Err(Failure::Gone) => {
+        Err(Failure::NotFound) => {
             context.metrics.forget(&key.0, &key.1);
             Ok(None)
         }
@@ -76,7 +76,7 @@ async fn delete_own_claim(node: &SeiNode, key: &NodeKey, context: &Context) -> R
         return Ok(());
     }
     match cluster.delete_claim(&name, &claim.uid).await {
-        Ok(()) | Err(Failure::Gone) => Ok(()),
+        Ok(()) | Err(Failure::NotFound) => Ok(()),
         Err(failure) => Err(failure),
     }
 }

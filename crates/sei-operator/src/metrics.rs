@@ -21,7 +21,7 @@ use prometheus_client::metrics::family::{Family, MetricConstructor};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{self, Registry, Unit};
-use sei_api::condition::{self, ConditionType, Reason, Truth};
+use sei_api::condition::{self, ConditionStatus, ConditionType, Reason};
 use sei_api::metric::{self, Metric};
 use sei_api::plan::{PlanKind, PlanPhase};
 use sei_api::status::{Cause, PendingUpdate, SeiNodePhase, UpdateOutcome, UpdateState};
@@ -94,7 +94,7 @@ impl Metrics {
     /// Takes note of a node as it is stored. Its gauges say this from now on, and nothing else.
     pub fn observe(&self, node: &SeiNode) {
         let key = (node.namespace().unwrap_or_default(), node.name_any());
-        self.nodes.lock().insert(key, NodeWords::of(node));
+        self.nodes.lock().insert(key, NodeText::of(node));
     }
 
     /// Drops the gauges of a node that is gone.
@@ -326,7 +326,7 @@ struct ErrorLabels {
 
 /// What the gauges say of one node.
 #[derive(Debug)]
-struct NodeWords {
+struct NodeText {
     chain_id: String,
     phase: SeiNodePhase,
     has_active_plan: bool,
@@ -335,12 +335,12 @@ struct NodeWords {
     /// Status and reason of the condition.
     drifted: Option<(bool, &'static str)>,
     stalled: Option<(bool, &'static str)>,
-    pending_update: Option<UpdateWords>,
+    pending_update: Option<UpdateText>,
 }
 
 /// What the gauges say of an update that has not arrived.
 #[derive(Debug)]
-struct UpdateWords {
+struct UpdateText {
     cause: &'static str,
     state: &'static str,
     since_seconds: i64,
@@ -348,14 +348,14 @@ struct UpdateWords {
     is_halted: bool,
 }
 
-impl NodeWords {
+impl NodeText {
     fn of(node: &SeiNode) -> Self {
         let empty = SeiNodeStatus::default();
         let status = node.status.as_ref().unwrap_or(&empty);
         let truth = |of: ConditionType| {
             let condition = condition::find(&status.conditions, of)?;
             let reason = Reason::parse(&condition.reason).map_or("Other", Reason::as_str);
-            Some((condition.status == Truth::True.as_str(), reason))
+            Some((condition.status == ConditionStatus::True.as_str(), reason))
         };
         let sidecar = truth(ConditionType::SidecarReady);
         Self {
@@ -366,12 +366,12 @@ impl NodeWords {
             sidecar_unreachable: sidecar.map(|(_, why)| why == Reason::Unreachable.as_str()),
             drifted: truth(ConditionType::PodTemplateDrift),
             stalled: truth(ConditionType::Stalled),
-            pending_update: status.pending_update.as_ref().map(UpdateWords::of),
+            pending_update: status.pending_update.as_ref().map(UpdateText::of),
         }
     }
 }
 
-impl UpdateWords {
+impl UpdateText {
     fn of(update: &PendingUpdate) -> Self {
         Self {
             cause: cause_word(update.cause),
@@ -404,7 +404,7 @@ fn state_word(state: UpdateState) -> &'static str {
 #[derive(Debug, Default)]
 struct Nodes(Mutex<NodeMap>);
 
-type NodeMap = BTreeMap<(String, String), NodeWords>;
+type NodeMap = BTreeMap<(String, String), NodeText>;
 
 impl Nodes {
     fn lock(&self) -> MutexGuard<'_, NodeMap> {
@@ -496,7 +496,7 @@ fn encode_numbers(
     nodes: &NodeMap,
     encoder: &mut DescriptorEncoder,
     metric: &Metric,
-    of: impl Fn(&NodeWords) -> Option<i64>,
+    of: impl Fn(&NodeText) -> Option<i64>,
 ) -> Result<(), fmt::Error> {
     let mut family = gauges(encoder, metric)?;
     for ((namespace, name), words) in nodes {
@@ -512,7 +512,7 @@ fn encode_conditions(
     nodes: &NodeMap,
     encoder: &mut DescriptorEncoder,
     metric: &Metric,
-    of: impl Fn(&NodeWords) -> Option<(bool, &'static str)>,
+    of: impl Fn(&NodeText) -> Option<(bool, &'static str)>,
 ) -> Result<(), fmt::Error> {
     let mut family = gauges(encoder, metric)?;
     for ((namespace, name), words) in nodes {
@@ -531,7 +531,7 @@ fn encode_pending_updates(
 ) -> Result<(), fmt::Error> {
     let mut family = gauges(encoder, &metric::SEINODE_PENDING_UPDATE)?;
     for ((namespace, name), words) in nodes {
-        if let Some(UpdateWords { cause, state, .. }) = words.pending_update {
+        if let Some(UpdateText { cause, state, .. }) = words.pending_update {
             let labels = [
                 ("namespace", namespace.as_str()),
                 ("name", name.as_str()),

@@ -10,13 +10,13 @@ use sei_api::names::{data_claim, proxy_config};
 use sei_api::status::{ClaimRef, SeiNodePhase, SeiNodeStatus};
 use sei_exec::Cluster;
 use sei_exec::sidecar::Health;
+use sei_plan::desired::{Desired, render_desired};
 use sei_plan::observation::{Claim, Observation, Rollout, Sidecar};
-use sei_plan::planner::gate;
 use sei_plan::planner::repair::Others;
+use sei_plan::planner::state_sync;
 use sei_plan::platform::{Adoption, PodCheck};
 use sei_plan::signers;
 use sei_plan::view::{PodView, is_owned};
-use sei_plan::wanted::{Wanted, want};
 use serde_json::Value;
 
 use crate::caches::{NodeKey, covers};
@@ -54,9 +54,10 @@ pub(crate) async fn observe(
     status.mode = node.spec.mode().map(|mode| mode.to_string());
     let claim = claim(node, &mut status, key, context, cluster).await;
     let syncers = context.witnesses.of(&node.spec.chain_id);
-    let witnesses = gate::judge(&node.spec, &syncers).syncers.unwrap_or_default();
-    let wanted = want(node, &context.platform, &resolved, &witnesses)
-        .map(|wanted| wanted.hashed_by(context.algorithm));
+    let witnesses =
+        state_sync::check_state_sync(&node.spec, &syncers).witnesses.unwrap_or_default();
+    let desired = render_desired(node, &context.platform, &resolved, &witnesses)
+        .map(|desired| desired.hashed_by(context.algorithm));
     let statefulset = context.caches.statefulsets.get(key, &key.1);
     let pods = context.caches.pods.of(key);
     let own = statefulset.as_ref().and_then(|one| pods.iter().find(|pod| is_owned(pod, one)));
@@ -88,23 +89,23 @@ pub(crate) async fn observe(
         node: known,
         statefulset,
         pods,
-        wanted: wanted.map_err(|error| error.to_string()),
+        desired: desired.map_err(|error| error.to_string()),
     };
-    let others = match &observation.wanted {
-        Ok(wanted) => others(wanted, key, context),
+    let others = match &observation.desired {
+        Ok(desired) => others(desired, key, context),
         Err(_) => Others { service_is_current: true, proxy_config_is_current: true },
     };
     Observed { observation, others }
 }
 
-fn others(wanted: &Wanted, key: &NodeKey, context: &Context) -> Others {
+fn others(desired: &Desired, key: &NodeKey, context: &Context) -> Others {
     let current =
-        |live: Option<Value>, wanted: Value| live.is_some_and(|live| covers(&live, &wanted));
+        |live: Option<Value>, desired: Value| live.is_some_and(|live| covers(&live, &desired));
     let service = context.caches.services.get(key, &key.1);
     let config = context.caches.config_maps.get(key, &proxy_config(&key.1));
     Others {
-        service_is_current: current(service, without_namespace(&wanted.service)),
-        proxy_config_is_current: current(config, without_namespace(&wanted.proxy_config)),
+        service_is_current: current(service, without_namespace(&desired.service)),
+        proxy_config_is_current: current(config, without_namespace(&desired.proxy_config)),
     }
 }
 

@@ -176,7 +176,7 @@ async fn look(cached: &Guarded, key: &NodeKey, context: &Arc<Context>) -> Result
     context.metrics.observe(&node);
     let node = match ensure_finalizer(node, key, context).await {
         Ok(node) => node,
-        Err(Failure::Conflict(_) | Failure::Gone) => {
+        Err(Failure::Conflict(_) | Failure::NotFound) => {
             return Ok(Went::Ended(Some(overtaken(key, context).await)));
         }
         Err(failure) => return Err(Error::Call(failure)),
@@ -232,7 +232,7 @@ impl Run {
         let status = carried.map_or_else(|| stored.clone(), |carried| carried.status);
         let cluster = Cluster::new(context.client.clone(), context.sidecar.clone(), &key.0, &key.1);
         let seen = observe::observe(&node, status, key, context, &cluster).await;
-        let rendered = seen.observation.wanted.as_ref().ok().map(|one| one.statefulset.clone());
+        let rendered = seen.observation.desired.as_ref().ok().map(|one| one.statefulset.clone());
         let pass = Pass::resume(seen.observation, stored.clone(), seen.others, delete_conflicts);
         Box::new(Self {
             context: context.clone(),
@@ -294,7 +294,7 @@ impl Run {
         let exclusive = sei_plan::signers::is_exclusive(&self.node);
         // Held until the write is made, so that of two only one is let through.
         let _alone = if exclusive { Some(self.context.signing.lock().await) } else { None };
-        let allowed = match self.still_wanted().await {
+        let allowed = match self.still_desired().await {
             Ok(live) if exclusive => signers::ensure_alone(&live, &self.context).await,
             other => other.map(drop),
         };
@@ -304,9 +304,9 @@ impl Run {
         }
     }
 
-    /// Nothing is started for a node that is gone, going, another one of the same name, or wanted
+    /// Nothing is started for a node that is gone, going, another one of the same name, or desired
     /// otherwise by now: stopped, or with another key.
-    async fn still_wanted(&self) -> Result<SeiNode, Failure> {
+    async fn still_desired(&self) -> Result<SeiNode, Failure> {
         let nodes: Api<SeiNode> = Api::namespaced(self.context.client.clone(), &self.key.0);
         let found = find("get seinode", nodes.get(&self.key.1)).await?;
         let then = &self.node.metadata;
@@ -314,10 +314,10 @@ impl Run {
             now.metadata.uid == then.uid && now.metadata.deletion_timestamp.is_none()
         };
         let Some(live) = found.filter(is_same) else {
-            return Err(Failure::Unknown("the node was deleted meanwhile".to_owned()));
+            return Err(Failure::Indeterminate("the node was deleted meanwhile".to_owned()));
         };
         if live.metadata.generation != then.generation {
-            return Err(Failure::Unknown("the node was edited meanwhile".to_owned()));
+            return Err(Failure::Indeterminate("the node was edited meanwhile".to_owned()));
         }
         Ok(live)
     }
@@ -326,7 +326,7 @@ impl Run {
         let pods = self.context.caches.pods.of(&self.key);
         let pod = pods.iter().find(|pod| pod.uid == pod_uid);
         let (Some(pod), Some(rendered)) = (pod, &self.rendered) else {
-            return self.pass.judgement_failed(pod_uid, &Failure::Gone);
+            return self.pass.judgement_failed(pod_uid, &Failure::NotFound);
         };
         match judge::judge(&self.context.client, &self.key.0, rendered, pod).await {
             Ok(comparison) => self.pass.tell_judgement(pod_uid, comparison),

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use sei_api::SeiNode;
-use sei_api::condition::{self, ConditionType, Truth};
+use sei_api::condition::{self, ConditionStatus, ConditionType};
 use sei_api::plan::TaskPlan;
 use sei_api::status::{LastUpdate, PendingUpdate, SeiNodePhase, SeiNodeStatus, UpdateState};
 
@@ -170,7 +170,7 @@ fn standing(node: &SeiNode, pod: Option<&PodView>, budget: &Budget, now: Timesta
         std::sync::LazyLock::new(SeiNodeStatus::default);
     let status = node.status.as_ref().unwrap_or(&NONE);
     let pending = status.pending_update.as_ref();
-    let stalled = condition::is(&status.conditions, ConditionType::Stalled, Truth::True);
+    let stalled = condition::is(&status.conditions, ConditionType::Stalled, ConditionStatus::True);
     if node.spec.is_paused() {
         // Its owner has stopped it, and knows.
         return Standing::Idle;

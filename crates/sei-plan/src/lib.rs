@@ -1,6 +1,6 @@
 //! The decisions of sei-operator: plain functions from what was observed to what is to be done.
 //!
-//! What it is for: rendering a node's objects, telling whether a running pod is what is wanted,
+//! What it is for: rendering a node's objects, telling whether a running pod is what is desired,
 //! choosing and building plans, and stepping through their tasks.
 //!
 //! What it never does: IO of any kind, read a clock, draw an id, iterate in random order. Time,
@@ -26,6 +26,7 @@
 pub mod adoption;
 pub mod budget;
 pub mod check_plan;
+pub mod desired;
 pub mod diff;
 pub mod endpoint;
 pub mod executor;
@@ -43,7 +44,6 @@ pub mod signers;
 pub mod tasks;
 pub mod timing;
 pub mod view;
-pub mod wanted;
 
 #[cfg(test)]
 mod fixtures;

@@ -9,11 +9,11 @@ use sei_api::node::OnOperatorChange;
 use sei_api::status::SeiNodeStatus;
 
 use crate::adoption::Comparison;
+use crate::desired::Desired;
 use crate::request::ClaimView;
 use crate::tasks::Waiting;
 use crate::timing::Timing;
 use crate::view::{JobView, PodView, StatefulSetView, is_owned};
-use crate::wanted::Wanted;
 
 /// What was observed of a node and its world at one moment.
 #[derive(Clone, Debug)]
@@ -26,9 +26,9 @@ pub struct Observation {
     pub timing: Timing,
     pub rollout: Rollout,
     /// The rendered node, or why the spec cannot be rendered.
-    pub wanted: Result<Wanted, String>,
+    pub desired: Result<Desired, String>,
     /// What the platform's registry of state-sync witnesses says of the node's chain.
-    pub syncers: Syncers,
+    pub syncers: RegisteredWitnesses,
     pub statefulset: Option<StatefulSetView>,
     /// Pods with the node's label, of any owner.
     pub pods: Vec<PodView>,
@@ -76,7 +76,7 @@ impl Default for Rollout {
 
 /// State-sync witnesses of the platform for one chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Syncers {
+pub enum RegisteredWitnesses {
     Known(Vec<String>),
     /// The configuration cannot be read; why.
     Unreadable(String),

@@ -19,7 +19,7 @@ use crate::observation::{Observation, Sidecar, Slot};
 use crate::planner::repair::{self, Others};
 use crate::planner::{self, Decision, Note};
 use crate::request::{Failure, Outcome, Read, Request, SidecarCall};
-use crate::seen::{Look, PodTry, Seen};
+use crate::seen::{PodTry, Reading, Seen};
 use crate::tasks::sidecar::attempt_id;
 use crate::tasks::{Next, Waiting, in_bootstrap, step, takes_a_key};
 
@@ -102,17 +102,17 @@ impl Pass {
     ) -> Self {
         let status = observation.status().clone();
         let active = before.plan.as_ref().filter(|plan| plan.is_active());
-        let wanted = observation.wanted.clone().unwrap_or_default();
-        let mut seen = Seen::new(observation.node.clone(), wanted, observation.now);
+        let desired = observation.desired.clone().unwrap_or_default();
+        let mut seen = Seen::new(observation.node.clone(), desired, observation.now);
         seen.timing = observation.timing;
         if observation.rollout.checks_pods {
             seen.pod_try = PodTry::Due;
         }
         seen.operator_version.clone_from(&observation.operator_version);
-        seen.statefulset = Look::Cached(observation.statefulset.clone());
-        seen.pods = Look::Cached(Some(observation.pods.clone()));
+        seen.statefulset = Reading::Cached(observation.statefulset.clone());
+        seen.pods = Reading::Cached(Some(observation.pods.clone()));
         let present = observation.statefulset.as_ref().and_then(|one| one.replicas);
-        seen.replicas = repair::wanted_replicas(&observation, present);
+        seen.replicas = repair::desired_replicas(&observation, present);
         seen.service_is_current = others.service_is_current;
         seen.proxy_config_is_current = others.proxy_config_is_current;
         seen.delete_conflicts = delete_conflicts;
@@ -218,7 +218,7 @@ impl Pass {
         if let (Outcome::Applied(view), Stage::Repair(_)) = (&outcome, &self.stage) {
             // A repair's own write is no task's apply.
             self.observation.statefulset = Some((**view).clone());
-            self.seen.statefulset = Look::Unread;
+            self.seen.statefulset = Reading::Unread;
             return;
         }
         self.seen.absorb(&request, outcome);
@@ -240,13 +240,15 @@ impl Pass {
     /// Nothing else may come to tell of what a repair was about: it is tried again by the clock.
     fn repair_failed(&mut self, failure: &Failure) {
         self.repair_waits = self.repair_waits.take().or(refused(failure));
-        if let (Failure::Exists, Stage::Repair(writes)) = (failure, &mut self.stage) {
+        if let (Failure::AlreadyExists, Stage::Repair(writes)) = (failure, &mut self.stage) {
             // Nobody sees it by its labels: somebody took them, or it is another's.
             writes.insert(0, Request::Read(Read::StatefulSet));
         }
         let poll = self.observation.timing.poll();
         let pause = match failure {
-            Failure::Owned(_) | Failure::Forbidden(_) | Failure::Rejected(_) => poll * 6,
+            Failure::FieldManagerConflict(_) | Failure::Forbidden(_) | Failure::Rejected(_) => {
+                poll * 6
+            }
             _ => poll,
         };
         self.retry = Some(self.retry.map_or(pause, |retry| retry.min(pause)));
@@ -446,12 +448,12 @@ fn is_allowed_while_stopped(plan: &TaskPlan) -> bool {
 /// What a refused call outside of a plan is reported as.
 fn refused(failure: &Failure) -> Option<Waiting> {
     let (reason, text) = match failure {
-        Failure::Gone | Failure::Conflict(_) | Failure::Exists => return None,
-        Failure::Owned(text) => (Some(Reason::FieldConflict), text),
+        Failure::NotFound | Failure::Conflict(_) | Failure::AlreadyExists => return None,
+        Failure::FieldManagerConflict(text) => (Some(Reason::FieldConflict), text),
         Failure::Forbidden(text) => (Some(Reason::Forbidden), text),
         Failure::Rejected(text) => (Some(Reason::ApplyRejected), text),
         Failure::SigningKey(text) => (Some(Reason::SigningKeyConflict), text),
-        Failure::Unknown(text) | Failure::Unreachable(text) | Failure::Unauthorized(text) => {
+        Failure::Indeterminate(text) | Failure::Unreachable(text) | Failure::Unauthorized(text) => {
             (None, text)
         }
     };

@@ -119,20 +119,20 @@ pub enum Outcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// 404 on a write.
-    Gone,
+    NotFound,
     /// 409: what was decided on is no longer so.
     Conflict(String),
     /// 409 on a create.
-    Exists,
+    AlreadyExists,
     /// 409 on an apply: another field manager.
-    Owned(String),
+    FieldManagerConflict(String),
     Forbidden(String),
     /// The server refuses the object: 400, 413, 422, or an admission webhook's no.
     Rejected(String),
     /// Not asked for: something else still has the signing key or the volume.
     SigningKey(String),
     /// Anything else, the outcome unknown: look again.
-    Unknown(String),
+    Indeterminate(String),
     /// The sidecar could not be reached or answered nonsense.
     Unreachable(String),
     /// The sidecar's proxy refuses us.

@@ -6,16 +6,16 @@ use jiff::Timestamp;
 use sei_api::SeiNode;
 use serde_json::Value;
 
+use crate::desired::Desired;
 use crate::request::{
     ClaimView, Failure, Outcome, Read, Request, SecretView, SidecarCall, TaskRecord, VolumeView,
 };
 use crate::timing::Timing;
 use crate::view::{JobView, ObjectView, PodView, StatefulSetView};
-use crate::wanted::Wanted;
 
 /// How something was last looked at in this pass.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub enum Look<T> {
+pub enum Reading<T> {
     #[default]
     Unread,
     /// From a cache: may wake us or tell us to do nothing, never justify a write.
@@ -23,7 +23,7 @@ pub enum Look<T> {
     Live(Option<T>),
 }
 
-impl<T> Look<T> {
+impl<T> Reading<T> {
     /// The value, however it was read.
     pub fn any(&self) -> Option<&T> {
         match self {
@@ -53,19 +53,19 @@ pub struct Seen {
     pub now: Timestamp,
     pub timing: Timing,
     pub operator_version: String,
-    pub wanted: Wanted,
+    pub desired: Desired,
     /// How many pods the node should have now.
     pub replicas: i32,
-    pub statefulset: Look<StatefulSetView>,
-    pub pods: Look<Vec<PodView>>,
+    pub statefulset: Reading<StatefulSetView>,
+    pub pods: Reading<Vec<PodView>>,
     /// The one pod that a stamp depends on.
-    pub pod: Look<PodView>,
-    pub claim: Look<ClaimView>,
-    pub volume: Look<VolumeView>,
-    pub secrets: BTreeMap<String, Look<SecretView>>,
-    pub job: Look<JobView>,
-    pub service: Look<ObjectView>,
-    pub revision: Look<Value>,
+    pub pod: Reading<PodView>,
+    pub claim: Reading<ClaimView>,
+    pub volume: Reading<VolumeView>,
+    pub secrets: BTreeMap<String, Reading<SecretView>>,
+    pub job: Reading<JobView>,
+    pub service: Reading<ObjectView>,
+    pub revision: Reading<Value>,
     /// Polled sidecar tasks by id.
     pub tasks: BTreeMap<String, Option<TaskRecord>>,
     /// Tasks whose submission was accepted in this pass.
@@ -78,7 +78,7 @@ pub struct Seen {
     pub applied: Option<StatefulSetView>,
     /// The claim that was created in this pass.
     pub created: Option<ObjectView>,
-    /// The cached Service and `ConfigMap` already say what is wanted: no write is needed.
+    /// The cached Service and `ConfigMap` already say what is desired: no write is needed.
     pub service_is_current: bool,
     pub proxy_config_is_current: bool,
     /// Writes of other kinds that were accepted in this pass, by what they write.
@@ -99,23 +99,23 @@ pub struct Stored {
 }
 
 impl Seen {
-    pub fn new(node: SeiNode, wanted: Wanted, now: Timestamp) -> Self {
+    pub fn new(node: SeiNode, desired: Desired, now: Timestamp) -> Self {
         Self {
             node,
             now,
             timing: Timing::default(),
             operator_version: String::new(),
-            wanted,
+            desired,
             replicas: 1,
-            statefulset: Look::Unread,
-            pods: Look::Unread,
-            pod: Look::Unread,
-            claim: Look::Unread,
-            volume: Look::Unread,
+            statefulset: Reading::Unread,
+            pods: Reading::Unread,
+            pod: Reading::Unread,
+            claim: Reading::Unread,
+            volume: Reading::Unread,
             secrets: BTreeMap::new(),
-            job: Look::Unread,
-            service: Look::Unread,
-            revision: Look::Unread,
+            job: Reading::Unread,
+            service: Reading::Unread,
+            revision: Reading::Unread,
             tasks: BTreeMap::new(),
             submitted: Vec::new(),
             deleted_pod: None,
@@ -135,25 +135,28 @@ impl Seen {
     pub fn absorb(&mut self, request: &Request, outcome: Outcome) {
         self.failure = None;
         match outcome {
-            Outcome::StatefulSet(found) => self.statefulset = Look::Live(found.map(|one| *one)),
-            Outcome::Pods(found) => self.pods = Look::Live(Some(found)),
-            Outcome::Pod(found) => self.pod = Look::Live(found.map(|one| *one)),
-            Outcome::Claim(found) => self.claim = Look::Live(found),
-            Outcome::Volume(found) => self.volume = Look::Live(found),
+            Outcome::StatefulSet(found) => self.statefulset = Reading::Live(found.map(|one| *one)),
+            Outcome::Pods(found) => self.pods = Reading::Live(Some(found)),
+            Outcome::Pod(found) => self.pod = Reading::Live(found.map(|one| *one)),
+            Outcome::Claim(found) => self.claim = Reading::Live(found),
+            Outcome::Volume(found) => self.volume = Reading::Live(found),
             Outcome::Secret(found) => {
                 if let Request::Read(Read::Secret(name)) = request {
-                    self.secrets.insert(name.clone(), Look::Live(found));
+                    self.secrets.insert(name.clone(), Reading::Live(found));
                 }
             }
-            Outcome::Job(found) => self.job = Look::Live(found),
-            Outcome::Service(found) => self.service = Look::Live(found),
-            Outcome::Revision(found) => self.revision = Look::Live(found),
+            Outcome::Job(found) => self.job = Reading::Live(found),
+            Outcome::Service(found) => self.service = Reading::Live(found),
+            Outcome::Revision(found) => self.revision = Reading::Live(found),
             Outcome::Applied(view) => {
                 // Its status still speaks of the template before: never used to judge a pod. That
                 // its controller has yet to look at it is no judgement, and saves a read.
                 let unobserved = view.observed_generation < view.generation;
-                self.statefulset =
-                    if unobserved { Look::Cached(Some((*view).clone())) } else { Look::Unread };
+                self.statefulset = if unobserved {
+                    Reading::Cached(Some((*view).clone()))
+                } else {
+                    Reading::Unread
+                };
                 self.applied = Some(*view);
             }
             Outcome::Created(view) => self.created = Some(view),
@@ -174,13 +177,13 @@ impl Seen {
             Request::DeletePod(delete) => {
                 self.deleted_pod = Some(delete.uid.clone());
                 self.delete_conflicts = 0;
-                self.pods = Look::Unread;
+                self.pods = Reading::Unread;
             }
             Request::TryPod(_) => self.pod_try = PodTry::Admitted,
-            Request::PatchStatefulSet(_) => self.statefulset = Look::Unread,
-            Request::DeleteJob { .. } | Request::CreateJob(_) => self.job = Look::Unread,
+            Request::PatchStatefulSet(_) => self.statefulset = Reading::Unread,
+            Request::DeleteJob { .. } | Request::CreateJob(_) => self.job = Reading::Unread,
             Request::DeleteService { .. } | Request::CreateService(_) => {
-                self.service = Look::Unread;
+                self.service = Reading::Unread;
             }
             Request::ApplyService(_) => self.accepted.push(SERVICE),
             Request::ApplyConfigMap(_) => self.accepted.push(CONFIG_MAP),
@@ -212,18 +215,18 @@ impl Seen {
                 self.delete_conflicts = match failure {
                     Failure::Conflict(_) => self.delete_conflicts.saturating_add(1),
                     // That pod is gone: the next one is another, and has had no conflict yet.
-                    Failure::Gone => 0,
+                    Failure::NotFound => 0,
                     _ => self.delete_conflicts,
                 };
-                self.pods = Look::Unread;
+                self.pods = Reading::Unread;
             }
             Request::ApplyStatefulSet(_)
             | Request::CreateStatefulSet(_)
-            | Request::PatchStatefulSet(_) => self.statefulset = Look::Unread,
-            Request::CreateClaim(_) => self.claim = Look::Unread,
-            Request::CreateJob(_) | Request::DeleteJob { .. } => self.job = Look::Unread,
+            | Request::PatchStatefulSet(_) => self.statefulset = Reading::Unread,
+            Request::CreateClaim(_) => self.claim = Reading::Unread,
+            Request::CreateJob(_) | Request::DeleteJob { .. } => self.job = Reading::Unread,
             Request::CreateService(_) | Request::DeleteService { .. } => {
-                self.service = Look::Unread;
+                self.service = Reading::Unread;
             }
             Request::Sidecar(call) => match &call.call {
                 SidecarCall::Submit { id, .. } | SidecarCall::Delete { id } => {
@@ -244,7 +247,7 @@ impl Seen {
 /// found out after admission; or a quota is used up, to which the pod that runs still counts.
 fn is_no_refusal(failure: &Failure) -> bool {
     match failure {
-        Failure::Exists => true,
+        Failure::AlreadyExists => true,
         Failure::Rejected(text) => text.contains("exceeded quota"),
         _ => false,
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use sei_api::SeiNode;
-use sei_api::condition::{self, ConditionType, Truth};
+use sei_api::condition::{self, ConditionStatus, ConditionType};
 use sei_api::names::annotation;
 use sei_api::node::SeiNodeSpec;
 use sei_api::plan::TaskPlan;
@@ -284,8 +284,8 @@ impl World {
     }
 
     fn rendered_template(&self) -> Value {
-        let wanted = fixture::wanted(&self.node.spec, &self.platform);
-        serde_json::to_value(&wanted.statefulset.spec.template).unwrap()
+        let desired = fixture::desired(&self.node.spec, &self.platform);
+        serde_json::to_value(&desired.statefulset.spec.template).unwrap()
     }
 
     fn observe(&mut self) -> Observation {
@@ -300,7 +300,7 @@ impl World {
             node: self.node.clone(),
             now: self.now,
             plan_id: format!("00000000-0000-4000-8000-{serial:012}"),
-            wanted: Ok(fixture::wanted(&self.node.spec, &self.platform)),
+            desired: Ok(fixture::desired(&self.node.spec, &self.platform)),
             statefulset: self.statefulset.clone(),
             pods: self.pods(),
             claim: match &self.claim {
@@ -425,7 +425,7 @@ impl World {
 
     fn create(&mut self, object: &k8s_openapi::api::apps::v1::StatefulSet) -> Outcome {
         if self.statefulset.is_some() {
-            return Outcome::Failed(Failure::Exists);
+            return Outcome::Failed(Failure::AlreadyExists);
         }
         let serial = self.next();
         let template = serde_json::to_value(&object.spec.template).unwrap();
@@ -446,7 +446,9 @@ impl World {
     fn apply(&mut self, object: &k8s_openapi::api::apps::v1::StatefulSet) -> Outcome {
         self.assert_planned(&[TaskType::ApplyStatefulSet]);
         let serial = self.next();
-        let Some(one) = self.statefulset.as_mut() else { return Outcome::Failed(Failure::Gone) };
+        let Some(one) = self.statefulset.as_mut() else {
+            return Outcome::Failed(Failure::NotFound);
+        };
         if object.metadata.uid.as_deref() != Some(one.uid.as_str())
             || object.metadata.resource_version.as_deref() != Some(one.resource_version.as_str())
         {
@@ -466,7 +468,9 @@ impl World {
 
     fn patch(&mut self, patch: &Value) -> Outcome {
         let serial = self.next();
-        let Some(one) = self.statefulset.as_mut() else { return Outcome::Failed(Failure::Gone) };
+        let Some(one) = self.statefulset.as_mut() else {
+            return Outcome::Failed(Failure::NotFound);
+        };
         if patch["metadata"]["resourceVersion"] != json!(one.resource_version) {
             return Outcome::Failed(Failure::Conflict("changed".to_owned()));
         }
@@ -487,7 +491,7 @@ impl World {
 
     fn delete(&mut self, delete: &PodDelete) -> Outcome {
         self.assert_planned(&[TaskType::ReplacePod, TaskType::ObserveImage]);
-        let Some(pod) = self.pod.as_mut() else { return Outcome::Failed(Failure::Gone) };
+        let Some(pod) = self.pod.as_mut() else { return Outcome::Failed(Failure::NotFound) };
         if pod.uid != delete.uid
             || delete.resource_version.as_ref().is_some_and(|one| *one != pod.version.to_string())
         {
@@ -566,15 +570,18 @@ impl World {
 
     /// Whether the world is what the spec asks for, with nothing left to do.
     pub(crate) fn matches(&self) -> bool {
-        let wanted = fixture::wanted(&self.node.spec, &self.platform);
+        let desired = fixture::desired(&self.node.spec, &self.platform);
         let status = self.status();
         let (Some(pod), Some(one)) = (&self.pod, &self.statefulset) else { return false };
-        let in_sync =
-            condition::is(&status.conditions, ConditionType::PodTemplateDrift, Truth::False);
+        let in_sync = condition::is(
+            &status.conditions,
+            ConditionType::PodTemplateDrift,
+            ConditionStatus::False,
+        );
         status.phase == Some(SeiNodePhase::Running)
             && status.plan.is_none()
-            && status.current_image.as_deref() == Some(wanted.image.as_str())
-            && status.pod_template_hash.as_deref() == Some(wanted.hash.as_str())
+            && status.current_image.as_deref() == Some(desired.image.as_str())
+            && status.pod_template_hash.as_deref() == Some(desired.hash.as_str())
             && pod.template == self.rendered_template()
             && pod.gate_open
             && !pod.terminating

@@ -6,7 +6,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::kubelet::{Addresses, Kubelet, Timing};
 use crate::plane::{self, ControlPlane, User};
-use crate::truth::Truth;
+use crate::status_checker::StatusChecker;
 
 #[derive(Debug, thiserror::Error)]
 pub enum LaneError {
@@ -23,7 +23,7 @@ pub enum LaneError {
 pub struct Lane {
     // Dropped in this order: who asks before who answers.
     kubelet: Kubelet,
-    truth: Truth,
+    checker: StatusChecker,
     runtime: Option<Runtime>,
     plane: ControlPlane,
 }
@@ -44,18 +44,18 @@ impl Lane {
             .map_err(|source| LaneError::Runtime { source })?;
         let entered = runtime.enter();
         let client = plane.client(User::Kubelet).map_err(|source| LaneError::Client { source })?;
-        let truth = Truth::start(&client);
+        let checker = StatusChecker::start(&client);
         let kubelet = Kubelet::start_with(client, addresses, timing);
         drop(entered);
-        Ok(Self { kubelet, truth, runtime: Some(runtime), plane })
+        Ok(Self { kubelet, checker, runtime: Some(runtime), plane })
     }
 
     pub fn plane(&self) -> &ControlPlane {
         &self.plane
     }
 
-    pub fn truth(&self) -> &Truth {
-        &self.truth
+    pub fn checker(&self) -> &StatusChecker {
+        &self.checker
     }
 
     pub fn kubelet(&self) -> &Kubelet {

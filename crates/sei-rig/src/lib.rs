@@ -4,7 +4,7 @@
 //! What it is for: showing that what was thought out without a server holds on one. `bin_dir` finds
 //! the programs (`cargo xtask control-plane` builds them), `ControlPlane::boot` starts them,
 //! `AuditLog` tells what the operator asked for. A `Lane` adds what a bare plane lacks: the
-//! `Kubelet` says of pods what a real one would say and serves their sidecars, and `Truth` is a
+//! `Kubelet` says of pods what a real one would say and serves their sidecars, and `StatusChecker` is a
 //! witness of what nodes claim. A `World` is one scenario's namespace on a lane.
 //!
 //! What it never does: run containers or the operator, reach for a cluster that exists already, or leave processes
@@ -33,7 +33,7 @@ mod lane;
 mod plane;
 mod programs;
 mod sidecar;
-mod truth;
+mod status_checker;
 mod world;
 
 pub use audit::{AuditEntry, AuditLog};
@@ -42,5 +42,5 @@ pub use lane::{Lane, LaneError};
 pub use plane::{ControlPlane, Error, Options, User};
 pub use programs::{ProgramsError, bin_dir, cargo, tool};
 pub use sidecar::{Doing, FirstAnswer, GateOpening, Sidecars, Submission};
-pub use truth::{Stamp, Truth};
+pub use status_checker::{Stamp, StatusChecker};
 pub use world::{Watched, World, WorldError, platform};

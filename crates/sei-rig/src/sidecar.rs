@@ -163,7 +163,7 @@ impl Sidecars {
         match lock(&self.tokens).get(namespace) {
             None => true,
             Some(None) => token.is_some(),
-            Some(wanted) => wanted.as_deref() == token,
+            Some(desired) => desired.as_deref() == token,
         }
     }
 }

@@ -24,7 +24,7 @@ use crate::kubelet::{Kubelet, Rule, RuleId};
 use crate::lane::Lane;
 use crate::plane::{self, User};
 use crate::sidecar::{GateOpening, Sidecars, Submission};
-use crate::truth::{self, Stamp};
+use crate::status_checker::{self, Stamp};
 
 /// Bound for what must happen. Long, because the machine may be busy: only a failure waits for it.
 const WITHIN: Duration = Duration::from_secs(60);
@@ -37,7 +37,7 @@ pub enum WorldError {
     #[error("failed to {what}")]
     Ask { what: String, source: kube::Error },
     #[error("the witness of what nodes claim fails")]
-    Witness(#[from] truth::Error),
+    Witness(#[from] status_checker::Error),
     #[error("there is no client")]
     Client { source: plane::Error },
     #[error("the manifest of {node} is not understood: {told}")]
@@ -172,8 +172,8 @@ impl World {
 
     /// Uids of every pod of this node that there was, oldest first.
     pub async fn pod_uids_seen(&self, node: &str) -> Result<Vec<String>, WorldError> {
-        self.lane.truth().catch_up(&self.admin, &self.namespace).await?;
-        Ok(self.lane.truth().pod_uids(&self.namespace, node))
+        self.lane.checker().catch_up(&self.admin, &self.namespace).await?;
+        Ok(self.lane.checker().pod_uids(&self.namespace, node))
     }
 
     /// What was submitted to sidecars of this node, oldest first.
@@ -188,12 +188,12 @@ impl World {
 
     /// What nodes of this namespace claimed to run and did not.
     pub async fn violations(&self) -> Result<Vec<Stamp>, WorldError> {
-        Ok(self.lane.truth().violations(&self.admin, &self.namespace).await?)
+        Ok(self.lane.checker().violations(&self.admin, &self.namespace).await?)
     }
 
     /// Ids of every plan that this node's status showed, oldest first.
     pub fn plan_ids_seen(&self, node: &str) -> Vec<String> {
-        self.lane.truth().plan_ids(&self.namespace, node)
+        self.lane.checker().plan_ids(&self.namespace, node)
     }
 
     pub async fn secret(&self, name: &str, files: &[(&str, &str)]) -> Result<(), WorldError> {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use kube::ResourceExt as _;
-use sei_api::condition::{self, ConditionType, Truth};
+use sei_api::condition::{self, ConditionStatus, ConditionType};
 use sei_api::status::SeiNodePhase;
 use sei_rig::{Behaviour, Rule};
 use serde_json::json;
@@ -166,7 +166,11 @@ fn runs(member: &Member, image: &str) -> bool {
     status.phase == Some(SeiNodePhase::Running)
         && status.plan.is_none()
         && status.current_image.as_deref() == Some(image)
-        && condition::is(&status.conditions, ConditionType::PodTemplateDrift, Truth::False)
+        && condition::is(
+            &status.conditions,
+            ConditionType::PodTemplateDrift,
+            ConditionStatus::False,
+        )
 }
 
 fn is_ready(member: &Member) -> bool {

@@ -181,14 +181,14 @@ fn stale(root: &Path) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-fn difference(path: &str, present: &str, wanted: &str) -> Option<String> {
-    if present == wanted {
+fn difference(path: &str, present: &str, desired: &str) -> Option<String> {
+    if present == desired {
         return None;
     }
-    let same = present.lines().zip(wanted.lines()).take_while(|(left, right)| left == right);
+    let same = present.lines().zip(desired.lines()).take_while(|(left, right)| left == right);
     let line = same.count();
     let at = |text: &str| text.lines().nth(line).unwrap_or("<end of file>").trim().to_owned();
-    Some(format!("{path}:{}: is `{}`, generated `{}`", line + 1, at(present), at(wanted)))
+    Some(format!("{path}:{}: is `{}`, generated `{}`", line + 1, at(present), at(desired)))
 }
 
 #[cfg(test)]

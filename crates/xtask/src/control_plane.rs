@@ -37,7 +37,7 @@ pub(crate) const GO: &str = "Go 1.26 or newer (https://go.dev/dl)";
 
 /// What was typed after `control-plane`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub(crate) struct Desired {
     /// One minor, or all of them.
     pub(crate) minor: Option<&'static str>,
     /// Programs that are there already.
@@ -45,9 +45,9 @@ pub(crate) struct Wanted {
 }
 
 /// Prints a folder for each minor, in order; everything else it tells goes to stderr.
-pub(crate) fn run(root: &Path, wanted: &Wanted) -> Result<()> {
-    if let Some(folder) = &wanted.bin_dir {
-        let minors = wanted.minor.map_or(MINORS, |_| wanted.minor.as_slice());
+pub(crate) fn run(root: &Path, desired: &Desired) -> Result<()> {
+    if let Some(folder) = &desired.bin_dir {
+        let minors = desired.minor.map_or(MINORS, |_| desired.minor.as_slice());
         let found = programs_in(folder).map_err(|why| anyhow!("{}: {why}", folder.display()))?;
         if !minors.iter().any(|minor| is_of_minor(&found, minor)) {
             bail!("{}: holds {found}, not {}", folder.display(), minors.join(" or "));
@@ -55,7 +55,7 @@ pub(crate) fn run(root: &Path, wanted: &Wanted) -> Result<()> {
         println!("{}", folder.display());
         return Ok(());
     }
-    for minor in MINORS.iter().filter(|minor| wanted.minor.is_none_or(|one| one == **minor)) {
+    for minor in MINORS.iter().filter(|minor| desired.minor.is_none_or(|one| one == **minor)) {
         println!("{}", ensure(root, minor)?.display());
     }
     Ok(())
@@ -124,7 +124,7 @@ fn recipe(modules: &Path, minor: &str) -> Result<Programs> {
         version: version.to_owned(),
         fingerprint: go::fingerprint(&files, &[&linker_flags])?,
         without_go: without_go(minor),
-        wanted: PROGRAMS.iter().map(program).collect(),
+        desired: PROGRAMS.iter().map(program).collect(),
     })
 }
 

@@ -18,7 +18,7 @@ const TROUBLES: &[(ConditionType, &str)] = &[
         "True: something has waited longer than it should, and somebody has to look at it. The \
          operator goes on by itself as soon as the cause is gone.",
     ),
-    (ConditionType::PodTemplateDrift, "True: the running pod is not what is wanted."),
+    (ConditionType::PodTemplateDrift, "True: the running pod is not what is desired."),
     (ConditionType::NodeUpdateInProgress, "True: an update is being carried out."),
 ];
 

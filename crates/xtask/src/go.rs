@@ -37,7 +37,7 @@ pub(crate) struct Programs {
     pub(crate) fingerprint: String,
     /// Where to do without Go, for somebody who has none.
     pub(crate) without_go: String,
-    pub(crate) wanted: Vec<Program>,
+    pub(crate) desired: Vec<Program>,
 }
 
 impl Programs {
@@ -50,7 +50,7 @@ impl Programs {
         Ok(folder)
     }
 
-    /// One builds, others wait and find it done. Programs are made in a folder beside the wanted
+    /// One builds, others wait and find it done. Programs are made in a folder beside the desired
     /// one, which gets its name when all are there; what an interrupted build has finished is kept.
     fn build_locked(&self, cache: &Path, folder_name: &str, folder: &Path) -> Result<()> {
         let told = || format!("failed to write to {}", cache.display());
@@ -69,8 +69,8 @@ impl Programs {
         fs::create_dir_all(&unfinished).with_context(told)?;
         eprintln!("[{label}] builds {} into {}: minutes, once", self.version, folder.display());
         let begun = Instant::now();
-        for (index, program) in self.wanted.iter().enumerate() {
-            let place = format!("[{label} {}/{}] {}", index + 1, self.wanted.len(), program.name);
+        for (index, program) in self.desired.iter().enumerate() {
+            let place = format!("[{label} {}/{}] {}", index + 1, self.desired.len(), program.name);
             build(program, &place, &unfinished.join(&program.name))?;
         }
         fs::rename(&unfinished, folder).with_context(told)?;

@@ -19,16 +19,16 @@ use crate::suite::{cargo_command, run_to_end};
 
 /// What was typed after `image`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub(crate) struct Desired {
     /// A profile of cargo: `release`, or `dev` for tests, which have built it already.
     pub(crate) profile: String,
     /// The archive, or with `root` the folder.
     pub(crate) output: PathBuf,
-    /// Whether only the root file system is wanted, as a folder.
+    /// Whether only the root file system is desired, as a folder.
     pub(crate) root: bool,
 }
 
-impl Default for Wanted {
+impl Default for Desired {
     fn default() -> Self {
         Self {
             profile: "release".to_owned(),
@@ -50,8 +50,8 @@ const TAG: &str = env!("CARGO_PKG_VERSION");
 /// Files of the image by their path, with whether they can be executed.
 type Files = BTreeMap<PathBuf, (Vec<u8>, bool)>;
 
-pub(crate) fn run(root: &Path, wanted: &Wanted) -> Result<()> {
-    let Wanted { profile, output, root: root_only } = wanted;
+pub(crate) fn run(root: &Path, desired: &Desired) -> Result<()> {
+    let Desired { profile, output, root: root_only } = desired;
     let arguments = ["build", "--quiet", "--profile", profile, "--package", PROGRAM];
     let mut build = cargo_command();
     build.current_dir(root).args(arguments);

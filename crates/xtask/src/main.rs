@@ -49,8 +49,8 @@ fn run(task: Task) -> anyhow::Result<()> {
         }
         Task::Codegen { check: false } => codegen::write(&root),
         Task::Codegen { check: true } => codegen::check(&root),
-        Task::ControlPlane(wanted) => control_plane::run(&root, &wanted),
-        Task::Image(wanted) => image::run(&root, &wanted),
+        Task::ControlPlane(desired) => control_plane::run(&root, &desired),
+        Task::Image(desired) => image::run(&root, &desired),
         Task::Sandbox { arguments } => sandbox::run(&root, &arguments),
         Task::Tidy => tidy::run(&root),
         Task::Test => suite::run(&root),

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use anyhow::{Result, bail};
 
-use crate::control_plane::{MINORS, Wanted};
+use crate::control_plane::{Desired, MINORS};
 use crate::image;
 
 /// One thing to do.
@@ -14,8 +14,8 @@ pub(crate) enum Task {
     Codegen {
         check: bool,
     },
-    ControlPlane(Wanted),
-    Image(image::Wanted),
+    ControlPlane(Desired),
+    Image(image::Desired),
     Sandbox {
         arguments: Vec<String>,
     },
@@ -86,7 +86,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Task> {
 }
 
 fn parse_control_plane(options: &[&str]) -> Result<Task> {
-    let mut wanted = Wanted::default();
+    let mut desired = Desired::default();
     for option in options.chunks(2) {
         match option {
             ["--kubernetes", given] => {
@@ -94,9 +94,9 @@ fn parse_control_plane(options: &[&str]) -> Result<Task> {
                 let Some(minor) = minor else {
                     bail!("--kubernetes takes {}, not `{given}`", MINORS.join(" or "));
                 };
-                wanted.minor = Some(minor);
+                desired.minor = Some(minor);
             }
-            ["--bin-dir", folder] => wanted.bin_dir = Some(folder.into()),
+            ["--bin-dir", folder] => desired.bin_dir = Some(folder.into()),
             [option @ ("--kubernetes" | "--bin-dir")] => bail!("{option} needs a value"),
             [other, ..] => {
                 bail!("task `control-plane` takes --kubernetes and --bin-dir, not `{other}`")
@@ -104,11 +104,11 @@ fn parse_control_plane(options: &[&str]) -> Result<Task> {
             [] => {}
         }
     }
-    Ok(Task::ControlPlane(wanted))
+    Ok(Task::ControlPlane(desired))
 }
 
 fn parse_image(options: &[&str]) -> Result<Task> {
-    let mut wanted = image::Wanted::default();
+    let mut desired = image::Desired::default();
     let mut options = options.iter().copied();
     while let Some(option) = options.next() {
         let mut value = || match options.next() {
@@ -116,13 +116,13 @@ fn parse_image(options: &[&str]) -> Result<Task> {
             None => bail!("{option} needs a value"),
         };
         match option {
-            "--output" => wanted.output = value()?.into(),
-            "--profile" => wanted.profile = value()?,
-            "--root" => wanted.root = true,
+            "--output" => desired.output = value()?.into(),
+            "--profile" => desired.profile = value()?,
+            "--root" => desired.root = true,
             other => bail!("task `image` takes --output, --profile and --root, not `{other}`"),
         }
     }
-    Ok(Task::Image(wanted))
+    Ok(Task::Image(desired))
 }
 
 fn is_known(name: &str) -> bool {
@@ -184,13 +184,13 @@ mod tests {
         assert_eq!(parsed("help"), Ok(Task::Help));
         assert_eq!(parsed("codegen"), Ok(Task::Codegen { check: false }));
         assert_eq!(parsed("codegen --check"), Ok(Task::Codegen { check: true }));
-        assert_eq!(parsed("control-plane"), Ok(Task::ControlPlane(Wanted::default())));
-        let wanted = Wanted { minor: Some("1.37"), bin_dir: Some("bin".into()) };
+        assert_eq!(parsed("control-plane"), Ok(Task::ControlPlane(Desired::default())));
+        let desired = Desired { minor: Some("1.37"), bin_dir: Some("bin".into()) };
         let typed = "control-plane --bin-dir bin --kubernetes 1.37";
-        assert_eq!(parsed(typed), Ok(Task::ControlPlane(wanted)));
-        assert_eq!(parsed("image"), Ok(Task::Image(image::Wanted::default())));
-        let wanted = image::Wanted { profile: "dev".into(), output: "a".into(), root: true };
-        assert_eq!(parsed("image --root --profile dev --output a"), Ok(Task::Image(wanted)));
+        assert_eq!(parsed(typed), Ok(Task::ControlPlane(desired)));
+        assert_eq!(parsed("image"), Ok(Task::Image(image::Desired::default())));
+        let desired = image::Desired { profile: "dev".into(), output: "a".into(), root: true };
+        assert_eq!(parsed("image --root --profile dev --output a"), Ok(Task::Image(desired)));
         let arguments = vec!["--keep".to_owned()];
         assert_eq!(parsed("sandbox --keep"), Ok(Task::Sandbox { arguments }));
         assert_eq!(parsed("tidy"), Ok(Task::Tidy));

@@ -129,7 +129,7 @@ impl Recipe {
             version: version.clone(),
             fingerprint,
             without_go: without_go(name),
-            wanted: vec![Program {
+            desired: vec![Program {
                 name: name.clone(),
                 package: package.clone(),
                 module: folder.clone(),

@@ -141,7 +141,7 @@ async fn the_server_refuses_every_counterexample() -> Result<()> {
         // Of a list with duplicates it names the second of them.
         let is_told =
             told.iter().any(|one| one.field.starts_with(path) && one.message.contains(words(rule)));
-        assert!(is_told, "{spec}: wanted {path}: {}, got {told:#?}", words(rule));
+        assert!(is_told, "{spec}: desired {path}: {}, got {told:#?}", words(rule));
     }
     Ok(())
 }

@@ -12,9 +12,9 @@ use sei_api::condition::ConditionType;
 use sei_api::names::FIELD_MANAGER;
 use sei_api::status::{Cause, SeiNodeStatus, UpdateState};
 use sei_exec::sidecar::Sidecar;
+use sei_plan::desired::render_desired;
 use sei_plan::platform::Platform;
 use sei_plan::request::{SidecarCall, SidecarRequest};
-use sei_plan::wanted::want;
 use serde_json::{Value, json};
 
 /// What the other operator renders differently, and we do not render at all.
@@ -54,7 +54,7 @@ async fn running(play: &mut Play, names: &[String]) -> Result<()> {
 async fn theirs(play: &Play, name: &str) -> Result<StatefulSet> {
     let platform = Platform::parse(PLATFORM, "platform.yaml")?;
     let node = play.node(name).await?;
-    let mut set = want(&node, &platform, &[], &[])?.statefulset;
+    let mut set = render_desired(&node, &platform, &[], &[])?.statefulset;
     let metadata = set.spec.template.metadata.get_or_insert_default();
     let annotations = metadata.annotations.get_or_insert_default();
     annotations.insert("peer.example.org/revision".to_owned(), "7".to_owned());

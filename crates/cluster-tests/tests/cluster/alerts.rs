@@ -7,7 +7,7 @@ use cluster_tests::wait_for;
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{DeleteParams, PostParams};
-use sei_api::condition::{ConditionType, REASONS, Reason, Truth};
+use sei_api::condition::{ConditionStatus, ConditionType, REASONS, Reason};
 use sei_operator::metrics::Metrics;
 use sei_rig::Behaviour;
 use serde_json::json;
@@ -55,13 +55,13 @@ impl Scraped {
     /// the label of the scenario's namespace.
     pub(crate) async fn until(&self, series: &[&str]) -> Result<Scrape> {
         let namespace = format!("namespace=\"{}\"", self.namespace());
-        let wanted: Vec<String> = series
+        let desired: Vec<String> = series
             .iter()
             .map(|one| format!("sei_controller_{}", one.replace("NS", &namespace)))
             .collect();
         let is_there = |text: &str, one: &String| text.lines().any(|line| line == one);
         let claim = format!("{series:?} are scraped");
-        self.until_text(&claim, |text| wanted.iter().all(|one| is_there(text, one))).await
+        self.until_text(&claim, |text| desired.iter().all(|one| is_there(text, one))).await
     }
 
     async fn until_text(&self, claim: &str, is: impl Fn(&str) -> bool) -> Result<Scrape> {
@@ -165,9 +165,9 @@ async fn a_spec_that_cannot_be_carried_out_is_told_and_wakes_nobody() -> Result<
     play.edit("rpc", json!({ "spec": { "podLabels": null } })).await?;
     let after = scraped.until(HEALTHY).await?;
     // Every other reason that a node can stall for has exactly one alert too.
-    let stalls = REASONS
-        .iter()
-        .filter(|row| row.condition == ConditionType::Stalled && row.status == Truth::True);
+    let stalls = REASONS.iter().filter(|row| {
+        row.condition == ConditionType::Stalled && row.status == ConditionStatus::True
+    });
     for reason in stalls.map(|row| row.reason) {
         let label = format!("reason=\"{reason}\"");
         let renamed = |series: &String| series.replace("reason=\"InvalidSpec\"", &label);

@@ -80,11 +80,11 @@ impl Happening {
         match self {
             Self::Update | Self::Creation => {}
             Self::Relabel => {
-                let wanted = Some(round.to_string());
+                let desired = Some(round.to_string());
                 wait_for("a pod has the label", async || {
                     let pod = play.pods().get_opt(&names::pod(node)).await?;
                     let label = pod.and_then(|pod| pod.labels().get("round").cloned());
-                    Ok((label == wanted).then_some(()))
+                    Ok((label == desired).then_some(()))
                 })
                 .await?;
                 play.until(node, "its slot is given back", |status| {

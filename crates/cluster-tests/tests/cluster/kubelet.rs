@@ -127,10 +127,10 @@ async fn a_failed_task_runs_again_under_its_id() -> Result<()> {
     let (namespace, sidecars) = (node.world.namespace(), node.world.sidecars());
     sidecars.fail(namespace, "a", "config-validate", "config validation failed: {}");
     let pod = node.held().await?;
-    let state = async |wanted: &str| {
+    let state = async |desired: &str| {
         wait_for("it ends", async || {
             let record = task(&pod, FIRST).await?;
-            Ok((record["status"] == wanted).then_some(record))
+            Ok((record["status"] == desired).then_some(record))
         })
         .await
     };
@@ -322,7 +322,7 @@ async fn claims_are_bound_with_a_volume_where_it_is_asked_for() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_demanded_token_is_wanted_everywhere_but_on_open_paths() -> Result<()> {
+async fn a_demanded_token_is_desired_everywhere_but_on_open_paths() -> Result<()> {
     let node = node("token").await?;
     let pod = node.held().await?;
     node.world.sidecars().demand_token(node.world.namespace(), Some("secret"));

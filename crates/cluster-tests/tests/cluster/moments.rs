@@ -142,7 +142,7 @@ async fn in_update(play: &Play, node: &str, hand: Hand, moment: &Moment, late: b
     moment.stop.reached(play, node, submitted).await?;
     let before = Before::of(play, node, &first).await?;
     if let Some(rule) = silent.filter(|_| hand == Hand::Revert) {
-        // What is wanted again has to be able to answer.
+        // What is desired again has to be able to answer.
         play.lift(rule);
     }
     let deed = hand.act(play, &before).await?;

@@ -33,7 +33,7 @@ async fn a_paused_update_waits_and_an_eviction_brings_back_the_old_image() -> Re
 }
 
 #[tokio::test]
-async fn a_stopped_node_starts_with_what_is_wanted_by_then() -> Result<()> {
+async fn a_stopped_node_starts_with_what_is_desired_by_then() -> Result<()> {
     let play = Play::open("stopped").await?;
     play.run("rpc", rpc("seid:v1")).await?;
     play.edit("rpc", json!({ "spec": { "paused": true } })).await?;

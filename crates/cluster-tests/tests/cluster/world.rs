@@ -24,9 +24,9 @@ async fn stamp(node: &Node, image: &str) -> Result<()> {
 }
 
 async fn stamps(node: &Node, count: usize) -> Result<Vec<sei_rig::Stamp>> {
-    let truth = node.world.lane().truth();
+    let checker = node.world.lane().checker();
     wait_for("the stamps are seen", async || {
-        let stamps = truth.stamps(node.world.namespace(), "a");
+        let stamps = checker.stamps(node.world.namespace(), "a");
         Ok((stamps.len() == count).then_some(stamps))
     })
     .await
@@ -70,7 +70,7 @@ async fn every_pod_that_there_was_is_counted() -> Result<()> {
     })
     .await?;
     assert_eq!(uids, [uid(&first), uid(&second)]);
-    let deleted = node.world.lane().truth().deleted_pod_uids(node.world.namespace(), "a");
+    let deleted = node.world.lane().checker().deleted_pod_uids(node.world.namespace(), "a");
     assert_eq!(deleted, [uid(&first)]);
     Ok(())
 }

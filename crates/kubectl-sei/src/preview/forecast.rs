@@ -75,8 +75,8 @@ fn interpret(observation: &Observation, decision: &Decision) -> Outlook {
     let update = decision.pending_update.clone().map(Box::new);
     let known = |effect, why: Option<String>, update| Outlook::Known { effect, why, update };
     if started == Some(PlanKind::NodeUpdate) {
-        let wanted = observation.wanted.as_ref().ok();
-        let drift = wanted.map(|wanted| drift::judge(observation, wanted));
+        let desired = observation.desired.as_ref().ok();
+        let drift = desired.map(|desired| drift::judge(observation, desired));
         if drift == Some(Drift::Reapply) {
             let why = "its template is put back; no pod is restarted".to_owned();
             return known(Effect::Nothing, Some(why), None);
@@ -97,10 +97,10 @@ fn interpret(observation: &Observation, decision: &Decision) -> Outlook {
         .find_map(|note| at_rest(note).map(|effect| (effect, note.to_string())))
         .unwrap_or((Effect::Nothing, String::new()));
     let why = Some(why).filter(|why| !why.is_empty() && effect != Effect::Nothing);
-    let wanted = observation.wanted.as_ref().ok();
+    let desired = observation.desired.as_ref().ok();
     match effect {
         Effect::Held | Effect::Rolling | Effect::RollsAgain | Effect::RollsInTurn => {
-            let drift = wanted.map(|wanted| drift::judge(observation, wanted));
+            let drift = desired.map(|desired| drift::judge(observation, desired));
             let why = match (effect, &update) {
                 (Effect::Held, Some(update)) => update.reason.clone().or(why),
                 _ => why,
@@ -133,7 +133,7 @@ fn at_rest(note: &Note) -> Option<Effect> {
         | Note::WaitsForPod
         | Note::WaitsForPeers
         | Note::NodePaused
-        | Note::GateBlocked { .. }
+        | Note::StateSyncBlocked { .. }
         | Note::Deleting => Effect::NoPod,
         Note::Refused { .. }
         | Note::FailedForGood { .. }

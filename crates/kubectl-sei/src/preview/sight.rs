@@ -11,14 +11,14 @@ use sei_api::status::FieldChange;
 use sei_exec::judge;
 use sei_exec::perform::claim_view;
 use sei_plan::adoption::Comparison;
-use sei_plan::observation::{Claim, Observation, Rollout, Sidecar, Slot, Syncers};
-use sei_plan::planner::gate;
+use sei_plan::desired::render_desired;
+use sei_plan::observation::{Claim, Observation, RegisteredWitnesses, Rollout, Sidecar, Slot};
+use sei_plan::planner::state_sync;
 use sei_plan::platform::Adoption;
 use sei_plan::request::ClaimView;
 use sei_plan::signers::older_holder;
 use sei_plan::timing::Timing;
 use sei_plan::view::{PodView, StatefulSetView};
-use sei_plan::wanted::want;
 use serde_json::Value;
 
 use super::Candidate;
@@ -81,9 +81,10 @@ impl Sight {
         let platform = candidate.platform;
         let status = node.status.as_ref();
         let peers = status.and_then(|status| status.resolved_peers.clone()).unwrap_or_default();
-        let syncers = Syncers::Known(platform.syncers(&node.spec.chain_id));
-        let witnesses = gate::judge(&node.spec, &syncers).syncers.unwrap_or_default();
-        let wanted = want(node, platform, &peers, &witnesses);
+        let syncers = RegisteredWitnesses::Known(platform.syncers(&node.spec.chain_id));
+        let witnesses =
+            state_sync::check_state_sync(&node.spec, &syncers).witnesses.unwrap_or_default();
+        let desired = render_desired(node, platform, &peers, &witnesses);
         let (statefulset, pods) = self.objects(node, &key);
         Observation {
             node: node.clone(),
@@ -97,7 +98,7 @@ impl Sight {
                 ready_deadline: candidate.budget.ready_deadline,
                 ..Rollout::default()
             },
-            wanted: wanted.map_err(|error| error.to_string()),
+            desired: desired.map_err(|error| error.to_string()),
             syncers,
             statefulset,
             pods,
@@ -150,10 +151,10 @@ impl Sight {
         };
         let namespace = observation.node.namespace().unwrap_or_default();
         let pod = observation.pods.iter().find(|pod| pod.uid == pod_uid);
-        let (Some(pod), Ok(wanted)) = (pod, &observation.wanted) else {
+        let (Some(pod), Ok(desired)) = (pod, &observation.desired) else {
             return Err("its pod is gone".to_owned());
         };
-        judge::judge(client, &namespace, &wanted.statefulset, pod)
+        judge::judge(client, &namespace, &desired.statefulset, pod)
             .await
             .map_err(|failure| told("judge the pod", failure).to_string())
     }
@@ -170,10 +171,10 @@ pub(super) fn known_changes(
     if template != Some(&Value::Null) {
         return Some(changes);
     }
-    let (pod, wanted) = (observation.pod()?, observation.wanted.as_ref().ok()?);
+    let (pod, desired) = (observation.pod()?, observation.desired.as_ref().ok()?);
     let images = [
-        ("containers[seid].image", &pod.seid.image, &wanted.image),
-        ("initContainers[sei-sidecar].image", &pod.sidecar.image, &wanted.sidecar_image),
+        ("containers[seid].image", &pod.seid.image, &desired.image),
+        ("initContainers[sei-sidecar].image", &pod.sidecar.image, &desired.sidecar_image),
     ];
     let differing = images.into_iter().filter(|(_, from, to)| from != to && !from.is_empty());
     let images: Vec<FieldChange> = differing

@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use expect_test::{Expect, expect};
 use sei_api::status::SeiNodeStatus;
-use sei_plan::wanted::{Wanted, want};
+use sei_plan::desired::{Desired, render_desired};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -49,16 +49,16 @@ impl Fleet {
             },
             "spec": spec,
         });
-        let wanted = wanted(&node);
+        let desired = desired(&node);
         node["status"] = json!({
             "phase": "Running",
-            "currentImage": wanted.image,
-            "currentSidecarImage": wanted.sidecar_image,
-            "podTemplateHash": wanted.hash,
+            "currentImage": desired.image,
+            "currentSidecarImage": desired.sidecar_image,
+            "podTemplateHash": desired.hash,
             "podTemplate": {
                 "revision": format!("{name}-1"), "podUID": format!("pod-{name}"),
-                "inputsHash": wanted.inputs_hash, "operatorVersion": "1.0.0",
-                "config": wanted.config,
+                "inputsHash": desired.inputs_hash, "operatorVersion": "1.0.0",
+                "config": desired.config,
             },
             "statefulSet": { "name": name, "uid": format!("set-{name}") },
         });
@@ -69,11 +69,11 @@ impl Fleet {
     /// The StatefulSet of a node that was added before.
     fn set(&mut self, name: &str) {
         let node = self.objects.iter().find(|one| one["metadata"]["name"] == name).unwrap();
-        let wanted = wanted(node);
-        let mut set = serde_json::to_value(&wanted.statefulset).unwrap();
+        let desired = desired(node);
+        let mut set = serde_json::to_value(&desired.statefulset).unwrap();
         set["kind"] = json!("StatefulSet");
         set["metadata"]["uid"] = json!(format!("set-{name}"));
-        set["metadata"]["annotations"]["sei.io/template-hash"] = json!(wanted.hash);
+        set["metadata"]["annotations"]["sei.io/template-hash"] = json!(desired.hash);
         set["status"] = json!({ "updateRevision": format!("{name}-1"), "replicas": 1 });
         self.objects.push(set);
     }
@@ -104,7 +104,7 @@ impl Fleet {
     /// The revision that the pod of a node was made from.
     fn revision(&mut self, name: &str) {
         let node = self.objects.iter().find(|one| one["metadata"]["name"] == name).unwrap();
-        let mut template = serde_json::to_value(&wanted(node).statefulset.spec.template).unwrap();
+        let mut template = serde_json::to_value(&desired(node).statefulset.spec.template).unwrap();
         template["$patch"] = json!("replace");
         self.objects.push(json!({
             "apiVersion": "apps/v1", "kind": "ControllerRevision", "revision": 1,
@@ -157,10 +157,10 @@ impl Fleet {
     }
 }
 
-fn wanted(node: &Value) -> Wanted {
+fn desired(node: &Value) -> Desired {
     let node: SeiNode = serde_json::from_value(node.clone()).unwrap();
     let platform = Platform::parse(PLATFORM, "first.yaml").unwrap();
-    want(&node, &platform, &[], &[]).unwrap()
+    render_desired(&node, &platform, &[], &[]).unwrap()
 }
 
 fn rpc() -> Value {
@@ -310,7 +310,7 @@ fn an_approval_of_the_very_target_counts() {
     fleet.objects[1]["spec"]["update"] = json!({ "onOperatorChange": "Hold" });
     let node: SeiNode = serde_json::from_value(fleet.objects[1].clone()).unwrap();
     let platform = Platform::parse(&next(), "next.yaml").unwrap();
-    let target = want(&node, &platform, &[], &[]).unwrap().hash;
+    let target = render_desired(&node, &platform, &[], &[]).unwrap().hash;
     fleet.objects[1]["metadata"]["annotations"]["sei.io/approve-update"] = json!(target);
     let flags = PreviewFlags { nodes: vec!["rpc-0".into()], ..fleet.flags(&next()) };
     let (_, exit) = fleet.preview(&flags).unwrap();

@@ -443,10 +443,10 @@ fn a_sidecar_that_does_not_answer_is_not_one_whose_gate_is_closed() {
         let metrics = Metrics::new();
         let conditions = [condition("SidecarReady", status, reason)];
         metrics.observe(&node("a", &json!({ "conditions": conditions })));
-        let wanted = format!(
+        let desired = format!(
             "sei_controller_seinode_sidecar_unreachable{{namespace=\"sei\",name=\"a\"}} {expected}\n"
         );
-        assert!(metrics.encode().contains(&wanted), "{reason}");
+        assert!(metrics.encode().contains(&desired), "{reason}");
     }
 }
 

@@ -14,10 +14,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use sei_api::SeiNode;
+use sei_plan::desired::render_desired;
 use sei_plan::diff::{cut_changes, diff};
 use sei_plan::fingerprint::canonical_json;
 use sei_plan::platform::Platform;
-use sei_plan::wanted::want;
 use serde_json::{Map, Value};
 
 /// What whoever changed a render must know before accepting it.
@@ -73,16 +73,16 @@ fn pair(node: &str, text: &str, on: &str, platform: &Platform) -> Result<Pair, S
     let told = |error: &dyn std::fmt::Display| format!("{node} on {on}: {error}");
     let mut object: SeiNode = serde_saphyr::from_str(text).map_err(|error| told(&error))?;
     object.metadata.uid = Some(format!("uid-of-{node}"));
-    let wanted = want(&object, platform, &[], &[]).map_err(|error| told(&error))?;
+    let desired = render_desired(&object, platform, &[], &[]).map_err(|error| told(&error))?;
     let template =
-        serde_json::to_value(&wanted.statefulset.spec.template).map_err(|error| told(&error))?;
+        serde_json::to_value(&desired.statefulset.spec.template).map_err(|error| told(&error))?;
     let template =
         serde_json::from_str(&canonical_json(&template)).map_err(|error| told(&error))?;
     Ok(Pair {
         node: node.to_owned(),
         platform: on.to_owned(),
-        hash: wanted.hash,
-        inputs_hash: wanted.inputs_hash,
+        hash: desired.hash,
+        inputs_hash: desired.inputs_hash,
         template,
     })
 }
@@ -147,14 +147,14 @@ pub(crate) fn write(folder: &Path) -> Result<Vec<String>, String> {
 /// Fails with what has changed, field by field, and with what that means.
 pub(crate) fn check(folder: &Path) -> Result<(), String> {
     let pairs = pairs()?;
-    let mut wanted = files(&pairs);
+    let mut desired = files(&pairs);
     let mut lines = Vec::new();
     for pair in &pairs {
         let name = pair.file();
-        let text = wanted.remove(&name).unwrap_or_default();
+        let text = desired.remove(&name).unwrap_or_default();
         lines.extend(difference(&folder.join(&name), &text, pair));
     }
-    let index = wanted.remove(INDEX).unwrap_or_default();
+    let index = desired.remove(INDEX).unwrap_or_default();
     if !fs::read_to_string(folder.join(INDEX)).is_ok_and(|present| present == index) {
         lines.push(format!("{INDEX}: the hashes differ"));
     }
@@ -164,9 +164,9 @@ pub(crate) fn check(folder: &Path) -> Result<(), String> {
     if lines.is_empty() { Ok(()) } else { Err(format!("{STALE}:\n  {}", lines.join("\n  "))) }
 }
 
-fn difference(path: &Path, wanted: &str, pair: &Pair) -> Vec<String> {
+fn difference(path: &Path, desired: &str, pair: &Pair) -> Vec<String> {
     let about = format!("{} on {}", pair.node, pair.platform);
-    if fs::read_to_string(path).is_ok_and(|present| present == wanted) {
+    if fs::read_to_string(path).is_ok_and(|present| present == desired) {
         return Vec::new();
     }
     let stored = match read_json(path) {

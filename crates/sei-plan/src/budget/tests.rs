@@ -234,8 +234,12 @@ fn a_slot_ends_with_ready_and_fails_by_its_deadline() {
     assert_eq!(stands(&late), Standing::Failed);
     assert_eq!(stands(&late.with(|seen| seen.pods[0].ready = true)), Standing::Idle, "late Ready");
     let stalled = unready(rolled(full_node())).with(|seen| {
-        let verdict =
-            Verdict::new(ConditionType::Stalled, Truth::True, Reason::ImagePullFailed, "x");
+        let verdict = Verdict::new(
+            ConditionType::Stalled,
+            ConditionStatus::True,
+            Reason::ImagePullFailed,
+            "x",
+        );
         condition::set(&mut seen.status_mut().conditions, &verdict, 1, at(0));
     });
     assert_eq!(stands(&stalled), Standing::Failed);
@@ -311,7 +315,7 @@ fn a_node_that_cannot_be_updated_leaves_the_line() {
     };
     let waits = queued.clone().with(|seen| seen.node.status = Some(status.clone()));
     assert_eq!(stands(&waits), Standing::Waits);
-    let refused = waits.with(|seen| seen.wanted = Err("spec.image is bad".into()));
+    let refused = waits.with(|seen| seen.desired = Err("spec.image is bad".into()));
     let pending = plan(&refused).pending_update.unwrap();
     assert_eq!(pending.state, UpdateState::Held);
     assert!(pending.reason.unwrap().contains("spec.image is bad"));

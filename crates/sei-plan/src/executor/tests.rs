@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use sei_api::SeiNodeStatus;
-use sei_api::condition::{ConditionType, Reason, Truth, Verdict, find};
+use sei_api::condition::{ConditionStatus, ConditionType, Reason, Verdict, find};
 use sei_api::plan::{Applied, FailedTaskDetail, PlanPhase, TaskPlan, TaskStatus};
 use sei_api::status::{ClaimRef, ObservedTemplate, SeiNodePhase, StatefulSetRef};
 use sei_api::task::TaskType;
@@ -51,7 +51,12 @@ fn note(status: &mut SeiNodeStatus, next: Next) -> Progress {
 
 fn verdict() -> Verdict {
     let message = "Secret key is not there";
-    Verdict::new(ConditionType::SigningKeyReady, Truth::False, Reason::SigningKeyNotReady, message)
+    Verdict::new(
+        ConditionType::SigningKeyReady,
+        ConditionStatus::False,
+        Reason::SigningKeyNotReady,
+        message,
+    )
 }
 
 // X1

@@ -9,13 +9,13 @@ use sei_api::task::TaskType;
 use serde_json::{Map, Value, json};
 
 use crate::check_plan::{Severity, check_plan};
+use crate::desired::{Desired, render_desired};
 use crate::fixtures::{any_json, pointers, without};
 use crate::request::{ClaimView, SecretView, VolumeView};
-use crate::seen::{Look, Seen};
+use crate::seen::{Reading, Seen};
 use crate::tasks::{Next, step};
 use crate::testing::{node, platform};
 use crate::view::{JobView, ObjectView, PodView, StatefulSetView};
-use crate::wanted::{Wanted, want};
 
 /// Most that a finding or a step may say about one plan.
 const TEXT_MAX: usize = 4 * 1024;
@@ -125,34 +125,34 @@ fn plan_with_one_task() -> impl Strategy<Value = Value> {
 /// of everything.
 fn all_seen() -> Vec<Seen> {
     let object = node("val-governor");
-    let wanted = want(&object, &platform("example"), &[], &[]).unwrap();
-    let unread = Seen::new(SeiNode::default(), Wanted::default(), now());
-    let rendered = Seen::new(object.clone(), wanted.clone(), now());
+    let desired = render_desired(&object, &platform("example"), &[], &[]).unwrap();
+    let unread = Seen::new(SeiNode::default(), Desired::default(), now());
+    let rendered = Seen::new(object.clone(), desired.clone(), now());
     let mut gone = rendered.clone();
-    gone.statefulset = Look::Live(None);
-    gone.pods = Look::Live(None);
-    gone.claim = Look::Live(None);
-    gone.job = Look::Live(None);
-    gone.service = Look::Live(None);
-    gone.revision = Look::Live(None);
+    gone.statefulset = Reading::Live(None);
+    gone.pods = Reading::Live(None);
+    gone.claim = Reading::Live(None);
+    gone.job = Reading::Live(None);
+    gone.service = Reading::Live(None);
+    gone.revision = Reading::Live(None);
     let mut there = rendered.clone();
-    there.statefulset = Look::Live(Some(StatefulSetView {
+    there.statefulset = Reading::Live(Some(StatefulSetView {
         uid: "u".to_owned(),
         on_delete: true,
         controller: object.metadata.uid.clone(),
-        ..StatefulSetView::from(&wanted.statefulset)
+        ..StatefulSetView::from(&desired.statefulset)
     }));
     let owner = Some(("StatefulSet".to_owned(), "u".to_owned()));
     let pod = PodView { controller: owner, ip: Some("10.0.0.1".to_owned()), ..PodView::default() };
-    there.pods = Look::Live(Some(vec![pod.clone()]));
-    there.pod = Look::Live(Some(pod));
-    there.claim = Look::Live(Some(ClaimView::default()));
-    there.volume = Look::Live(Some(VolumeView::default()));
-    there.job = Look::Live(Some(JobView::default()));
-    there.service = Look::Live(Some(ObjectView::default()));
-    there.revision = Look::Live(Some(json!({ "spec": 1 })));
+    there.pods = Reading::Live(Some(vec![pod.clone()]));
+    there.pod = Reading::Live(Some(pod));
+    there.claim = Reading::Live(Some(ClaimView::default()));
+    there.volume = Reading::Live(Some(VolumeView::default()));
+    there.job = Reading::Live(Some(JobView::default()));
+    there.service = Reading::Live(Some(ObjectView::default()));
+    there.revision = Reading::Live(Some(json!({ "spec": 1 })));
     for name in ["s", "é", ""] {
-        there.secrets.insert(name.to_owned(), Look::Live(Some(SecretView::default())));
+        there.secrets.insert(name.to_owned(), Reading::Live(Some(SecretView::default())));
     }
     vec![unread, rendered, gone, there]
 }
@@ -196,7 +196,7 @@ proptest! {
 
     #[test]
     fn any_json_is_a_plan_or_is_not(json in any_json(), tasks in prop::collection::vec(any_json(), 0..4)) {
-        let seen = [Seen::new(SeiNode::default(), Wanted::default(), now())];
+        let seen = [Seen::new(SeiNode::default(), Desired::default(), now())];
         take_up(json.clone(), &seen)?;
         take_up(json!({ "phase": "Active", "id": "p", "tasks": tasks }), &seen)?;
     }
@@ -225,10 +225,10 @@ fn parameters_of_any_length_are_told_shortly() {
     let mut seen = all_seen();
     for one in &mut seen {
         // Looked for and not there: what is missing is told by its name.
-        one.secrets.insert(text.clone(), Look::Live(None));
+        one.secrets.insert(text.clone(), Reading::Live(None));
     }
     let mut found = seen[3].clone();
-    found.secrets.insert(text.clone(), Look::Live(Some(SecretView::default())));
+    found.secrets.insert(text.clone(), Reading::Live(Some(SecretView::default())));
     seen.push(found);
     for task in TaskType::ALL {
         let name = task.as_str();
@@ -271,7 +271,7 @@ fn a_status_of_a_megabyte_is_read_and_judged_shortly() {
         assert_eq!(found.map(|note| note.severity), Some(Severity::Fatal), "{fatal}");
         let length: usize = notes.iter().map(|note| note.text.len()).sum();
         assert!(length < 16 * TEXT_MAX && notes.len() < 200, "{} notes", notes.len());
-        let seen = Seen::new(object.clone(), Wanted::default(), now());
+        let seen = Seen::new(object.clone(), Desired::default(), now());
         assert!(step(plan, &seen).is_none_or(|next| said(&next).len() < TEXT_MAX));
     }
 }

@@ -5,14 +5,14 @@ use proptest::sample::{Index, select};
 use serde_json::{Value, json};
 
 use crate::adoption::{Comparison, compare, template_of_revision};
+use crate::desired::render_desired;
 use crate::fixtures::{any_json, pointers, without};
 use crate::testing::{NODES, node, platform};
 use crate::view::{Freshness, PodView, Revisions, StatefulSetView, freshness};
-use crate::wanted::want;
 
 fn rendered(name: &str) -> Value {
-    let wanted = want(&node(name), &platform("example"), &[], &[]).unwrap();
-    serde_json::to_value(&wanted.statefulset.spec.template).unwrap()
+    let desired = render_desired(&node(name), &platform("example"), &[], &[]).unwrap();
+    serde_json::to_value(&desired.statefulset.spec.template).unwrap()
 }
 
 /// The body of a revision as the StatefulSet controller stores it.

@@ -4,11 +4,11 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use serde_json::Value;
 
+use crate::desired::render_desired;
 use crate::fixtures::{any_json, pointers, without};
 use crate::inputs::check_spec;
 use crate::platform::Platform;
 use crate::testing::{node, platform};
-use crate::wanted::want;
 
 const FILES: [&str; 3] = [
     include_str!("../../testdata/platform/example.yaml"),
@@ -20,8 +20,8 @@ fn check_file(text: &str) -> Result<(), TestCaseError> {
     match Platform::parse(text, "f") {
         // What was read can be used: a damaged file must not break a render later.
         Ok(platform) => {
-            let wanted = want(&node("seed-a"), &platform, &[], &[]);
-            prop_assert!(wanted.is_ok(), "{:?}", wanted.err());
+            let desired = render_desired(&node("seed-a"), &platform, &[], &[]);
+            prop_assert!(desired.is_ok(), "{:?}", desired.err());
         }
         Err(error) => {
             let told = error.to_string();
@@ -108,15 +108,15 @@ proptest! {
         let odd = |c: char| c.is_whitespace() || c.is_control();
         if image.trim().is_empty() || image.contains(odd) || image.len() > 512 {
             prop_assert_eq!(errors.len(), 1, "{:?}", errors);
-            let told = want(&node, &platform("example"), &[], &[]).unwrap_err().to_string();
+            let told = render_desired(&node, &platform("example"), &[], &[]).unwrap_err().to_string();
             prop_assert!(told.starts_with("spec.image: "), "{}", told);
             prop_assert!(!told.contains(char::is_control) && told.len() < 400, "{:?}", told);
         } else {
             prop_assert_eq!(errors, []);
-            let wanted = want(&node, &platform("example"), &[], &[]).unwrap();
-            let pod = wanted.statefulset.spec.template.spec.unwrap();
+            let desired = render_desired(&node, &platform("example"), &[], &[]).unwrap();
+            let pod = desired.statefulset.spec.template.spec.unwrap();
             prop_assert_eq!(pod.containers[0].image.as_ref(), Some(&image));
-            prop_assert_eq!(wanted.image, image);
+            prop_assert_eq!(desired.image, image);
         }
     }
 }

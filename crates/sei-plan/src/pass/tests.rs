@@ -38,7 +38,7 @@ fn a_pod_that_cannot_be_judged_is_let_in_all_the_same() {
     });
     let mut pass = Pass::begin(observation, CURRENT, 0);
     let Ask::Judge { pod_uid } = pass.ask() else { panic!("the server is asked") };
-    pass.judgement_failed(pod_uid, &Failure::Unknown("no answer".to_owned()));
+    pass.judgement_failed(pod_uid, &Failure::Indeterminate("no answer".to_owned()));
     let Ask::Write(status) = pass.ask() else { panic!("the gate is opened by a plan") };
     assert_eq!(status.plan.and_then(|plan| plan.kind), Some(PlanKind::MarkReady));
     let Ask::End(ending) = pass.ask() else { panic!("the pass ends") };
@@ -114,7 +114,7 @@ fn what_follows_from_a_replacement_need_not_be_written_at_once() {
 fn a_failed_repair_is_tried_again_by_the_clock() {
     let others = Others { service_is_current: false, ..CURRENT };
     for (failure, at_most) in [
-        (Failure::Unknown("timeout".to_owned()), 5),
+        (Failure::Indeterminate("timeout".to_owned()), 5),
         (Failure::SigningKey("pod other-0 has it".to_owned()), 5),
         (Failure::Forbidden("no".to_owned()), 30),
     ] {
@@ -167,27 +167,27 @@ fn no_apply_starts_a_signer_that_may_not_be_started() {
 #[test]
 fn whoever_takes_a_key_must_be_alone() {
     let taking = running(observer()).edit(|spec| spec.validator = validator().validator);
-    let wanted = taking.wanted.clone().unwrap();
-    let apply = Request::ApplyStatefulSet(Box::new(wanted.statefulset.clone()));
+    let desired = taking.desired.clone().unwrap();
+    let apply = Request::ApplyStatefulSet(Box::new(desired.statefulset.clone()));
     assert!(Pass::begin(taking, CURRENT, 0).must_be_alone(&apply));
     let has_it = running(validator()).edit(|spec| spec.image = "seid:2".into());
-    let apply = Request::ApplyStatefulSet(Box::new(has_it.wanted.clone().unwrap().statefulset));
+    let apply = Request::ApplyStatefulSet(Box::new(has_it.desired.clone().unwrap().statefulset));
     assert!(!Pass::begin(has_it, CURRENT, 0).must_be_alone(&apply));
 }
 
 #[test]
 fn a_statefulset_whose_labels_somebody_took_gets_them_back() {
     let hidden = running(full_node()).with(|seen| {
-        let mut wanted = seen.wanted.clone().unwrap();
-        wanted.statefulset.metadata.labels =
+        let mut desired = seen.desired.clone().unwrap();
+        desired.statefulset.metadata.labels =
             Some([("sei.io/node".to_owned(), "n".to_owned())].into());
-        seen.wanted = Ok(wanted);
+        seen.desired = Ok(desired);
     });
     let there = hidden.statefulset.clone();
     let mut pass = Pass::begin(hidden.with(|seen| seen.statefulset = None), CURRENT, 0);
     let Ask::Perform(create) = pass.ask() else { panic!("it is missing") };
     assert!(matches!(*create, Request::CreateStatefulSet(_)), "{create:?}");
-    pass.tell(Outcome::Failed(Failure::Exists));
+    pass.tell(Outcome::Failed(Failure::AlreadyExists));
     let Ask::Perform(look) = pass.ask() else { panic!("it is looked for by its name") };
     assert_eq!(*look, Request::Read(Read::StatefulSet));
     pass.tell(Outcome::StatefulSet(there.map(Box::new)));

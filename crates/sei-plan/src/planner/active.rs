@@ -1,6 +1,6 @@
 //! A node with an active plan: go on, or give it up for a newer wish.
 
-use sei_api::condition::{Reason, Truth};
+use sei_api::condition::{ConditionStatus, Reason};
 use sei_api::plan::{PlanKind, PlanTarget, PlannedTask, TaskPlan};
 use sei_api::status::{Cause, UpdateOutcome, UpdateState};
 use sei_api::task::{Side, TaskType};
@@ -11,10 +11,10 @@ use super::{
 };
 use crate::budget;
 use crate::check_plan::{Severity, check_plan};
+use crate::desired::Desired;
 use crate::observation::{Observation, Sidecar};
 use crate::tasks::{before_replacement, in_bootstrap, kind_of};
 use crate::view::is_owned;
-use crate::wanted::Wanted;
 
 /// Decides what becomes of an active plan.
 pub(super) fn decide(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
@@ -49,7 +49,7 @@ fn broken(plan: &TaskPlan) -> Option<String> {
 /// An init plan gives way to other images, or while its pod does not run: a restore of hours is
 /// not thrown away for a label.
 fn decide_init(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
-    let (Ok(wanted), Some(target)) = (&observation.wanted, &plan.target) else {
+    let (Ok(desired), Some(target)) = (&observation.desired, &plan.target) else {
         resume(observation, plan, decision);
         return;
     };
@@ -57,17 +57,17 @@ fn decide_init(observation: &Observation, plan: &TaskPlan, decision: &mut Decisi
         false
     } else if in_bootstrap(plan) {
         // Its pod belongs to the Job, which only other images of its own make useless.
-        let bootstrap_image = wanted.bootstrap.as_ref().map(|one| one.image.as_str());
+        let bootstrap_image = desired.bootstrap.as_ref().map(|one| one.image.as_str());
         observation.job.as_ref().is_some_and(|job| {
             bootstrap_image.is_some_and(|image| image != job.image)
-                || job.sidecar_image != wanted.sidecar_image
+                || job.sidecar_image != desired.sidecar_image
         })
     } else {
-        let images = target.image != wanted.image || target.sidecar_image != wanted.sidecar_image;
+        let images = target.image != desired.image || target.sidecar_image != desired.sidecar_image;
         let runs = observation.pod().is_some_and(|pod| pod.seid.running && pod.sidecar.running);
         // Before the apply there is nothing to throw away yet, and nothing else left to apply.
         let applied = plan.has_completed(TaskType::ApplyStatefulSet);
-        let moved = target.hash != wanted.hash && !(runs && applied);
+        let moved = target.hash != desired.hash && !(runs && applied);
         // A plan whose template is no longer applied would wait for its own pod for ever.
         images || moved || is_undone(observation, plan)
     };
@@ -75,7 +75,7 @@ fn decide_init(observation: &Observation, plan: &TaskPlan, decision: &mut Decisi
         resume(observation, plan, decision);
         return;
     }
-    decision.report.push(Note::Superseded { kind: PlanKind::Init, by: wanted.hash.clone() });
+    decision.report.push(Note::Superseded { kind: PlanKind::Init, by: desired.hash.clone() });
     decision.plan = PlanMove::Clear;
     super::init::decide(&without_plan(observation), Some(plan), decision);
     hand_over(plan, decision);
@@ -100,12 +100,12 @@ fn decide_update(observation: &Observation, plan: &TaskPlan, decision: &mut Deci
         supersede(observation, plan, "a volume that is being deleted", decision);
         return;
     }
-    if let Ok(wanted) = &observation.wanted
-        && leads_elsewhere(target, wanted)
+    if let Ok(desired) = &observation.desired
+        && leads_elsewhere(target, desired)
     {
-        match stall::changed_identity(observation, wanted) {
+        match stall::changed_identity(observation, desired) {
             None => {
-                supersede(observation, plan, &wanted.hash, decision);
+                supersede(observation, plan, &desired.hash, decision);
                 return;
             }
             Some(why) => decision.report.push(Note::Refused { why }),
@@ -126,12 +126,12 @@ fn decide_update(observation: &Observation, plan: &TaskPlan, decision: &mut Deci
     resume(observation, plan, decision);
 }
 
-/// Whether a plan's target is not what is wanted now. The images are part of the fingerprint, but a
+/// Whether a plan's target is not what is desired now. The images are part of the fingerprint, but a
 /// status can be edited, and a plan would wait for ever for an image that no pod will have.
-fn leads_elsewhere(target: &PlanTarget, wanted: &Wanted) -> bool {
-    target.hash != wanted.hash
-        || target.image != wanted.image
-        || target.sidecar_image != wanted.sidecar_image
+fn leads_elsewhere(target: &PlanTarget, desired: &Desired) -> bool {
+    target.hash != desired.hash
+        || target.image != desired.image
+        || target.sidecar_image != desired.sidecar_image
 }
 
 /// Somebody made the StatefulSet anew or wrote another template since the plan applied its own. A
@@ -208,14 +208,14 @@ fn decide_small(observation: &Observation, plan: &TaskPlan, decision: &mut Decis
     }
 }
 
-/// A gate of a node that is stopped, or a template that is neither wanted nor running any more.
+/// A gate of a node that is stopped, or a template that is neither desired nor running any more.
 fn is_pointless(observation: &Observation, plan: &TaskPlan) -> bool {
     if kind_of(plan) == PlanKind::MarkReady {
         return observation.node.spec.is_paused();
     }
     let target = plan.target.as_ref().map(|target| &target.hash);
-    let wanted = observation.wanted.as_ref().ok().map(|wanted| &wanted.hash);
-    target != wanted && target != observation.status().pod_template_hash.as_ref()
+    let desired = observation.desired.as_ref().ok().map(|desired| &desired.hash);
+    target != desired && target != observation.status().pod_template_hash.as_ref()
 }
 
 fn resume(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
@@ -225,10 +225,10 @@ fn resume(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
         && let Some(pending) = decision.pending_update.as_mut()
     {
         pending.state = UpdateState::Rolling;
-        if let Ok(wanted) = &observation.wanted
-            && wanted.hash == pending.target_hash
+        if let Ok(desired) = &observation.desired
+            && desired.hash == pending.target_hash
         {
-            set_drift(decision, Truth::True, Reason::Rolling, drift_message(observation));
+            set_drift(decision, ConditionStatus::True, Reason::Rolling, drift_message(observation));
         }
     }
     if let Some(again) = observation.waiting.as_ref().and_then(|waiting| waiting.again) {
@@ -262,7 +262,7 @@ fn supersede(observation: &Observation, plan: &TaskPlan, by: &str, decision: &mu
         matches!(&decision.plan, PlanMove::Start(next) if kind_of(next) == PlanKind::NodeUpdate);
     if is_updating(observation) && !goes_on {
         let message = format!("superseded by {by}");
-        set_update(decision, Truth::False, Reason::UpdateSuperseded, message);
+        set_update(decision, ConditionStatus::False, Reason::UpdateSuperseded, message);
     }
 }
 
@@ -274,7 +274,7 @@ fn open_gate_first(observation: &Observation, plan: &TaskPlan, decision: &mut De
     let record = ended(observation, plan, UpdateOutcome::Superseded, Some(detail.clone()));
     decision.last_update = Some(record);
     if is_updating(observation) {
-        set_update(decision, Truth::False, Reason::UpdateSuperseded, detail);
+        set_update(decision, ConditionStatus::False, Reason::UpdateSuperseded, detail);
     }
     running::start(decision, build::mark_ready(observation), "the gate is closed");
     hand_over(plan, decision);
@@ -324,24 +324,24 @@ fn config_is_unanswered(observation: &Observation, plan: &TaskPlan) -> bool {
 
 /// Replaces an early update by a late one to the same target.
 pub(super) fn start_late(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
-    let Ok(wanted) = &observation.wanted else { return resume(observation, plan, decision) };
+    let Ok(desired) = &observation.desired else { return resume(observation, plan, decision) };
     let cause = plan.target.as_ref().map_or(Cause::Spec, |target| target.cause);
     let why = match &plan.failed_task_detail {
         Some(_) => super::failure_text(plan),
         None => "it does not answer".to_owned(),
     };
     decision.report.push(Note::GoesOnLate { why: why.clone() });
-    let moved = plan.target.as_ref().is_some_and(|target| leads_elsewhere(target, wanted));
+    let moved = plan.target.as_ref().is_some_and(|target| leads_elsewhere(target, desired));
     if moved {
-        supersede(observation, plan, &wanted.hash, decision);
+        supersede(observation, plan, &desired.hash, decision);
         return;
     }
     let (late, slot) = (build::Shape::Late, budget::has_slot(plan));
-    let next = build::node_update(observation, wanted, cause, late, slot);
+    let next = build::node_update(observation, desired, cause, late, slot);
     running::start(decision, next, &why);
     set_update(
         decision,
-        Truth::True,
+        ConditionStatus::True,
         Reason::UpdateStarted,
         format!("goes on without the old pod's sidecar: {why}"),
     );

@@ -9,8 +9,8 @@ use sei_api::task::TaskType;
 use serde_json::{Value, json};
 
 use crate::budget;
+use crate::desired::Desired;
 use crate::observation::Observation;
-use crate::wanted::Wanted;
 
 use TaskType as T;
 
@@ -27,7 +27,7 @@ pub enum Shape {
 /// The plan that brings a new node up.
 ///
 /// `bootstrapped`: an earlier plan has already replayed to the target height and torn its Job down.
-pub fn init(observation: &Observation, wanted: &Wanted, bootstrapped: bool) -> TaskPlan {
+pub fn init(observation: &Observation, desired: &Desired, bootstrapped: bool) -> TaskPlan {
     let spec = &observation.node.spec;
     let tasks = if spec.genesis_ceremony().is_some() {
         ceremony_tasks()
@@ -36,17 +36,17 @@ pub fn init(observation: &Observation, wanted: &Wanted, bootstrapped: bool) -> T
     } else {
         init_tasks(spec, bootstrapped, observation.job.is_some())
     };
-    let mut plan = assemble(observation, wanted, PlanKind::Init, &tasks);
+    let mut plan = assemble(observation, desired, PlanKind::Init, &tasks);
     plan.failed_phase = Some(SeiNodePhase::Failed);
-    plan.target = Some(target(observation, wanted, Cause::Spec));
+    plan.target = Some(target(observation, desired, Cause::Spec));
     plan
 }
 
-/// The plan that brings a running node to the wanted template. `takes_slot`: it was granted a slot
+/// The plan that brings a running node to the desired template. `takes_slot`: it was granted a slot
 /// of its chain's budget.
 pub fn node_update(
     observation: &Observation,
-    wanted: &Wanted,
+    desired: &Desired,
     cause: Cause,
     shape: Shape,
     takes_slot: bool,
@@ -59,42 +59,42 @@ pub fn node_update(
         Shape::Late => tasks.extend(roll.into_iter().chain(config)),
     }
     tasks.push(T::MarkReady);
-    let mut plan = assemble(observation, wanted, PlanKind::NodeUpdate, &tasks);
+    let mut plan = assemble(observation, desired, PlanKind::NodeUpdate, &tasks);
     // A slot that an earlier roll has not given back goes on with this one.
     let status = observation.status();
     let holds = budget::open_roll(status).is_some()
         || status.plan.as_ref().is_some_and(|plan| plan.is_active() && budget::has_slot(plan));
     plan.target = Some(PlanTarget {
         slot: (takes_slot || holds).then_some(true),
-        ..target(observation, wanted, cause)
+        ..target(observation, desired, cause)
     });
     plan
 }
 
 /// The plan that opens the gate again. It needs nothing rendered.
 pub fn mark_ready(observation: &Observation) -> TaskPlan {
-    assemble(observation, &Wanted::default(), PlanKind::MarkReady, &[T::MarkReady])
+    assemble(observation, &Desired::default(), PlanKind::MarkReady, &[T::MarkReady])
 }
 
 /// The plan that writes a template and touches no pod.
-pub fn apply_template(observation: &Observation, wanted: &Wanted, hash: &str) -> TaskPlan {
-    let mut plan = assemble(observation, wanted, PlanKind::ApplyTemplate, &[T::ApplyStatefulSet]);
+pub fn apply_template(observation: &Observation, desired: &Desired, hash: &str) -> TaskPlan {
+    let mut plan = assemble(observation, desired, PlanKind::ApplyTemplate, &[T::ApplyStatefulSet]);
     plan.target =
-        Some(PlanTarget { hash: hash.to_owned(), ..target(observation, wanted, Cause::Spec) });
+        Some(PlanTarget { hash: hash.to_owned(), ..target(observation, desired, Cause::Spec) });
     plan
 }
 
-fn target(observation: &Observation, wanted: &Wanted, cause: Cause) -> PlanTarget {
+fn target(observation: &Observation, desired: &Desired, cause: Cause) -> PlanTarget {
     PlanTarget {
-        hash: wanted.hash.clone(),
-        image: wanted.image.clone(),
-        sidecar_image: wanted.sidecar_image.clone(),
+        hash: desired.hash.clone(),
+        image: desired.image.clone(),
+        sidecar_image: desired.sidecar_image.clone(),
         generation: observation.generation(),
         cause,
         retry: observation.annotation(annotation::RETRY).map(str::to_owned),
         from: observation.status().pod_template_hash.clone(),
-        config: wanted.config.clone(),
-        inputs_hash: Some(wanted.inputs_hash.clone()),
+        config: desired.config.clone(),
+        inputs_hash: Some(desired.inputs_hash.clone()),
         slot: None,
     }
 }
@@ -180,13 +180,13 @@ fn key_tasks(spec: &SeiNodeSpec) -> Vec<TaskType> {
 
 fn assemble(
     observation: &Observation,
-    wanted: &Wanted,
+    desired: &Desired,
     kind: PlanKind,
     tasks: &[TaskType],
 ) -> TaskPlan {
     let id = &observation.plan_id;
     let tasks = tasks.iter().enumerate().map(|(index, task)| {
-        let params = params(observation, wanted, *task);
+        let params = params(observation, desired, *task);
         PlannedTask::pending(id, index, *task, params, task.max_retries())
     });
     TaskPlan {
@@ -206,7 +206,7 @@ fn assemble(
 }
 
 /// Parameters as the peer stores them, key by key.
-fn params(observation: &Observation, wanted: &Wanted, task: TaskType) -> Value {
+fn params(observation: &Observation, desired: &Desired, task: TaskType) -> Value {
     let node = &observation.node;
     let spec = &node.spec;
     let name = node.metadata.name.as_deref().unwrap_or_default();
@@ -238,9 +238,9 @@ fn params(observation: &Observation, wanted: &Wanted, task: TaskType) -> Value {
             json!({ "TargetHeight": height.map_or(0, |s3| s3.target_height) })
         }
         T::ConfigureGenesis => json!({ "ExpectedGenesisHash": "" }),
-        T::ConfigApply => wanted.config_apply.clone(),
-        T::ConfigPatch => wanted.config_patch.clone(),
-        T::ConfigureStateSync => wanted.configure_state_sync.clone(),
+        T::ConfigApply => desired.config_apply.clone(),
+        T::ConfigPatch => desired.config_patch.clone(),
+        T::ConfigureStateSync => desired.configure_state_sync.clone(),
         T::ConfigValidate | T::MarkReady | T::SetGenesisPeers => json!({}),
         T::GenerateIdentity => json!({ "ChainID": spec.chain_id, "Moniker": name }),
         T::GenerateGentx => {

@@ -1,4 +1,4 @@
-//! Is the running pod what is wanted, and if not: why, and may it roll now?
+//! Is the running pod what is desired, and if not: why, and may it roll now?
 //!
 //! Three fingerprints are compared: of the template rendered now (R), of the one last applied to
 //! the StatefulSet (A), and of the one that the pod was observed to be made from (O). The
@@ -12,14 +12,14 @@ use sei_api::status::{Cause, FieldChange};
 use serde_json::Value;
 
 use crate::adoption::Comparison;
+use crate::desired::Desired;
 use crate::diff;
 use crate::fingerprint::TemplateHash;
 use crate::observation::{Observation, Slot};
 use crate::tasks::{MadeFrom, Stamp, observe};
 use crate::view::{PodView, StatefulSetView, is_owned};
-use crate::wanted::Wanted;
 
-/// How the running pod stands to the wanted template.
+/// How the running pod stands to the desired template.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Drift {
     /// There is no pod to judge.
@@ -29,14 +29,14 @@ pub enum Drift {
     InSync,
     /// Nobody knows what the pod was made from; the server has to judge.
     Unjudged,
-    /// The pod is what is wanted, and status does not say so yet.
+    /// The pod is what is desired, and status does not say so yet.
     Record(Box<Stamp>),
-    /// The pod is what is wanted; the StatefulSet would make another one (O = R ≠ A).
+    /// The pod is what is desired; the StatefulSet would make another one (O = R ≠ A).
     Reapply,
     Differs(Difference),
 }
 
-/// A difference between the running pod and the wanted one.
+/// A difference between the running pod and the desired one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Difference {
     pub cause: Cause,
@@ -44,21 +44,21 @@ pub struct Difference {
     pub changes: Vec<FieldChange>,
 }
 
-/// Compares the running pod with the wanted template.
-pub fn judge(observation: &Observation, wanted: &Wanted) -> Drift {
+/// Compares the running pod with the desired template.
+pub fn judge(observation: &Observation, desired: &Desired) -> Drift {
     let Some(statefulset) = observation.own_statefulset() else { return Drift::NoPod };
     let Some(pod) = observation.pod() else {
-        return judge_without_pod(observation, wanted, statefulset);
+        return judge_without_pod(observation, desired, statefulset);
     };
-    match observed_hash(observation, wanted, pod) {
-        None => judge_unknown(observation, wanted, pod),
-        Some(observed) if observed == wanted.hash => {
-            judge_same(observation, wanted, pod, statefulset)
+    match observed_hash(observation, desired, pod) {
+        None => judge_unknown(observation, desired, pod),
+        Some(observed) if observed == desired.hash => {
+            judge_same(observation, desired, pod, statefulset)
         }
         Some(_) => Drift::Differs(Difference {
-            cause: cause(observation, wanted),
-            image_changed: images_differ(observation, pod, wanted),
-            changes: changes(statefulset, wanted, pod),
+            cause: cause(observation, desired),
+            image_changed: images_differ(observation, pod, desired),
+            changes: changes(statefulset, desired, pod),
         }),
     }
 }
@@ -67,40 +67,40 @@ pub fn judge(observation: &Observation, wanted: &Wanted) -> Drift {
 /// and then only another template helps.
 fn judge_without_pod(
     observation: &Observation,
-    wanted: &Wanted,
+    desired: &Desired,
     statefulset: &StatefulSetView,
 ) -> Drift {
     let is_due = statefulset.replicas == Some(1) && !statefulset.terminating;
     let has_pod = observation.pods.iter().any(|pod| is_owned(pod, statefulset));
     let applied = statefulset.template_hash.as_deref();
     let differs =
-        applied.is_some_and(|hash| hash != wanted.hash && same_algorithm(hash, &wanted.hash));
+        applied.is_some_and(|hash| hash != desired.hash && same_algorithm(hash, &desired.hash));
     if !is_due || has_pod || !differs {
         return Drift::NoPod;
     }
-    if observation.status().pod_template_hash.as_ref() == Some(&wanted.hash) {
+    if observation.status().pod_template_hash.as_ref() == Some(&desired.hash) {
         return Drift::Reapply;
     }
     Drift::Differs(Difference {
-        cause: cause(observation, wanted),
+        cause: cause(observation, desired),
         image_changed: false,
-        changes: template_changes(statefulset, wanted),
+        changes: template_changes(statefulset, desired),
     })
 }
 
 /// O, where it speaks for this pod: same revision, same algorithm. That a pod was made from what is
-/// wanted is not believed of one that has other images, whoever wrote it down.
+/// desired is not believed of one that has other images, whoever wrote it down.
 pub fn observed_hash<'a>(
     observation: &'a Observation,
-    wanted: &Wanted,
+    desired: &Desired,
     pod: &PodView,
 ) -> Option<&'a str> {
     let status = observation.status();
     let hash = status.pod_template_hash.as_deref()?;
     let template = status.pod_template.as_ref()?;
     let speaks = pod.revision.as_deref() == Some(template.revision.as_str());
-    let lies = hash == wanted.hash && images_differ(observation, pod, wanted);
-    (speaks && !lies && same_algorithm(hash, &wanted.hash)).then_some(hash)
+    let lies = hash == desired.hash && images_differ(observation, pod, desired);
+    (speaks && !lies && same_algorithm(hash, &desired.hash)).then_some(hash)
 }
 
 /// Whether two fingerprints can be compared at all.
@@ -114,20 +114,20 @@ pub fn same_algorithm(one: &str, other: &str) -> bool {
 /// O = R.
 fn judge_same(
     observation: &Observation,
-    wanted: &Wanted,
+    desired: &Desired,
     pod: &PodView,
     statefulset: &StatefulSetView,
 ) -> Drift {
-    if !is_recorded(observation, wanted, pod)
-        && let Some(stamp) = stamp(observation, wanted, pod)
+    if !is_recorded(observation, desired, pod)
+        && let Some(stamp) = stamp(observation, desired, pod)
     {
         return Drift::Record(Box::new(stamp));
     }
     match &statefulset.template_hash {
-        Some(applied) if *applied == wanted.hash => Drift::InSync,
+        Some(applied) if *applied == desired.hash => Drift::InSync,
         // Not our stamp, and yet new pods are made like this one: only the stamp is missing.
         applied
-            if applied.as_ref().is_none_or(|hash| !same_algorithm(hash, &wanted.hash))
+            if applied.as_ref().is_none_or(|hash| !same_algorithm(hash, &desired.hash))
                 && statefulset.observed_revision() == pod.revision.as_deref() =>
         {
             Drift::InSync
@@ -136,11 +136,11 @@ fn judge_same(
     }
 }
 
-/// Whether status already says of this pod that it was made from the wanted template.
-fn is_recorded(observation: &Observation, wanted: &Wanted, pod: &PodView) -> bool {
+/// Whether status already says of this pod that it was made from the desired template.
+fn is_recorded(observation: &Observation, desired: &Desired, pod: &PodView) -> bool {
     let status = observation.status();
     let revision = status.pod_template.as_ref().map(|one| one.revision.as_str());
-    status.pod_template_hash.as_ref() == Some(&wanted.hash)
+    status.pod_template_hash.as_ref() == Some(&desired.hash)
         && pod.revision.is_some()
         && pod.revision.as_deref() == revision
         && status.current_image.as_deref() == Some(pod.seid.image.as_str())
@@ -148,41 +148,42 @@ fn is_recorded(observation: &Observation, wanted: &Wanted, pod: &PodView) -> boo
 }
 
 /// No usable O: adoption. The images speak for themselves; the rest the server has to judge.
-fn judge_unknown(observation: &Observation, wanted: &Wanted, pod: &PodView) -> Drift {
+fn judge_unknown(observation: &Observation, desired: &Desired, pod: &PodView) -> Drift {
     let judged = observation.adoption.as_ref().filter(|(uid, _)| *uid == pod.uid);
     let judged = judged.map(|(_, comparison)| comparison);
-    if images_differ(observation, pod, wanted) && judged != Some(&Comparison::Equal) {
-        // Where status says that it is the wanted one all the same, somebody wrote that by hand, or
+    if images_differ(observation, pod, desired) && judged != Some(&Comparison::Equal) {
+        // Where status says that it is the desired one all the same, somebody wrote that by hand, or
         // the images got their names by admission: the server knows.
-        if judged.is_none() && observation.status().pod_template_hash.as_ref() == Some(&wanted.hash)
+        if judged.is_none()
+            && observation.status().pod_template_hash.as_ref() == Some(&desired.hash)
         {
             return Drift::Unjudged;
         }
-        let changes = image_changes(pod, wanted);
+        let changes = image_changes(pod, desired);
         return Drift::Differs(Difference { cause: Cause::Spec, image_changed: true, changes });
     }
     if let Some(statefulset) = observation.own_statefulset()
         && is_of_our_last_roll(observation, statefulset, pod)
-        && statefulset.template_hash.as_ref() != Some(&wanted.hash)
+        && statefulset.template_hash.as_ref() != Some(&desired.hash)
     {
         // Whoever asked for that roll may take it back.
         let last = observation.status().last_update.as_ref().map(|last| last.cause);
         let asked = last.filter(|cause| *cause == Cause::Spec);
         return Drift::Differs(Difference {
-            cause: asked.unwrap_or_else(|| cause(observation, wanted)),
+            cause: asked.unwrap_or_else(|| cause(observation, desired)),
             image_changed: false,
-            changes: changes(statefulset, wanted, pod),
+            changes: changes(statefulset, desired, pod),
         });
     }
     match judged {
         None => Drift::Unjudged,
-        Some(Comparison::Equal) if is_recorded(observation, wanted, pod) => Drift::InSync,
-        Some(Comparison::Equal) => match stamp(observation, wanted, pod) {
+        Some(Comparison::Equal) if is_recorded(observation, desired, pod) => Drift::InSync,
+        Some(Comparison::Equal) => match stamp(observation, desired, pod) {
             Some(stamp) => Drift::Record(Box::new(stamp)),
             None => Drift::NotRunning,
         },
         Some(Comparison::Different(changes)) => Drift::Differs(Difference {
-            cause: adoption_cause(observation, wanted),
+            cause: adoption_cause(observation, desired),
             image_changed: false,
             changes: changes.clone(),
         }),
@@ -207,27 +208,27 @@ fn is_of_our_last_roll(
 }
 
 /// A difference that was there before us stays one until somebody changes the spec.
-fn adoption_cause(observation: &Observation, wanted: &Wanted) -> Cause {
+fn adoption_cause(observation: &Observation, desired: &Desired) -> Cause {
     match &observation.status().pending_update {
-        Some(pending) if pending.base_inputs_hash != wanted.inputs_hash => Cause::Spec,
+        Some(pending) if pending.base_inputs_hash != desired.inputs_hash => Cause::Spec,
         _ => Cause::Adoption,
     }
 }
 
-fn cause(observation: &Observation, wanted: &Wanted) -> Cause {
+fn cause(observation: &Observation, desired: &Desired) -> Cause {
     let recorded = observation.status().pod_template.as_ref().map(|one| one.inputs_hash.as_str());
-    if recorded == Some(wanted.inputs_hash.as_str()) { Cause::Operator } else { Cause::Spec }
+    if recorded == Some(desired.inputs_hash.as_str()) { Cause::Operator } else { Cause::Spec }
 }
 
-fn stamp(observation: &Observation, wanted: &Wanted, pod: &PodView) -> Option<Stamp> {
+fn stamp(observation: &Observation, desired: &Desired, pod: &PodView) -> Option<Stamp> {
     // What configuration the pod started with is only known if it was recorded.
     let recorded = observation.status().pod_template.as_ref().map(|one| &one.config);
     observe(
         pod,
         &MadeFrom {
-            hash: &wanted.hash,
-            inputs_hash: &wanted.inputs_hash,
-            config: recorded.filter(|config| !config.is_empty()).unwrap_or(&wanted.config),
+            hash: &desired.hash,
+            inputs_hash: &desired.inputs_hash,
+            config: recorded.filter(|config| !config.is_empty()).unwrap_or(&desired.config),
             operator_version: &observation.operator_version,
             now: observation.now,
         },
@@ -236,7 +237,7 @@ fn stamp(observation: &Observation, wanted: &Wanted, pod: &PodView) -> Option<St
 
 /// Whether the spec itself names another image than the pod has. The platform's sidecar image is
 /// nobody's wish for this node: it waits for its turn like every change of the platform.
-fn images_differ(observation: &Observation, pod: &PodView, wanted: &Wanted) -> bool {
+fn images_differ(observation: &Observation, pod: &PodView, desired: &Desired) -> bool {
     let names_sidecar = observation.node.spec.sidecar_image().is_some();
     let newest = observation
         .own_statefulset()
@@ -245,9 +246,9 @@ fn images_differ(observation: &Observation, pod: &PodView, wanted: &Wanted) -> b
     let made_of = |list: &str, name: &str, image: &str| {
         newest.is_some_and(|one| image_in(&one.template, list, name) == Some(image))
     };
-    let seid = pod.seid.image != wanted.image && !made_of("containers", "seid", &wanted.image);
-    let sidecar = pod.sidecar.image != wanted.sidecar_image
-        && !made_of("initContainers", "sei-sidecar", &wanted.sidecar_image);
+    let seid = pod.seid.image != desired.image && !made_of("containers", "seid", &desired.image);
+    let sidecar = pod.sidecar.image != desired.sidecar_image
+        && !made_of("initContainers", "sei-sidecar", &desired.sidecar_image);
     seid || (names_sidecar && sidecar)
 }
 
@@ -256,10 +257,10 @@ fn image_in<'a>(template: &'a Value, list: &str, name: &str) -> Option<&'a str> 
     containers.iter().find(|one| one["name"] == name)?["image"].as_str()
 }
 
-fn image_changes(pod: &PodView, wanted: &Wanted) -> Vec<FieldChange> {
+fn image_changes(pod: &PodView, desired: &Desired) -> Vec<FieldChange> {
     let images = [
-        ("containers[seid].image", &pod.seid.image, &wanted.image),
-        ("initContainers[sei-sidecar].image", &pod.sidecar.image, &wanted.sidecar_image),
+        ("containers[seid].image", &pod.seid.image, &desired.image),
+        ("initContainers[sei-sidecar].image", &pod.sidecar.image, &desired.sidecar_image),
     ];
     let differing = images.into_iter().filter(|(_, from, to)| from != to);
     differing
@@ -273,13 +274,13 @@ fn image_changes(pod: &PodView, wanted: &Wanted) -> Vec<FieldChange> {
 
 /// The differing fields: of the template on the StatefulSet against the rendered one. Where those
 /// agree although the pod's was another, the images are all that is known.
-fn changes(statefulset: &StatefulSetView, wanted: &Wanted, pod: &PodView) -> Vec<FieldChange> {
-    let found = template_changes(statefulset, wanted);
-    if found.is_empty() { image_changes(pod, wanted) } else { found }
+fn changes(statefulset: &StatefulSetView, desired: &Desired, pod: &PodView) -> Vec<FieldChange> {
+    let found = template_changes(statefulset, desired);
+    if found.is_empty() { image_changes(pod, desired) } else { found }
 }
 
-fn template_changes(statefulset: &StatefulSetView, wanted: &Wanted) -> Vec<FieldChange> {
-    let rendered = serde_json::to_value(&wanted.statefulset.spec.template).unwrap_or_default();
+fn template_changes(statefulset: &StatefulSetView, desired: &Desired) -> Vec<FieldChange> {
+    let rendered = serde_json::to_value(&desired.statefulset.spec.template).unwrap_or_default();
     diff::against_live(&statefulset.template, &rendered)
 }
 
@@ -305,15 +306,15 @@ pub enum Permit {
 }
 
 /// Decides whether a difference may roll now.
-pub fn permit(observation: &Observation, wanted: &Wanted, difference: &Difference) -> Permit {
+pub fn permit(observation: &Observation, desired: &Desired, difference: &Difference) -> Permit {
     let spec = &observation.node.spec;
     if spec.updates_are_paused() {
         return Permit::Paused;
     }
-    if let Some(pause) = back_off(observation, wanted) {
+    if let Some(pause) = back_off(observation, desired) {
         return pause;
     }
-    let approved = observation.approved() == Some(wanted.hash.as_str());
+    let approved = observation.approved() == Some(desired.hash.as_str());
     match difference.cause {
         Cause::Spec => {
             // A chain upgrade needs many nodes in the same moment, and a node that is down loses
@@ -340,9 +341,9 @@ pub fn permit(observation: &Observation, wanted: &Wanted, difference: &Differenc
 }
 
 /// Whether the last attempt at this target failed too short a time ago.
-pub(super) fn back_off(observation: &Observation, wanted: &Wanted) -> Option<Permit> {
+pub(super) fn back_off(observation: &Observation, desired: &Desired) -> Option<Permit> {
     let pending = observation.status().pending_update.as_ref()?;
-    let until = pending.next_attempt_at.as_ref().filter(|_| pending.target_hash == wanted.hash)?;
+    let until = pending.next_attempt_at.as_ref().filter(|_| pending.target_hash == desired.hash)?;
     let seconds = until.0.duration_since(observation.now).as_secs();
     (until.0 > observation.now)
         .then_some(Permit::BacksOff { attempts: pending.attempts.unwrap_or(0), seconds })
@@ -386,9 +387,9 @@ fn is_older(one: &str, other: &str) -> bool {
 }
 
 /// Names of settings outside of the template that have changed since the pod started.
-pub fn config_changes(observation: &Observation, wanted: &Wanted) -> Vec<String> {
+pub fn config_changes(observation: &Observation, desired: &Desired) -> Vec<String> {
     let Some(template) = &observation.status().pod_template else { return Vec::new() };
-    let changed = wanted.config.iter().filter(|(name, digest)| {
+    let changed = desired.config.iter().filter(|(name, digest)| {
         template.config.get(*name).is_some_and(|recorded| recorded != *digest)
     });
     changed.map(|(name, _)| format!("config.{name}")).collect()

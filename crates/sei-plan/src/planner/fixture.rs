@@ -14,11 +14,11 @@ use sei_api::node::{
 use sei_api::status::{ObservedTemplate, SeiNodePhase, SeiNodeStatus};
 use serde_json::{Value, json};
 
+use crate::desired::{Bootstrap, Desired};
 use crate::fingerprint::digest_of;
-use crate::observation::{Claim, Observation, Rollout, Sidecar, Slot, Syncers};
+use crate::observation::{Claim, Observation, RegisteredWitnesses, Rollout, Sidecar, Slot};
 use crate::timing::Timing;
 use crate::view::{ContainerView, PodView, StatefulSetView};
-use crate::wanted::{Bootstrap, Wanted};
 
 pub(crate) const NODE_UID: &str = "node-uid";
 pub(crate) const STS_UID: &str = "sts-uid";
@@ -109,7 +109,7 @@ pub(crate) fn node(spec: SeiNodeSpec) -> SeiNode {
 }
 
 /// What the spec asks for, rendered just enough to be told apart: images, labels, identity.
-pub(crate) fn wanted(spec: &SeiNodeSpec, platform: &str) -> Wanted {
+pub(crate) fn desired(spec: &SeiNodeSpec, platform: &str) -> Desired {
     let sidecar_image = spec.sidecar_image().unwrap_or("seictl:1").to_owned();
     let role = spec.mode().map_or("none", sei_api::Mode::role);
     let mut labels: BTreeMap<String, String> = spec.pod_labels.clone().unwrap_or_default();
@@ -147,7 +147,7 @@ pub(crate) fn wanted(spec: &SeiNodeSpec, platform: &str) -> Wanted {
         ("externalAddress".to_owned(), digest_of(&spec.external_address)),
         ("overrides".to_owned(), digest_of(&spec.overrides)),
     ]);
-    Wanted {
+    Desired {
         hash: digest_of(&template),
         inputs_hash: digest_of(&json!([spec.image, spec.pod_labels, spec.sidecar_image()])),
         image: spec.image.clone(),
@@ -160,13 +160,13 @@ pub(crate) fn wanted(spec: &SeiNodeSpec, platform: &str) -> Wanted {
         config_apply: json!({ "mode": "full", "overrides": {} }),
         config_patch: json!({ "files": { "config.toml": { "p2p": { "external-address": "" } } } }),
         configure_state_sync: json!({ "UseLocalSnapshot": false }),
-        ..Wanted::default()
+        ..Desired::default()
     }
 }
 
 /// An observation of a node that has nothing yet.
 pub(crate) fn new_node(spec: SeiNodeSpec) -> Observation {
-    let wanted = wanted(&spec, "a");
+    let desired = desired(&spec, "a");
     Observation {
         node: node(spec),
         now: at(0),
@@ -174,8 +174,8 @@ pub(crate) fn new_node(spec: SeiNodeSpec) -> Observation {
         operator_version: "1.0.0".into(),
         timing: Timing::default(),
         rollout: Rollout::default(),
-        wanted: Ok(wanted),
-        syncers: Syncers::Known(vec!["a:1".into(), "b:1".into()]),
+        desired: Ok(desired),
+        syncers: RegisteredWitnesses::Known(vec!["a:1".into(), "b:1".into()]),
         statefulset: None,
         pods: Vec::new(),
         job: None,
@@ -193,24 +193,24 @@ pub(crate) fn new_node(spec: SeiNodeSpec) -> Observation {
 /// An observation of a node that runs what its spec asked for when it was made.
 pub(crate) fn running(spec: SeiNodeSpec) -> Observation {
     let mut observation = new_node(spec);
-    let wanted = observation.wanted.clone().unwrap();
-    let template = serde_json::to_value(&wanted.statefulset.spec.template).unwrap();
-    observation.statefulset = Some(statefulset(&template, &wanted.hash, "rev-1"));
-    observation.pods = vec![pod(&wanted.image, &wanted.sidecar_image, "rev-1")];
+    let desired = observation.desired.clone().unwrap();
+    let template = serde_json::to_value(&desired.statefulset.spec.template).unwrap();
+    observation.statefulset = Some(statefulset(&template, &desired.hash, "rev-1"));
+    observation.pods = vec![pod(&desired.image, &desired.sidecar_image, "rev-1")];
     observation.sidecar = Sidecar::Ready;
     observation.node.status = Some(SeiNodeStatus {
         phase: Some(SeiNodePhase::Running),
         observed_generation: Some(1),
-        current_image: Some(wanted.image.clone()),
-        current_sidecar_image: Some(wanted.sidecar_image.clone()),
-        pod_template_hash: Some(wanted.hash.clone()),
+        current_image: Some(desired.image.clone()),
+        current_sidecar_image: Some(desired.sidecar_image.clone()),
+        pod_template_hash: Some(desired.hash.clone()),
         pod_template: Some(ObservedTemplate {
             revision: "rev-1".into(),
             pod_uid: "pod-uid".into(),
-            inputs_hash: wanted.inputs_hash.clone(),
+            inputs_hash: desired.inputs_hash.clone(),
             operator_version: "1.0.0".into(),
             observed_at: None,
-            config: wanted.config.clone(),
+            config: desired.config.clone(),
         }),
         ..SeiNodeStatus::default()
     });
@@ -269,13 +269,13 @@ impl Observation {
     pub(crate) fn edit(mut self, change: impl FnOnce(&mut SeiNodeSpec)) -> Self {
         change(&mut self.node.spec);
         *self.node.metadata.generation.get_or_insert(1) += 1;
-        self.wanted = Ok(wanted(&self.node.spec, "a"));
+        self.desired = Ok(desired(&self.node.spec, "a"));
         self
     }
 
     /// The same world under another platform configuration.
     pub(crate) fn platform(mut self, name: &str) -> Self {
-        self.wanted = Ok(wanted(&self.node.spec, name));
+        self.desired = Ok(desired(&self.node.spec, name));
         self
     }
 

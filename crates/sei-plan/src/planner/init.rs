@@ -7,7 +7,7 @@ use sei_api::plan::{PlanKind, TaskPlan};
 use sei_api::status::{ClaimRef, SeiNodePhase};
 use sei_api::task::TaskType;
 
-use super::{Decision, Note, build, failure_text, gate, running, stall};
+use super::{Decision, Note, build, failure_text, running, stall, state_sync};
 use crate::observation::{Claim, Observation, Sidecar};
 use crate::tasks::kind_of;
 
@@ -36,29 +36,29 @@ pub(super) fn decide(
         decision.wake = Some(observation.timing.poll() * 6);
         return;
     }
-    let Ok(wanted) = &observation.wanted else { return };
+    let Ok(desired) = &observation.desired else { return };
     // A plan that did without a Job that the node needs followed one that was done with it.
     let bootstrapped = observation.node.spec.needs_bootstrap()
         && previous.is_some_and(|plan| {
             plan.has_completed(TaskType::TeardownBootstrap)
                 || (kind_of(plan) == PlanKind::Init && !plan.has(TaskType::DeployBootstrapJob))
         });
-    let plan = build::init(observation, wanted, bootstrapped);
+    let plan = build::init(observation, desired, bootstrapped);
     decision.phase = Some(SeiNodePhase::Initializing);
     running::start(decision, plan, "the node is new");
 }
 
 /// What keeps the first plan from being built.
 fn why_not(observation: &Observation) -> Option<Note> {
-    if let Err(why) = &observation.wanted {
+    if let Err(why) = &observation.desired {
         return Some(Note::Refused { why: why.clone() });
     }
     if observation.node.spec.is_paused() {
         return Some(Note::NodePaused);
     }
-    let gate = gate::judge(&observation.node.spec, &observation.syncers);
-    if gate.blocked {
-        return Some(Note::GateBlocked { why: gate.verdict.message });
+    let state_sync = state_sync::check_state_sync(&observation.node.spec, &observation.syncers);
+    if state_sync.blocked {
+        return Some(Note::StateSyncBlocked { why: state_sync.verdict.message });
     }
     if observation.asks_peers {
         // The first plan holds the addresses of peers as they are known when it is built.

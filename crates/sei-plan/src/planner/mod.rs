@@ -9,7 +9,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use sei_api::SeiNodeSpec;
-use sei_api::condition::{self, ConditionType, Reason, Truth, Verdict};
+use sei_api::condition::{self, ConditionStatus, ConditionType, Reason, Verdict};
 use sei_api::plan::{PlanKind, PlanPhase, TaskPlan};
 use sei_api::status::{
     Blocked, Cause, ClaimRef, LastUpdate, PendingUpdate, SeiNodePhase, SeiNodeStatus, UpdateOutcome,
@@ -22,12 +22,12 @@ use crate::tasks::{Stamp, kind_of};
 mod active;
 pub mod build;
 pub mod drift;
-pub mod gate;
 mod init;
 mod note;
 pub mod repair;
 mod running;
 pub mod stall;
+pub mod state_sync;
 
 #[cfg(test)]
 pub(crate) mod fixture;
@@ -92,7 +92,7 @@ pub fn plan(observation: &Observation) -> Decision {
         Some((_, plan)) => settle(observation, plan, &mut decision),
         None => decide_at_rest(observation, &mut decision),
     }
-    give_back(observation, &mut decision);
+    release_slot(observation, &mut decision);
     mirror_sidecar(observation, &mut decision);
     stall::report(observation, &mut decision);
     decision
@@ -124,7 +124,7 @@ fn settle(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
     let kind = kind_of(plan);
     if plan.phase == PlanPhase::Complete {
         if is_updating(observation) {
-            set_update(decision, Truth::False, Reason::UpdateComplete, finished(plan));
+            set_update(decision, ConditionStatus::False, Reason::UpdateComplete, finished(plan));
         }
         if kind == PlanKind::NodeUpdate || gave_another_template(observation, plan) {
             decision.last_update = Some(ended(observation, plan, UpdateOutcome::Complete, None));
@@ -138,13 +138,13 @@ fn settle(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
         decide_at_rest(&after, decision);
         return;
     }
-    if active::goes_on_late(plan) && observation.wanted.is_ok() {
+    if active::goes_on_late(plan) && observation.desired.is_ok() {
         active::start_late(observation, plan, decision);
         return;
     }
     let detail = failure_text(plan);
     if is_updating(observation) {
-        set_update(decision, Truth::False, Reason::UpdateFailed, detail.clone());
+        set_update(decision, ConditionStatus::False, Reason::UpdateFailed, detail.clone());
     }
     if kind == PlanKind::ApplyTemplate {
         back_off(observation, decision);
@@ -169,7 +169,7 @@ fn gave_another_template(observation: &Observation, plan: &TaskPlan) -> bool {
 
 fn is_updating(observation: &Observation) -> bool {
     let conditions = &observation.status().conditions;
-    condition::is(conditions, ConditionType::NodeUpdateInProgress, Truth::True)
+    condition::is(conditions, ConditionType::NodeUpdateInProgress, ConditionStatus::True)
 }
 
 /// The same world without the plan, to decide what comes after it.
@@ -192,7 +192,7 @@ fn back_off(observation: &Observation, decision: &mut Decision) {
         pending.next_attempt_at = Some(Time(later(observation.now, pause)));
         let words = format!("{attempts} failed attempts");
         pending.reason = Some(words.clone());
-        set_drift(decision, Truth::True, Reason::BackingOff, words);
+        set_drift(decision, ConditionStatus::True, Reason::BackingOff, words);
     }
 }
 
@@ -208,17 +208,22 @@ pub(crate) fn later(now: Timestamp, pause: Duration) -> Timestamp {
 fn mirror(observation: &Observation, decision: &mut Decision) {
     let paused = observation.node.spec.is_paused();
     decision.conditions.push(if paused {
-        Verdict::new(ConditionType::Paused, Truth::True, Reason::Paused, "spec.paused is true")
+        Verdict::new(
+            ConditionType::Paused,
+            ConditionStatus::True,
+            Reason::Paused,
+            "spec.paused is true",
+        )
     } else {
-        Verdict::new(ConditionType::Paused, Truth::False, Reason::NotPaused, "")
+        Verdict::new(ConditionType::Paused, ConditionStatus::False, Reason::NotPaused, "")
     });
-    let gate = gate::judge(&observation.node.spec, &observation.syncers);
-    decision.syncers = gate.syncers;
-    decision.conditions.push(gate.verdict);
+    let state_sync = state_sync::check_state_sync(&observation.node.spec, &observation.syncers);
+    decision.syncers = state_sync.witnesses;
+    decision.conditions.push(state_sync.verdict);
     decision.conditions.extend(peers_verdict(&observation.node.spec));
     let conditions = &observation.status().conditions;
     if condition::find(conditions, ConditionType::PodTemplateDrift).is_none() {
-        set_drift(decision, Truth::Unknown, Reason::NotObserved, "");
+        set_drift(decision, ConditionStatus::Unknown, Reason::NotObserved, "");
     }
 }
 
@@ -228,10 +233,10 @@ fn peers_verdict(spec: &SeiNodeSpec) -> Option<Verdict> {
     let condition = ConditionType::PeersResolved;
     let by_tags = sources.iter().filter(|source| source.ec2_tags.is_some()).count();
     Some(if by_tags == 0 {
-        Verdict::new(condition, Truth::True, Reason::Resolved, "")
+        Verdict::new(condition, ConditionStatus::True, Reason::Resolved, "")
     } else {
         let message = format!("{by_tags} of {} sources are EC2 tags", sources.len());
-        Verdict::new(condition, Truth::False, Reason::Ec2TagsNotResolved, message)
+        Verdict::new(condition, ConditionStatus::False, Reason::Ec2TagsNotResolved, message)
     })
 }
 
@@ -242,22 +247,29 @@ fn mirror_sidecar(observation: &Observation, decision: &mut Decision) {
     }
     let (status, reason, message) = match &observation.sidecar {
         Sidecar::Unknown => return,
-        Sidecar::Ready => (Truth::True, Reason::Ready, ""),
-        Sidecar::NotReady => (Truth::False, Reason::NotReady, "the gate is closed"),
-        Sidecar::Unreachable(text) => (Truth::Unknown, Reason::Unreachable, text.as_str()),
+        Sidecar::Ready => (ConditionStatus::True, Reason::Ready, ""),
+        Sidecar::NotReady => (ConditionStatus::False, Reason::NotReady, "the gate is closed"),
+        Sidecar::Unreachable(text) => {
+            (ConditionStatus::Unknown, Reason::Unreachable, text.as_str())
+        }
     };
     let condition = ConditionType::SidecarReady;
     decision.conditions.push(Verdict::new(condition, status, reason, message));
 }
 
-pub(crate) fn set_update(decision: &mut Decision, status: Truth, reason: Reason, message: String) {
+pub(crate) fn set_update(
+    decision: &mut Decision,
+    status: ConditionStatus,
+    reason: Reason,
+    message: String,
+) {
     let condition = ConditionType::NodeUpdateInProgress;
     decision.conditions.push(Verdict::new(condition, status, reason, message));
 }
 
 pub(crate) fn set_drift(
     decision: &mut Decision,
-    status: Truth,
+    status: ConditionStatus,
     reason: Reason,
     message: impl Into<String>,
 ) {
@@ -302,7 +314,7 @@ pub(crate) fn ended(
 
 /// Gives the slot of the last roll back once the node is Ready, and sees to it that somebody looks
 /// when it should have been.
-fn give_back(observation: &Observation, decision: &mut Decision) {
+fn release_slot(observation: &Observation, decision: &mut Decision) {
     let status = observation.status();
     let plan = match &decision.plan {
         PlanMove::Start(plan) => Some(&**plan),
@@ -334,13 +346,13 @@ fn give_back(observation: &Observation, decision: &mut Decision) {
     let due = since.map(|since| later(since, observation.rollout.ready_deadline));
     if let Some(due) = due.filter(|due| *due > observation.now) {
         let left = due.duration_since(observation.now).unsigned_abs();
-        decision.look_within(left);
+        decision.requeue_within(left);
     }
 }
 
 impl Decision {
     /// Sees to it that somebody looks again within this time.
-    fn look_within(&mut self, time: Duration) {
+    fn requeue_within(&mut self, time: Duration) {
         self.wake = Some(self.wake.map_or(time, |wake| wake.min(time)));
     }
 

@@ -9,7 +9,7 @@ use sei_api::status::Cause;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
     Deleting,
-    /// Nothing differs from what is wanted.
+    /// Nothing differs from what is desired.
     InSync,
     Starts {
         kind: PlanKind,
@@ -63,7 +63,7 @@ pub enum Note {
         statefulset: String,
     },
     NodePaused,
-    GateBlocked {
+    StateSyncBlocked {
         why: String,
     },
     Refused {
@@ -121,7 +121,7 @@ impl fmt::Display for Note {
                  the revision moved without a change of ours"
             ),
             Self::NodePaused => f.write_str("is stopped: spec.paused"),
-            Self::GateBlocked { why } => write!(f, "waits for state-sync witnesses: {why}"),
+            Self::StateSyncBlocked { why } => write!(f, "waits for state-sync witnesses: {why}"),
             Self::Refused { why } => write!(f, "cannot be carried out: {why}"),
             Self::WaitsForPod => {
                 f.write_str("waits for the StatefulSet controller to make the pod")

@@ -3,28 +3,28 @@
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use sei_api::condition::{Reason, Truth};
+use sei_api::condition::{ConditionStatus, Reason};
 use sei_api::plan::{PlanKind, TaskPlan};
 use sei_api::status::{Cause, FieldChange, PendingUpdate, UpdateState};
 
 use super::drift::{self, Difference, Drift, Permit};
 use super::{Decision, Note, PlanMove, build, init, set_drift, set_update, stall};
+use crate::desired::Desired;
 use crate::diff::cut_changes;
 use crate::observation::{Observation, Sidecar, Slot};
 use crate::view::is_owned;
-use crate::wanted::Wanted;
 
 /// Decides for a running node: update it, open its gate, put its template back, or leave it.
 pub(super) fn decide(observation: &Observation, decision: &mut Decision) {
     if let Some(note) = stall::volume_lost(observation) {
         decision.report.push(note);
         init::decide_lost_volume(observation, decision);
-        leave_the_line(decision);
+        dequeue(decision);
         return;
     }
-    match &observation.wanted {
+    match &observation.desired {
         Err(why) => decision.report.push(Note::Refused { why: why.clone() }),
-        Ok(wanted) => match stall::changed_identity(observation, wanted) {
+        Ok(desired) => match stall::changed_identity(observation, desired) {
             Some(why) => decision.report.push(Note::Refused { why }),
             None if stall::volume_going(observation) => decision.report.push(Note::VolumeGoing),
             None if observation.has_foreign_statefulset() => {
@@ -34,17 +34,17 @@ pub(super) fn decide(observation: &Observation, decision: &mut Decision) {
                 let with = observation.signing_conflict.clone().unwrap_or_default();
                 decision.report.push(Note::SigningKeyConflict { with });
                 // Nobody tells when the other one is gone.
-                decision.look_within(observation.timing.poll() * 6);
+                decision.requeue_within(observation.timing.poll() * 6);
             }
             None if observation.node.spec.is_paused() => {
-                decide_stopped(observation, wanted, decision);
+                decide_stopped(observation, desired, decision);
             }
-            None => decide_drift(observation, wanted, decision),
+            None => decide_drift(observation, desired, decision),
         },
     }
-    leave_the_line(decision);
+    dequeue(decision);
     if stall::volume_unknown(observation) {
-        decision.look_within(observation.timing.poll() * 6);
+        decision.requeue_within(observation.timing.poll() * 6);
     }
     let idle = !matches!(decision.plan, PlanMove::Start(_));
     // Never delayed by anything above: an evicted node must come back.
@@ -54,13 +54,13 @@ pub(super) fn decide(observation: &Observation, decision: &mut Decision) {
         start(decision, plan, "the gate is closed");
     }
     let idle = !matches!(decision.plan, PlanMove::Start(_));
-    if idle && let Ok(wanted) = &observation.wanted {
-        put_back(observation, wanted, decision);
+    if idle && let Ok(desired) = &observation.desired {
+        restore_template(observation, desired, decision);
     }
 }
 
 /// A node that cannot be updated at all must not keep others waiting behind it.
-fn leave_the_line(decision: &mut Decision) {
+fn dequeue(decision: &mut Decision) {
     let why = decision.report.iter().find_map(|note| match note {
         Note::Refused { .. }
         | Note::VolumeGoing
@@ -75,7 +75,7 @@ fn leave_the_line(decision: &mut Decision) {
     {
         pending.state = UpdateState::Held;
         pending.reason = Some(why.clone());
-        set_drift(decision, Truth::True, Reason::Held, why);
+        set_drift(decision, ConditionStatus::True, Reason::Held, why);
     }
 }
 
@@ -88,16 +88,16 @@ pub(super) const FOREIGN_STATEFULSET: &str =
 fn waits_for_a_key(observation: &Observation) -> bool {
     let statefulset = observation.own_statefulset();
     let mounted = statefulset.and_then(|one| one.identity().signing_secret);
-    let wanted = observation.node.spec.signing_secret();
-    let takes = wanted.is_some() && mounted.as_deref() != wanted;
+    let desired = observation.node.spec.signing_secret();
+    let takes = desired.is_some() && mounted.as_deref() != desired;
     let stopped = statefulset.is_none_or(|one| one.replicas == Some(0));
     let paused = observation.node.spec.is_paused();
     observation.signing_conflict.is_some() && (takes || (stopped && !paused))
 }
 
 /// At rest, in sync, or on the way.
-fn decide_drift(observation: &Observation, wanted: &Wanted, decision: &mut Decision) {
-    match drift::judge(observation, wanted) {
+fn decide_drift(observation: &Observation, desired: &Desired, decision: &mut Decision) {
+    match drift::judge(observation, desired) {
         Drift::NoPod | Drift::NotRunning => decision.report.push(Note::WaitsForPod),
         Drift::Unjudged => {
             decision.judge = observation.pod().map(|pod| pod.uid.clone());
@@ -106,42 +106,47 @@ fn decide_drift(observation: &Observation, wanted: &Wanted, decision: &mut Decis
         Drift::Record(stamp) => {
             decision.report.push(Note::Adopted { hash: stamp.hash.clone() });
             decision.stamp = Some(*stamp);
-            in_sync(observation, wanted, decision);
+            in_sync(observation, desired, decision);
         }
-        Drift::InSync => match unfinished(observation, wanted) {
-            Some(difference) => differs(observation, wanted, &difference, decision),
-            None => in_sync(observation, wanted, decision),
+        Drift::InSync => match unfinished(observation, desired) {
+            Some(difference) => differs(observation, desired, &difference, decision),
+            None => in_sync(observation, desired, decision),
         },
-        Drift::Reapply if waits_after_failure(observation, wanted, decision) => {}
+        Drift::Reapply if waits_after_failure(observation, desired, decision) => {}
         Drift::Reapply => {
             // Applied first of all: until then an eviction brings up what nobody wants any more.
             let late = build::Shape::Late;
-            let plan = build::node_update(observation, wanted, Cause::Spec, late, false);
+            let plan = build::node_update(observation, desired, Cause::Spec, late, false);
             decision.pending_update = Some(pending(
                 observation,
-                wanted,
+                desired,
                 Cause::Spec,
                 UpdateState::Rolling,
                 "puts back the template of the running pod; nothing is restarted",
                 Vec::new(),
             ));
-            set_drift(decision, Truth::True, Reason::Rolling, "puts back the running template");
+            set_drift(
+                decision,
+                ConditionStatus::True,
+                Reason::Rolling,
+                "puts back the running template",
+            );
             set_update(
                 decision,
-                Truth::True,
+                ConditionStatus::True,
                 Reason::UpdateStarted,
                 "puts back the template of the running pod; nothing is restarted".to_owned(),
             );
-            start(decision, plan, "the wanted template is the running one, not the applied one");
+            start(decision, plan, "the desired template is the running one, not the applied one");
         }
-        Drift::Differs(difference) => differs(observation, wanted, &difference, decision),
+        Drift::Differs(difference) => differs(observation, desired, &difference, decision),
     }
 }
 
 /// An update that failed after its pod was replaced: the pod is right, its configuration is not.
-fn unfinished(observation: &Observation, wanted: &Wanted) -> Option<Difference> {
+fn unfinished(observation: &Observation, desired: &Desired) -> Option<Difference> {
     let pending = observation.status().pending_update.as_ref()?;
-    let failed = pending.attempts.unwrap_or(0) > 0 && pending.target_hash == wanted.hash;
+    let failed = pending.attempts.unwrap_or(0) > 0 && pending.target_hash == desired.hash;
     failed.then(|| Difference {
         cause: pending.cause,
         image_changed: true,
@@ -149,8 +154,8 @@ fn unfinished(observation: &Observation, wanted: &Wanted) -> Option<Difference> 
     })
 }
 
-fn in_sync(observation: &Observation, wanted: &Wanted, decision: &mut Decision) {
-    let settings: Vec<_> = drift::config_changes(observation, wanted)
+fn in_sync(observation: &Observation, desired: &Desired, decision: &mut Decision) {
+    let settings: Vec<_> = drift::config_changes(observation, desired)
         .into_iter()
         // Peers come and go all the time; they ride on whatever rolls next.
         .filter(|name| name != "config.peers")
@@ -162,14 +167,14 @@ fn in_sync(observation: &Observation, wanted: &Wanted, decision: &mut Decision) 
             .collect();
         pending(
             observation,
-            wanted,
+            desired,
             Cause::Spec,
             UpdateState::Held,
             "addresses arrive with the next roll; overrides reach a node when it is initialised",
             changes,
         )
     });
-    set_drift(decision, Truth::False, Reason::InSync, "");
+    set_drift(decision, ConditionStatus::False, Reason::InSync, "");
     let moved = observation.pod().zip(observation.own_statefulset()).and_then(|(pod, one)| {
         let (own, newest) = (pod.revision.clone()?, one.observed_revision()?.to_owned());
         (own != newest).then_some(Note::RevisionMovedExternally { pod: own, statefulset: newest })
@@ -183,34 +188,34 @@ fn in_sync(observation: &Observation, wanted: &Wanted, decision: &mut Decision) 
 /// The pod differs: roll it, or say why not.
 fn differs(
     observation: &Observation,
-    wanted: &Wanted,
+    desired: &Desired,
     difference: &Difference,
     decision: &mut Decision,
 ) {
-    refuse_other_approvals(observation, wanted, decision);
+    refuse_other_approvals(observation, desired, decision);
     let mut changes = difference.changes.clone();
     if changes.is_empty() {
         // The fingerprints differ in form only, or nobody can tell any more where.
         changes.push(FieldChange {
             path: "podTemplate".to_owned(),
             from: observation.status().pod_template_hash.clone(),
-            to: Some(wanted.hash.clone()),
+            to: Some(desired.hash.clone()),
         });
     }
     let words = explain(&changes);
     let cause = difference.cause;
     let mut halted_by = None;
-    let (state, why) = match drift::permit(observation, wanted, difference) {
+    let (state, why) = match drift::permit(observation, desired, difference) {
         Permit::Go { takes_slot } => {
-            set_drift(decision, Truth::True, Reason::Rolling, &words);
+            set_drift(decision, ConditionStatus::True, Reason::Rolling, &words);
             set_update(
                 decision,
-                Truth::True,
+                ConditionStatus::True,
                 Reason::UpdateStarted,
-                started(observation, wanted, &words),
+                started(observation, desired, &words),
             );
             let shape = shape(observation);
-            let plan = build::node_update(observation, wanted, cause, shape, takes_slot);
+            let plan = build::node_update(observation, desired, cause, shape, takes_slot);
             start(decision, plan, &words);
             (UpdateState::Rolling, String::new())
         }
@@ -219,21 +224,21 @@ fn differs(
             (UpdateState::Queued, "asks for a slot of its chain".to_owned())
         }
         Permit::Paused => {
-            set_drift(decision, Truth::True, Reason::Paused, &words);
+            set_drift(decision, ConditionStatus::True, Reason::Paused, &words);
             decision.report.push(Note::UpdatesPaused);
             (UpdateState::Held, "spec.update.paused".to_owned())
         }
         Permit::Held(why) => {
             let adopted = cause == Cause::Adoption;
             let reason = if adopted { Reason::AdoptedWithDrift } else { Reason::Held };
-            set_drift(decision, Truth::True, reason, format!("{why}: {words}"));
+            set_drift(decision, ConditionStatus::True, reason, format!("{why}: {words}"));
             decision.report.push(Note::Held { cause, why: why.clone() });
             (UpdateState::Held, why)
         }
         Permit::Queued(slot) => {
             if !observation.is_ready() {
                 // Nobody tells when it will have been down for long enough to go.
-                decision.look_within(observation.timing.poll() * 6);
+                decision.requeue_within(observation.timing.poll() * 6);
             }
             halted_by = slot.halted_by().map(str::to_owned);
             (UpdateState::Queued, queued(&slot, decision))
@@ -241,14 +246,14 @@ fn differs(
         Permit::Settling(left) => {
             // What it waited for before stays told: a new leader has no news of it yet.
             let before = observation.status().pending_update.as_ref().filter(|pending| {
-                pending.state == UpdateState::Queued && pending.target_hash == wanted.hash
+                pending.state == UpdateState::Queued && pending.target_hash == desired.hash
             });
             halted_by = before.and_then(|pending| pending.halted_by.clone());
             let why = before
                 .and_then(|pending| pending.reason.clone())
                 .unwrap_or_else(|| "waits until the operator has settled as leader".to_owned());
-            set_drift(decision, Truth::True, Reason::WaitingForSlot, &why);
-            decision.look_within(left);
+            set_drift(decision, ConditionStatus::True, Reason::WaitingForSlot, &why);
+            decision.requeue_within(left);
             decision.report.push(Note::WaitsForSlot { by: "the operator's own settling".into() });
             (UpdateState::Queued, why)
         }
@@ -256,7 +261,7 @@ fn differs(
             (UpdateState::Retrying, backs_off(attempts, seconds, decision))
         }
     };
-    let update = pending(observation, wanted, cause, state, &why, changes);
+    let update = pending(observation, desired, cause, state, &why, changes);
     decision.pending_update = Some(PendingUpdate { halted_by, ..update });
 }
 
@@ -264,7 +269,7 @@ fn differs(
 /// with every look.
 fn backs_off(attempts: i32, seconds: i64, decision: &mut Decision) -> String {
     let why = format!("{attempts} failed attempts");
-    set_drift(decision, Truth::True, Reason::BackingOff, &why);
+    set_drift(decision, ConditionStatus::True, Reason::BackingOff, &why);
     decision.report.push(Note::BacksOff { attempts, seconds });
     decision.wake = Some(Duration::from_secs(u64::try_from(seconds).unwrap_or(0) + 1));
     why
@@ -273,10 +278,10 @@ fn backs_off(attempts: i32, seconds: i64, decision: &mut Decision) -> String {
 /// Whether putting a template back has failed too short a time ago to be tried again.
 fn waits_after_failure(
     observation: &Observation,
-    wanted: &Wanted,
+    desired: &Desired,
     decision: &mut Decision,
 ) -> bool {
-    let Some(Permit::BacksOff { attempts, seconds }) = drift::back_off(observation, wanted) else {
+    let Some(Permit::BacksOff { attempts, seconds }) = drift::back_off(observation, desired) else {
         return false;
     };
     backs_off(attempts, seconds, decision);
@@ -298,7 +303,7 @@ fn queued(slot: &Slot, decision: &mut Decision) -> String {
         }
         Slot::Halted { by } => (Note::ChainHalted { by: by.clone() }, halted(by)),
     };
-    set_drift(decision, Truth::True, Reason::WaitingForSlot, &why);
+    set_drift(decision, ConditionStatus::True, Reason::WaitingForSlot, &why);
     decision.report.push(note);
     why
 }
@@ -308,14 +313,14 @@ pub fn halted(by: &str) -> String {
     format!("the chain's rolls are halted: the roll of {by} failed")
 }
 
-fn refuse_other_approvals(observation: &Observation, wanted: &Wanted, decision: &mut Decision) {
+fn refuse_other_approvals(observation: &Observation, desired: &Desired, decision: &mut Decision) {
     if let Some(given) = observation.approved()
-        && given != wanted.hash
+        && given != desired.hash
         && !is_spent(observation, given)
     {
         decision
             .report
-            .push(Note::ApprovalRefused { given: given.to_owned(), target: wanted.hash.clone() });
+            .push(Note::ApprovalRefused { given: given.to_owned(), target: desired.hash.clone() });
     }
 }
 
@@ -336,22 +341,22 @@ fn explain(changes: &[FieldChange]) -> String {
 
 /// The message of an update that starts. Image drift is worded as the peer words it, because
 /// people search for it.
-fn started(observation: &Observation, wanted: &Wanted, words: &str) -> String {
+fn started(observation: &Observation, desired: &Desired, words: &str) -> String {
     let status = observation.status();
     let current = status.current_image.as_deref().unwrap_or_default();
     let current_sidecar = status.current_sidecar_image.as_deref().unwrap_or_default();
-    let seid = current != wanted.image;
-    let sidecar = !current_sidecar.is_empty() && current_sidecar != wanted.sidecar_image;
+    let seid = current != desired.image;
+    let sidecar = !current_sidecar.is_empty() && current_sidecar != desired.sidecar_image;
     match (seid, sidecar) {
         (true, true) => format!(
             "image drift detected: seid spec={} current={current}, sidecar spec={} \
              current={current_sidecar}",
-            wanted.image, wanted.sidecar_image
+            desired.image, desired.sidecar_image
         ),
-        (true, false) => format!("image drift detected: spec={} current={current}", wanted.image),
+        (true, false) => format!("image drift detected: spec={} current={current}", desired.image),
         (false, true) => format!(
             "sidecar image drift detected: spec={} current={current_sidecar}",
-            wanted.sidecar_image
+            desired.sidecar_image
         ),
         (false, false) => format!("pod template drift detected: {words}"),
     }
@@ -367,18 +372,20 @@ pub(super) fn shape(observation: &Observation) -> build::Shape {
 /// A pending update; when it was first seen and how often it failed stay with its target.
 pub(super) fn pending(
     observation: &Observation,
-    wanted: &Wanted,
+    desired: &Desired,
     cause: Cause,
     state: UpdateState,
     why: &str,
     changes: Vec<FieldChange>,
 ) -> PendingUpdate {
     let before = observation.status().pending_update.as_ref();
-    let same = before.filter(|pending| pending.target_hash == wanted.hash);
+    let same = before.filter(|pending| pending.target_hash == desired.hash);
     PendingUpdate {
-        target_hash: wanted.hash.clone(),
-        base_inputs_hash: before
-            .map_or_else(|| wanted.inputs_hash.clone(), |pending| pending.base_inputs_hash.clone()),
+        target_hash: desired.hash.clone(),
+        base_inputs_hash: before.map_or_else(
+            || desired.inputs_hash.clone(),
+            |pending| pending.base_inputs_hash.clone(),
+        ),
         cause,
         state,
         reason: (!why.is_empty()).then(|| why.to_owned()),
@@ -389,7 +396,7 @@ pub(super) fn pending(
         halted_by: None,
         refused_approval: observation
             .approved()
-            .filter(|given| *given != wanted.hash && !is_spent(observation, given))
+            .filter(|given| *given != desired.hash && !is_spent(observation, given))
             .map(crate::tasks::bounded),
     }
 }
@@ -401,29 +408,29 @@ fn is_spent(observation: &Observation, given: &str) -> bool {
     [status.pod_template_hash.as_deref(), rolled].contains(&Some(given))
 }
 
-/// A stopped node: once its pod is gone, the StatefulSet gets the wanted template at once, so that
+/// A stopped node: once its pod is gone, the StatefulSet gets the desired template at once, so that
 /// the next start is the right one.
-fn decide_stopped(observation: &Observation, wanted: &Wanted, decision: &mut Decision) {
+fn decide_stopped(observation: &Observation, desired: &Desired, decision: &mut Decision) {
     decision.report.push(Note::NodePaused);
     let Some(statefulset) = observation.own_statefulset() else { return };
     let has_pod = observation.pods.iter().any(|pod| is_owned(pod, statefulset));
     let stopped = statefulset.replicas == Some(0) && !has_pod && !statefulset.terminating;
-    if stopped && statefulset.template_hash.as_ref() != Some(&wanted.hash) {
-        let plan = build::apply_template(observation, wanted, &wanted.hash);
+    if stopped && statefulset.template_hash.as_ref() != Some(&desired.hash) {
+        let plan = build::apply_template(observation, desired, &desired.hash);
         start(decision, plan, "the node is stopped; its next start is prepared");
     }
 }
 
 /// While a change waits, the StatefulSet keeps the template of the running pod: an eviction then
 /// brings back what ran before.
-fn put_back(observation: &Observation, wanted: &Wanted, decision: &mut Decision) {
+fn restore_template(observation: &Observation, desired: &Desired, decision: &mut Decision) {
     let waits = decision
         .pending_update
         .as_ref()
         .is_some_and(|one| matches!(one.state, UpdateState::Held | UpdateState::Queued));
     let Some(statefulset) = observation.own_statefulset() else { return };
     let observed = match observation.pod() {
-        Some(pod) => drift::observed_hash(observation, wanted, pod),
+        Some(pod) => drift::observed_hash(observation, desired, pod),
         None => observation.status().pod_template_hash.as_deref(),
     };
     let Some(observed) = observed else { return };
@@ -435,9 +442,9 @@ fn put_back(observation: &Observation, wanted: &Wanted, decision: &mut Decision)
         .as_ref()
         .and_then(|one| one.next_attempt_at.as_ref())
         .is_some_and(|until| until.0 > observation.now);
-    if waits && !backs_off && observed != wanted.hash && differs && !statefulset.terminating {
+    if waits && !backs_off && observed != desired.hash && differs && !statefulset.terminating {
         let observed = observed.to_owned();
-        let plan = build::apply_template(observation, wanted, &observed);
+        let plan = build::apply_template(observation, desired, &observed);
         start(decision, plan, "the update waits; an eviction must bring back what ran before");
     }
 }

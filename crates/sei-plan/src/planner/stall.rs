@@ -1,15 +1,15 @@
 //! What keeps a node from getting on, and since when.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use sei_api::condition::{ConditionType, Reason, Truth, Verdict};
+use sei_api::condition::{ConditionStatus, ConditionType, Reason, Verdict};
 use sei_api::names::data_claim;
 use sei_api::status::{Blocked, SeiNodePhase};
 
 use super::{Decision, Note, later};
+use crate::desired::Desired;
 use crate::observation::{Claim, Observation};
 use crate::tasks::bounded;
 use crate::view::{ContainerView, PodView, TroubleKind, is_owned};
-use crate::wanted::Wanted;
 
 /// Records what blocks the node, and reports it as stalled once its deadline has passed. The start
 /// lives in status, so that a restart of the operator does not begin to count anew.
@@ -36,9 +36,11 @@ pub(super) fn report(observation: &Observation, decision: &mut Decision) {
     });
     decision.conditions.push(match stalled {
         Some((reason, message)) => {
-            Verdict::new(ConditionType::Stalled, Truth::True, reason, message)
+            Verdict::new(ConditionType::Stalled, ConditionStatus::True, reason, message)
         }
-        None => Verdict::new(ConditionType::Stalled, Truth::False, Reason::Progressing, ""),
+        None => {
+            Verdict::new(ConditionType::Stalled, ConditionStatus::False, Reason::Progressing, "")
+        }
     });
 }
 
@@ -137,11 +139,11 @@ fn crash_goes_on(pod: &PodView, observation: &Observation) -> Option<(Reason, St
 
 /// What of a running node's identity the spec would change. Such a change is refused, and nothing
 /// is touched.
-pub(super) fn changed_identity(observation: &Observation, wanted: &Wanted) -> Option<String> {
+pub(super) fn changed_identity(observation: &Observation, desired: &Desired) -> Option<String> {
     let running = observation.status().phase == Some(SeiNodePhase::Running);
     let statefulset = observation.own_statefulset().filter(|_| running)?;
     let now = statefulset.identity();
-    let template = serde_json::to_value(&wanted.statefulset.spec.template).unwrap_or_default();
+    let template = serde_json::to_value(&desired.statefulset.spec.template).unwrap_or_default();
     let asked = crate::view::identity_of(&template);
     let fields = [
         ("spec.chainId", now.chain, asked.chain),

@@ -284,17 +284,17 @@ fn wrong_type(key: &str, expected: &'static str, found: &Value) -> Problem {
 
 /// What was probably meant: a neighbour that looks alike, the same name elsewhere, or the list.
 fn hint(section: &str, known: &[&str], key: &str) -> String {
-    let wanted = key.to_lowercase();
+    let desired = key.to_lowercase();
     let near = known
         .iter()
-        .map(|name| (distance(&name.to_lowercase(), &wanted), *name))
+        .map(|name| (distance(&name.to_lowercase(), &desired), *name))
         .min()
         .filter(|(distance, name)| *distance <= 1 + name.len() / 4);
     if let Some((_, name)) = near {
         return format!("did you mean {}?", join(section, name));
     }
     let elsewhere = SCHEMA.iter().find_map(|(section, names)| {
-        let name = names.iter().find(|name| name.to_lowercase() == wanted)?;
+        let name = names.iter().find(|name| name.to_lowercase() == desired)?;
         Some(join(section, name))
     });
     match elsewhere {

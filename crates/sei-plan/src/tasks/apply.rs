@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{Effects, Next, done, fail, in_bootstrap, kind_of, not_ours, read, request, wait};
 use crate::adoption::template_of_revision;
 use crate::request::{Read, Request};
-use crate::seen::{CONFIG_MAP, Look, PodTry, SERVICE, Seen};
+use crate::seen::{CONFIG_MAP, PodTry, Reading, SERVICE, Seen};
 use crate::view::{StatefulSetView, identity_of};
 
 /// Writes the plan's template to the StatefulSet, or makes one.
@@ -29,9 +29,9 @@ pub(super) fn step_statefulset(plan: &TaskPlan, seen: &Seen) -> Next {
         Err(next) => return next,
     };
     let statefulset = match &seen.statefulset {
-        Look::Unread | Look::Cached(None) => return read(Read::StatefulSet),
-        Look::Live(None) => return create(plan, seen, template),
-        Look::Cached(Some(statefulset)) | Look::Live(Some(statefulset)) => statefulset,
+        Reading::Unread | Reading::Cached(None) => return read(Read::StatefulSet),
+        Reading::Live(None) => return create(plan, seen, template),
+        Reading::Cached(Some(statefulset)) | Reading::Live(Some(statefulset)) => statefulset,
     };
     if statefulset.terminating {
         return wait(Reason::StatefulSetTerminating, "the StatefulSet is being deleted");
@@ -49,13 +49,13 @@ pub(super) fn step_statefulset(plan: &TaskPlan, seen: &Seen) -> Next {
             "managedFields": fields,
         }})));
     }
-    let mut object = seen.wanted.statefulset.clone();
+    let mut object = seen.desired.statefulset.clone();
     if let Err(next) = set_template(&mut object, plan, seen, template) {
         return next;
     }
     // Only the patch that is there for it starts a pod: it is not sent beside another signer.
     let present = statefulset.replicas.unwrap_or(1);
-    object.spec.replicas = object.spec.replicas.map(|wanted| wanted.min(present));
+    object.spec.replicas = object.spec.replicas.map(|desired| desired.min(present));
     if takes_a_key(&object, Some(statefulset)) && !seen.stored.identity {
         return wait(None, "whom the node signs as is recorded first");
     }
@@ -83,11 +83,12 @@ pub(crate) fn on_delete_patch(statefulset: &StatefulSetView) -> Value {
 }
 
 fn applied(plan: &TaskPlan, view: &StatefulSetView, seen: &Seen) -> Next {
-    let rendered = serde_json::to_value(&seen.wanted.statefulset.spec.template).unwrap_or_default();
-    let is_rendered = plan.target.as_ref().is_none_or(|target| target.hash == seen.wanted.hash);
+    let rendered =
+        serde_json::to_value(&seen.desired.statefulset.spec.template).unwrap_or_default();
+    let is_rendered = plan.target.as_ref().is_none_or(|target| target.hash == seen.desired.hash);
     if is_rendered && view.identity().signing_secret != identity_of(&rendered).signing_secret {
-        // Somebody else holds on to it, or adds one: the next pod would not be the wanted one.
-        return fail("the applied template has another signing key than the wanted one");
+        // Somebody else holds on to it, or adds one: the next pod would not be the desired one.
+        return fail("the applied template has another signing key than the desired one");
     }
     Next::Done(Box::new(Effects {
         applied: Some(Applied { uid: view.uid.clone(), generation: view.generation }),
@@ -99,11 +100,11 @@ fn applied(plan: &TaskPlan, view: &StatefulSetView, seen: &Seen) -> Next {
 /// The template to write where it is not the rendered one: the running pod's own.
 fn template(plan: &TaskPlan, seen: &Seen) -> Result<Option<Value>, Next> {
     let Some(target) = &plan.target else { return Ok(None) };
-    if target.hash == seen.wanted.hash {
+    if target.hash == seen.desired.hash {
         return Ok(None);
     }
     if kind_of(plan) != PlanKind::ApplyTemplate {
-        return Err(wait(None, "the wanted template has changed; the plan is superseded"));
+        return Err(wait(None, "the desired template has changed; the plan is superseded"));
     }
     let observed = seen.node.status.as_ref().and_then(|status| status.pod_template.as_ref());
     let revision = observed.map(|template| template.revision.clone());
@@ -112,12 +113,12 @@ fn template(plan: &TaskPlan, seen: &Seen) -> Result<Option<Value>, Next> {
         return Err(fail("there is no observed template to put back"));
     };
     match &seen.revision {
-        Look::Live(Some(body)) => match template_of_revision(body) {
+        Reading::Live(Some(body)) => match template_of_revision(body) {
             Ok(template) => Ok(Some(template)),
             Err(error) => Err(fail(format!("revision {revision} cannot be read: {error}"))),
         },
-        Look::Live(None) => Err(fail(format!("revision {revision} is gone"))),
-        Look::Cached(_) | Look::Unread => Err(read(Read::Revision(revision))),
+        Reading::Live(None) => Err(fail(format!("revision {revision} is gone"))),
+        Reading::Cached(_) | Reading::Unread => Err(read(Read::Revision(revision))),
     }
 }
 
@@ -132,7 +133,7 @@ fn set_template(
         object.spec.template = serde_json::from_value(template)
             .map_err(|error| fail(format!("the observed template cannot be read: {error}")))?;
     }
-    let hash = plan.target.as_ref().map_or(&seen.wanted.hash, |target| &target.hash);
+    let hash = plan.target.as_ref().map_or(&seen.desired.hash, |target| &target.hash);
     let annotations = object.metadata.annotations.get_or_insert_default();
     annotations.insert(annotation::TEMPLATE_HASH.to_owned(), hash.clone());
     Ok(())
@@ -143,7 +144,7 @@ fn create(plan: &TaskPlan, seen: &Seen, template: Option<Value>) -> Next {
         // Of two nodes with one key each must be able to see the other before either starts.
         return wait(None, "whom the node signs as is recorded first");
     }
-    let mut object = seen.wanted.statefulset.clone();
+    let mut object = seen.desired.statefulset.clone();
     match set_template(&mut object, plan, seen, template) {
         Ok(()) => try_pod(&object, seen)
             .unwrap_or_else(|| request(Request::CreateStatefulSet(Box::new(object)))),
@@ -177,7 +178,7 @@ pub(super) fn step_service(seen: &Seen) -> Next {
     if seen.service_is_current || seen.accepted.contains(&SERVICE) {
         return done();
     }
-    request(Request::ApplyService(Box::new(seen.wanted.service.clone())))
+    request(Request::ApplyService(Box::new(seen.desired.service.clone())))
 }
 
 /// Applies the `ConfigMap` that the pod's proxy mounts.
@@ -185,5 +186,5 @@ pub(super) fn step_proxy_config(seen: &Seen) -> Next {
     if seen.proxy_config_is_current || seen.accepted.contains(&CONFIG_MAP) {
         return done();
     }
-    request(Request::ApplyConfigMap(Box::new(seen.wanted.proxy_config.clone())))
+    request(Request::ApplyConfigMap(Box::new(seen.desired.proxy_config.clone())))
 }

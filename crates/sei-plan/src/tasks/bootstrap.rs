@@ -4,27 +4,27 @@ use sei_api::condition::Reason;
 
 use super::{Next, done, fail, read, request, wait, wait_and_poll};
 use crate::request::{Read, Request};
-use crate::seen::{Look, Seen};
+use crate::seen::{Reading, Seen};
 use crate::view::JobState;
 
 /// Makes the Service under which the bootstrap pod's sidecar answers.
 pub(super) fn step_service(seen: &Seen) -> Next {
-    let Some(bootstrap) = &seen.wanted.bootstrap else { return not_wanted() };
+    let Some(bootstrap) = &seen.desired.bootstrap else { return not_desired() };
     match &seen.service {
-        Look::Live(Some(service)) if service.controller == seen.node.metadata.uid => done(),
-        Look::Live(Some(_)) => {
+        Reading::Live(Some(service)) if service.controller == seen.node.metadata.uid => done(),
+        Reading::Live(Some(_)) => {
             wait(Reason::FieldConflict, "a Service of this name is controlled by another object")
         }
-        Look::Live(None) => request(Request::CreateService(Box::new(bootstrap.service.clone()))),
-        Look::Unread | Look::Cached(_) => read(Read::Service),
+        Reading::Live(None) => request(Request::CreateService(Box::new(bootstrap.service.clone()))),
+        Reading::Unread | Reading::Cached(_) => read(Read::Service),
     }
 }
 
 /// Makes the Job. One left with another image is deleted first: its pod cannot be changed. So is
 /// one that failed: it belongs to an earlier plan, and would fail this one at once.
 pub(super) fn step_job(seen: &Seen) -> Next {
-    let Some(bootstrap) = &seen.wanted.bootstrap else { return not_wanted() };
-    let Look::Live(found) = &seen.job else { return read(Read::Job) };
+    let Some(bootstrap) = &seen.desired.bootstrap else { return not_desired() };
+    let Reading::Live(found) = &seen.job else { return read(Read::Job) };
     let own_pod = seen.pods.any().into_iter().flatten().any(|pod| !pod.is_bootstrap);
     let Some(job) = found else {
         if own_pod {
@@ -39,10 +39,11 @@ pub(super) fn step_job(seen: &Seen) -> Next {
     if job.terminating {
         return wait(None, "the earlier bootstrap Job is being deleted");
     }
-    let as_wanted = job.image == bootstrap.image && job.sidecar_image == seen.wanted.sidecar_image;
+    let as_desired =
+        job.image == bootstrap.image && job.sidecar_image == seen.desired.sidecar_image;
     match job.state {
         JobState::Complete => done(),
-        JobState::Active if as_wanted => done(),
+        JobState::Active if as_desired => done(),
         JobState::Active | JobState::Failed(_) => {
             request(Request::DeleteJob { uid: job.uid.clone() })
         }
@@ -50,7 +51,7 @@ pub(super) fn step_job(seen: &Seen) -> Next {
 }
 
 pub(super) fn step_await(seen: &Seen) -> Next {
-    let Look::Live(found) = &seen.job else { return read(Read::Job) };
+    let Reading::Live(found) = &seen.job else { return read(Read::Job) };
     match found.as_ref().map(|job| &job.state) {
         None => fail("the bootstrap Job is gone before it was complete"),
         Some(JobState::Complete) => done(),
@@ -62,7 +63,7 @@ pub(super) fn step_await(seen: &Seen) -> Next {
 /// Deletes Job and Service, and waits until they and the Job's pod are gone: two pods on one volume
 /// would corrupt it.
 pub(super) fn step_teardown(seen: &Seen) -> Next {
-    let Look::Live(job) = &seen.job else { return read(Read::Job) };
+    let Reading::Live(job) = &seen.job else { return read(Read::Job) };
     if let Some(job) = job {
         if job.controller != seen.node.metadata.uid {
             return wait(
@@ -79,7 +80,7 @@ pub(super) fn step_teardown(seen: &Seen) -> Next {
         }
         return request(Request::DeleteJob { uid: job.uid.clone() });
     }
-    let Look::Live(service) = &seen.service else { return read(Read::Service) };
+    let Reading::Live(service) = &seen.service else { return read(Read::Service) };
     if let Some(service) = service
         && service.controller == seen.node.metadata.uid
     {
@@ -88,13 +89,13 @@ pub(super) fn step_teardown(seen: &Seen) -> Next {
         }
         return request(Request::DeleteService { uid: service.uid.clone() });
     }
-    let Look::Live(pods) = &seen.pods else { return read(Read::Pods) };
+    let Reading::Live(pods) = &seen.pods else { return read(Read::Pods) };
     if pods.iter().flatten().any(|pod| pod.is_bootstrap) {
         return wait_and_poll(seen, Reason::PodTerminating, "the bootstrap pod is still there");
     }
     done()
 }
 
-fn not_wanted() -> Next {
+fn not_desired() -> Next {
     fail("the spec asks for no bootstrap any more")
 }

@@ -1,13 +1,13 @@
 //! `ensure-data-pvc`: makes the node's claim, or checks the imported one.
 
-use sei_api::condition::{ConditionType, Reason, Truth, Verdict};
+use sei_api::condition::{ConditionStatus, ConditionType, Reason, Verdict};
 use sei_api::names::{annotation, data_claim};
 use sei_api::status::ClaimRef;
 
 use super::{Effects, Failed, Next, Waiting, bounded, fail, read, request, wait};
 use crate::quantity::Quantity;
 use crate::request::{ClaimView, Read, Request};
-use crate::seen::{Look, Seen};
+use crate::seen::{Reading, Seen};
 
 pub(super) fn step(seen: &Seen) -> Next {
     match seen.node.spec.imported_claim() {
@@ -23,7 +23,7 @@ fn step_own(seen: &Seen) -> Next {
     if let Some(created) = &seen.created {
         return claimed(&name, &created.uid);
     }
-    let Look::Live(found) = &seen.claim else { return read(Read::Claim(name)) };
+    let Reading::Live(found) = &seen.claim else { return read(Read::Claim(name)) };
     match found {
         Some(claim) if claim.controller.as_deref() == seen.node.metadata.uid.as_deref() => {
             if claim.terminating {
@@ -51,7 +51,7 @@ fn create(name: &str, seen: &Seen) -> Next {
         );
         return wait(Reason::DataVolumeLost, message);
     }
-    match &seen.wanted.claim {
+    match &seen.desired.claim {
         Some(claim) => request(Request::CreateClaim(Box::new(claim.clone()))),
         None => fail("no claim is rendered for this node"),
     }
@@ -74,7 +74,7 @@ fn claimed(name: &str, uid: &str) -> Next {
 
 /// Checks an imported claim, which is never changed. The first failed check wins.
 fn step_import(name: &str, seen: &Seen) -> Next {
-    let Look::Live(found) = &seen.claim else { return read(Read::Claim(name.to_owned())) };
+    let Reading::Live(found) = &seen.claim else { return read(Read::Claim(name.to_owned())) };
     let Some(claim) = found else { return not_ready(seen, &format!("claim {name} is not there")) };
     if claim.terminating {
         return not_ready(seen, &format!("claim {name} is being deleted"));
@@ -94,7 +94,7 @@ fn step_import(name: &str, seen: &Seen) -> Next {
     let Some(capacity) = &claim.capacity else {
         return not_ready(seen, &format!("claim {name} reports no capacity yet"));
     };
-    if let Err(text) = large_enough(capacity, &seen.wanted.claim_size) {
+    if let Err(text) = large_enough(capacity, &seen.desired.claim_size) {
         return invalid(&format!("claim {name}: {text}"));
     }
     let Some(volume) = claim.volume.clone().filter(|volume| !volume.is_empty()) else {
@@ -104,7 +104,7 @@ fn step_import(name: &str, seen: &Seen) -> Next {
 }
 
 fn step_volume(name: &str, claim: &ClaimView, volume: &str, capacity: &str, seen: &Seen) -> Next {
-    let Look::Live(found) = &seen.volume else { return read(Read::Volume(volume.to_owned())) };
+    let Reading::Live(found) = &seen.volume else { return read(Read::Volume(volume.to_owned())) };
     let Some(view) = found else {
         return not_ready(seen, &format!("volume {volume} is not there"));
     };
@@ -121,7 +121,7 @@ fn step_volume(name: &str, claim: &ClaimView, volume: &str, capacity: &str, seen
         claim: Some(ClaimRef { name: name.to_owned(), uid: claim.uid.clone() }),
         verdict: Some(Verdict::new(
             ConditionType::ImportPvcReady,
-            Truth::True,
+            ConditionStatus::True,
             Reason::PvcValidated,
             format!("claim {name} can be used"),
         )),
@@ -145,7 +145,7 @@ fn not_ready(seen: &Seen, message: &str) -> Next {
         again: Some(seen.timing.poll()),
         verdict: Some(Verdict::new(
             ConditionType::ImportPvcReady,
-            Truth::False,
+            ConditionStatus::False,
             Reason::PvcNotReady,
             message.clone(),
         )),
@@ -158,7 +158,7 @@ fn invalid(detail: &str) -> Next {
     Next::Fail(Failed {
         verdict: Some(Verdict::new(
             ConditionType::ImportPvcReady,
-            Truth::False,
+            ConditionStatus::False,
             Reason::PvcInvalid,
             detail.clone(),
         )),

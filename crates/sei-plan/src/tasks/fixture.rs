@@ -11,10 +11,10 @@ use sei_api::task::TaskType;
 use serde_json::{Value, json};
 
 use super::{Effects, Next, step};
+use crate::desired::{Bootstrap, Desired};
 use crate::request::{Outcome, Request, SidecarCall};
-use crate::seen::{Look, Seen};
+use crate::seen::{Reading, Seen};
 use crate::view::{ContainerView, PodView, StatefulSetView};
-use crate::wanted::{Bootstrap, Wanted};
 
 use TaskType as T;
 
@@ -78,9 +78,9 @@ pub(crate) fn signing_node() -> SeiNode {
     node(json!({ "validator": { "signingKey": key("signing"), "nodeKey": key("p2p") } }))
 }
 
-pub(crate) fn wanted() -> Wanted {
+pub(crate) fn desired() -> Desired {
     let service = from(json!({ "metadata": { "name": "n" } }));
-    Wanted {
+    Desired {
         hash: HASH.to_owned(),
         inputs_hash: "inputs:new".to_owned(),
         image: "seid:new".to_owned(),
@@ -94,7 +94,7 @@ pub(crate) fn wanted() -> Wanted {
             "spec": { "accessModes": ["ReadWriteOnce"] },
         }))),
         claim_size: "100Gi".to_owned(),
-        ..Wanted::default()
+        ..Desired::default()
     }
 }
 
@@ -219,7 +219,7 @@ impl World {
         if tasks[..index].contains(&T::ApplyStatefulSet) {
             plan.applied = Some(Applied { uid: STATEFULSET_UID.to_owned(), generation: 2 });
         }
-        Self { plan, seen: Seen::new(node(json!({ "fullNode": {} })), wanted(), now()) }
+        Self { plan, seen: Seen::new(node(json!({ "fullNode": {} })), desired(), now()) }
     }
 
     /// A plan of one task with these parameters.
@@ -232,8 +232,8 @@ impl World {
     /// An update at this task: everything was read live, and the pod is still the old one.
     pub(crate) fn updating(current: TaskType) -> Self {
         let mut world = Self::at(&UPDATE, current);
-        world.seen.statefulset = Look::Live(Some(statefulset()));
-        world.seen.pods = Look::Live(Some(vec![pod(OLD)]));
+        world.seen.statefulset = Reading::Live(Some(statefulset()));
+        world.seen.pods = Reading::Live(Some(vec![pod(OLD)]));
         world
     }
 
@@ -244,20 +244,20 @@ impl World {
     /// Changes the StatefulSet, however it was read.
     pub(crate) fn statefulset(&mut self) -> &mut StatefulSetView {
         match &mut self.seen.statefulset {
-            Look::Cached(Some(view)) | Look::Live(Some(view)) => view,
+            Reading::Cached(Some(view)) | Reading::Live(Some(view)) => view,
             _ => panic!("no StatefulSet was seen"),
         }
     }
 
     pub(crate) fn live_pods(&mut self, pods: impl Into<Vec<PodView>>) {
-        self.seen.pods = Look::Live(Some(pods.into()));
+        self.seen.pods = Reading::Live(Some(pods.into()));
     }
 
     /// What was read live is only known from a cache.
     pub(crate) fn forget_live(&mut self) {
-        fn cached<T: Clone>(look: &mut Look<T>) {
-            if let Look::Live(found) = look {
-                *look = Look::Cached(found.clone());
+        fn cached<T: Clone>(look: &mut Reading<T>) {
+            if let Reading::Live(found) = look {
+                *look = Reading::Cached(found.clone());
             }
         }
         cached(&mut self.seen.statefulset);

@@ -1,6 +1,6 @@
 //! The tasks that check key Secrets: their shape, never their cryptography.
 
-use sei_api::condition::{ConditionType, Reason, Truth, Verdict};
+use sei_api::condition::{ConditionStatus, ConditionType, Reason, Verdict};
 use sei_api::plan::PlannedTask;
 use sei_api::task::TaskType;
 use serde_json::Value;
@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{Effects, Failed, Next, Waiting, bounded, read, text_param};
 use crate::fingerprint::digest_of;
 use crate::request::{Read, SecretView};
-use crate::seen::{Look, Seen};
+use crate::seen::{Reading, Seen};
 
 /// File of a signing key in its Secret.
 const SIGNING_KEY: &str = "priv_validator_key.json";
@@ -80,11 +80,11 @@ fn secret<'a>(voice: Voice, name: &str, seen: &'a Seen) -> Result<&'a SecretView
         return Err(invalid(voice, "the name of the Secret is not one"));
     }
     match seen.secrets.get(name) {
-        Some(Look::Live(Some(secret))) if secret.terminating => {
+        Some(Reading::Live(Some(secret))) if secret.terminating => {
             Err(not_ready(voice, seen, &format!("Secret {name} is being deleted")))
         }
-        Some(Look::Live(Some(secret))) => Ok(secret),
-        Some(Look::Live(None)) => {
+        Some(Reading::Live(Some(secret))) => Ok(secret),
+        Some(Reading::Live(None)) => {
             Err(not_ready(voice, seen, &format!("Secret {name} is not there")))
         }
         _ => Err(read(Read::Secret(name.to_owned()))),
@@ -106,7 +106,7 @@ fn check_signing_key(secret: &SecretView) -> Result<(), String> {
 /// itself is public, but nobody says that this Secret holds one.
 fn with_identity(next: Next, name: &str, seen: &Seen) -> Next {
     let Next::Done(mut effects) = next else { return next };
-    let secret = seen.secrets.get(name).and_then(Look::any);
+    let secret = seen.secrets.get(name).and_then(Reading::any);
     let key = secret.and_then(|secret| json_file(secret, SIGNING_KEY).ok());
     let address = key.as_ref().and_then(|key| key["address"].as_str());
     effects.signing_identity = address.map(|address| digest_of(&address.to_ascii_uppercase()));
@@ -185,7 +185,7 @@ fn check_keyring_files(keyring: &SecretView, key_name: &str) -> Result<(), Strin
 fn valid(voice: Voice, name: &str) -> Next {
     let message = bounded(&format!("Secret {name} has the right shape"));
     Next::Done(Box::new(Effects {
-        verdict: Some(Verdict::new(voice.condition, Truth::True, voice.valid, message)),
+        verdict: Some(Verdict::new(voice.condition, ConditionStatus::True, voice.valid, message)),
         ..Effects::default()
     }))
 }
@@ -197,7 +197,7 @@ fn not_ready(voice: Voice, seen: &Seen, message: &str) -> Next {
         again: Some(seen.timing.poll()),
         verdict: Some(Verdict::new(
             voice.condition,
-            Truth::False,
+            ConditionStatus::False,
             voice.not_ready,
             message.clone(),
         )),
@@ -208,7 +208,12 @@ fn not_ready(voice: Voice, seen: &Seen, message: &str) -> Next {
 fn invalid(voice: Voice, detail: &str) -> Next {
     let detail = bounded(detail);
     Next::Fail(Failed {
-        verdict: Some(Verdict::new(voice.condition, Truth::False, voice.invalid, detail.clone())),
+        verdict: Some(Verdict::new(
+            voice.condition,
+            ConditionStatus::False,
+            voice.invalid,
+            detail.clone(),
+        )),
         detail,
     })
 }

@@ -98,7 +98,7 @@ pub fn step(plan: &TaskPlan, seen: &Seen) -> Option<Next> {
     if let Some(next) = refused(seen) {
         return Some(next);
     }
-    if seen.wanted.hash.is_empty() && writes_what_is_wanted(task_type) {
+    if seen.desired.hash.is_empty() && writes_what_is_desired(task_type) {
         return Some(wait(Reason::InvalidSpec, "the spec cannot be rendered; nothing is written"));
     }
     Some(cut(match task_type {
@@ -145,7 +145,7 @@ fn cut(mut next: Next) -> Next {
 }
 
 /// Tasks whose write is made from the current render.
-fn writes_what_is_wanted(task_type: TaskType) -> bool {
+fn writes_what_is_desired(task_type: TaskType) -> bool {
     matches!(
         task_type,
         TaskType::EnsureDataPvc
@@ -163,12 +163,12 @@ fn refused(seen: &Seen) -> Option<Next> {
     let slow = Some(seen.timing.poll() * 6);
     let soon = Some(seen.timing.poll());
     let (reason, message, again) = match seen.failure.as_ref()? {
-        Failure::Gone | Failure::Conflict(_) | Failure::Exists => return None,
-        Failure::Owned(text) => (Some(Reason::FieldConflict), text, slow),
+        Failure::NotFound | Failure::Conflict(_) | Failure::AlreadyExists => return None,
+        Failure::FieldManagerConflict(text) => (Some(Reason::FieldConflict), text, slow),
         Failure::Forbidden(text) => (Some(Reason::Forbidden), text, slow),
         Failure::Rejected(text) => (Some(Reason::ApplyRejected), text, slow),
         Failure::SigningKey(text) => (Some(Reason::SigningKeyConflict), text, soon),
-        Failure::Unknown(text) => (None, text, soon),
+        Failure::Indeterminate(text) => (None, text, soon),
         Failure::Unreachable(text) => (Some(Reason::SidecarUnreachable), text, soon),
         Failure::Unauthorized(text) => (Some(Reason::SidecarAuth), text, slow),
     };

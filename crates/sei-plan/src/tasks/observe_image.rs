@@ -9,7 +9,7 @@ use sei_api::status::ObservedTemplate;
 
 use super::{Effects, Next, Stamp, kind_of, read, replace_pod, wait};
 use crate::request::Read;
-use crate::seen::{Look, Seen};
+use crate::seen::{Reading, Seen};
 use crate::view::{Freshness, PodView, freshness};
 
 /// Done when the fresh pod's chain process and sidecar have an image id and have run. That it was
@@ -44,7 +44,7 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
         return wait(None, missing);
     }
     // A stamp is a promise: it needs a live look at the pod itself.
-    let Look::Live(live) = &seen.pod else { return read(Read::Pod(known.name.clone())) };
+    let Reading::Live(live) = &seen.pod else { return read(Read::Pod(known.name.clone())) };
     let Some(pod) = live.as_ref().filter(|pod| pod.uid == known.uid) else {
         return wait(None, "the pod was replaced while it was looked at");
     };
@@ -56,13 +56,13 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
     }
     let (hash, inputs_hash) = match &plan.target {
         Some(target) => (&target.hash, target.inputs_hash.as_ref()),
-        None => (&seen.wanted.hash, None),
+        None => (&seen.desired.hash, None),
     };
     let stamp = observe(
         pod,
         &MadeFrom {
             hash,
-            inputs_hash: inputs_hash.unwrap_or(&seen.wanted.inputs_hash),
+            inputs_hash: inputs_hash.unwrap_or(&seen.desired.inputs_hash),
             config: &written(plan, seen),
             operator_version: &seen.operator_version,
             now: seen.now,
@@ -76,7 +76,7 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
 
 /// What the fresh pod still lacks by the caches: no live call while it starts.
 fn missing_by_cache(plan: &TaskPlan, seen: &Seen) -> Option<String> {
-    let (Look::Cached(Some(statefulset)), Look::Cached(Some(pods))) =
+    let (Reading::Cached(Some(statefulset)), Reading::Cached(Some(pods))) =
         (&seen.statefulset, &seen.pods)
     else {
         return None;
@@ -97,7 +97,7 @@ fn written(plan: &TaskPlan, seen: &Seen) -> BTreeMap<String, String> {
         .as_ref()
         .map(|target| target.config.clone())
         .filter(|config| !config.is_empty())
-        .unwrap_or_else(|| seen.wanted.config.clone());
+        .unwrap_or_else(|| seen.desired.config.clone());
     if kind_of(plan) == PlanKind::NodeUpdate
         && let Some(template) =
             seen.node.status.as_ref().and_then(|status| status.pod_template.as_ref())
@@ -138,12 +138,13 @@ pub fn observe(pod: &PodView, made_from: &MadeFrom<'_>) -> Option<Stamp> {
 /// What the fresh pod of this plan still lacks. A plan of another operator names no template, so
 /// that only the images tell whether the pod is the one it means.
 fn lacks(pod: &PodView, plan: &TaskPlan, seen: &Seen) -> Option<String> {
-    let wanted = &seen.wanted;
-    let means_another = pod.seid.image != wanted.image || pod.sidecar.image != wanted.sidecar_image;
+    let desired = &seen.desired;
+    let means_another =
+        pod.seid.image != desired.image || pod.sidecar.image != desired.sidecar_image;
     if plan.target.is_none() && means_another {
         return Some(format!(
             "pod {} has images {} and {}, not {} and {}",
-            pod.name, pod.seid.image, pod.sidecar.image, wanted.image, wanted.sidecar_image
+            pod.name, pod.seid.image, pod.sidecar.image, desired.image, desired.sidecar_image
         ));
     }
     not_running(pod)

@@ -5,7 +5,7 @@ use sei_api::plan::TaskPlan;
 
 use super::{Next, done, fail, not_ours, read, request, wait};
 use crate::request::{PodDelete, Read, Request};
-use crate::seen::{Look, Seen};
+use crate::seen::{Reading, Seen};
 use crate::view::{Freshness, PodView, Revisions, StatefulSetView, freshness, is_owned};
 
 #[cfg(test)]
@@ -51,13 +51,13 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
     let Some(revisions) = revisions(plan, statefulset, seen) else {
         return not_observed(statefulset, 0);
     };
-    if let Look::Cached(Some(pods)) = &seen.pods
+    if let Reading::Cached(Some(pods)) = &seen.pods
         && stale(pods, statefulset, revisions).is_none()
         && fresh(pods, statefulset, revisions).is_some()
     {
         return done();
     }
-    let Look::Live(pods) = &seen.pods else { return read(Read::Pods) };
+    let Reading::Live(pods) = &seen.pods else { return read(Read::Pods) };
     let pods = pods.as_deref().unwrap_or_default();
     if let Some(pod) = stale(pods, statefulset, revisions) {
         let insists = seen.delete_conflicts < CONFLICTS_TOLERATED;
@@ -113,7 +113,7 @@ fn nothing_to_do_by_cache(plan: &TaskPlan, seen: &Seen) -> Option<Next> {
     if seen.deleted_pod.is_some() {
         return Some(wait(Reason::PodTerminating, "the old pod is being stopped"));
     }
-    let (Look::Cached(Some(statefulset)), Look::Cached(Some(pods))) =
+    let (Reading::Cached(Some(statefulset)), Reading::Cached(Some(pods))) =
         (&seen.statefulset, &seen.pods)
     else {
         return None;
@@ -133,7 +133,7 @@ fn nothing_to_do_by_cache(plan: &TaskPlan, seen: &Seen) -> Option<Next> {
 /// A cache that has caught up with this plan's own apply shows the successor and nothing else. Being
 /// done changes nothing by itself: what follows looks for itself before it stamps.
 fn done_by_cache(plan: &TaskPlan, seen: &Seen) -> bool {
-    let (Look::Cached(Some(statefulset)), Look::Cached(Some(pods))) =
+    let (Reading::Cached(Some(statefulset)), Reading::Cached(Some(pods))) =
         (&seen.statefulset, &seen.pods)
     else {
         return false;
@@ -148,20 +148,20 @@ fn done_by_cache(plan: &TaskPlan, seen: &Seen) -> bool {
 /// controller has looked at since. A node that signs is always read live.
 pub(super) fn proven<'a>(plan: &TaskPlan, seen: &'a Seen) -> Result<&'a StatefulSetView, Next> {
     match &seen.statefulset {
-        Look::Live(Some(statefulset)) => check(plan, statefulset, seen),
-        Look::Live(None) => Err(wait(None, "the StatefulSet is not there; it is created again")),
-        Look::Cached(Some(statefulset))
+        Reading::Live(Some(statefulset)) => check(plan, statefulset, seen),
+        Reading::Live(None) => Err(wait(None, "the StatefulSet is not there; it is created again")),
+        Reading::Cached(Some(statefulset))
             if !seen.node.spec.signs() && is_what_we_applied(plan, statefulset) =>
         {
             Ok(statefulset)
         }
         // The controller's look at it will wake us: until then nothing can be done.
-        Look::Cached(Some(statefulset))
+        Reading::Cached(Some(statefulset))
             if statefulset.observed_generation < statefulset.generation =>
         {
             Err(not_observed(statefulset, 0))
         }
-        Look::Cached(_) | Look::Unread => Err(read(Read::StatefulSet)),
+        Reading::Cached(_) | Reading::Unread => Err(read(Read::StatefulSet)),
     }
 }
 

@@ -10,7 +10,7 @@ use super::{
     wait_and_poll,
 };
 use crate::request::{Read, Request, SidecarCall, SidecarRequest, TaskState};
-use crate::seen::{Look, Seen};
+use crate::seen::{Reading, Seen};
 use crate::view::{Freshness, JobState, PodView, StatefulSetView, freshness, is_owned};
 
 /// Poll, submit if the sidecar knows nothing of it, then poll to the end.
@@ -88,7 +88,7 @@ fn clear_abandoned(plan: &TaskPlan, seen: &Seen) -> Option<SidecarCall> {
 
 /// A bootstrap Job that has ended ends the tasks of its pod too: its sidecar is gone with it.
 fn finished_by_job(seen: &Seen) -> Option<Next> {
-    let Look::Live(found) = &seen.job else { return Some(read(Read::Job)) };
+    let Reading::Live(found) = &seen.job else { return Some(read(Read::Job)) };
     match found.as_ref().map(|job| &job.state) {
         Some(JobState::Complete) => Some(super::done()),
         Some(JobState::Failed(text)) => Some(fail(format!("the bootstrap Job failed: {text}"))),
@@ -105,9 +105,9 @@ fn addressed_pod<'a>(
     seen: &'a Seen,
 ) -> Result<&'a PodView, Next> {
     let pods = match &seen.pods {
-        Look::Unread | Look::Cached(None) => return Err(read(Read::Pods)),
-        Look::Cached(Some(pods)) | Look::Live(Some(pods)) => pods.as_slice(),
-        Look::Live(None) => &[],
+        Reading::Unread | Reading::Cached(None) => return Err(read(Read::Pods)),
+        Reading::Cached(Some(pods)) | Reading::Live(Some(pods)) => pods.as_slice(),
+        Reading::Live(None) => &[],
     };
     let alive = |pod: &&PodView| !pod.is_terminating();
     let found = if in_bootstrap(plan) {
@@ -116,7 +116,7 @@ fn addressed_pod<'a>(
     } else {
         let Some(statefulset) = seen.statefulset.any() else {
             return match seen.statefulset {
-                Look::Unread => Err(read(Read::StatefulSet)),
+                Reading::Unread => Err(read(Read::StatefulSet)),
                 _ => Err(wait(None, "the StatefulSet is not there")),
             };
         };
@@ -124,7 +124,7 @@ fn addressed_pod<'a>(
             return Err(next);
         }
         let needs_fresh = needs_fresh_pod(plan, index, task_type);
-        let cached = matches!(seen.statefulset, Look::Cached(_));
+        let cached = matches!(seen.statefulset, Reading::Cached(_));
         if needs_fresh && cached && is_older_than_applied(plan, statefulset) {
             return Err(read(Read::StatefulSet));
         }

@@ -163,8 +163,8 @@ fn a_forged_hash_keeps_no_pod_from_being_replaced() {
         let mut world = running(full_node());
         image(&mut world, "seid:2");
         run(&mut world, passes);
-        let wanted = crate::planner::fixture::wanted(&world.node.spec, &world.platform).hash;
-        world.node.status.as_mut().unwrap().pod_template_hash = Some(wanted);
+        let desired = crate::planner::fixture::desired(&world.node.spec, &world.platform).hash;
+        world.node.status.as_mut().unwrap().pod_template_hash = Some(desired);
         world.converge();
         assert_eq!(world.deleted.len(), 1, "forged after {passes} passes");
     }
@@ -449,10 +449,10 @@ fn heal(world: &mut World) {
         image(world, "seid:1");
     }
     // A difference that nobody can explain any more waits for somebody who agrees.
-    let wanted = fixture::wanted(&world.node.spec, &world.platform);
+    let desired = fixture::desired(&world.node.spec, &world.platform);
     // A node that failed while it was new is told to try again.
     let words = BTreeMap::from([
-        (annotation::APPROVE_UPDATE.to_owned(), wanted.hash),
+        (annotation::APPROVE_UPDATE.to_owned(), desired.hash),
         (annotation::RETRY.to_owned(), "healed".to_owned()),
     ]);
     world.node.metadata.annotations = Some(words);
@@ -557,7 +557,10 @@ fn a_wait_is_counted_from_its_first_sight_and_written_once() {
     world.wait(30);
     world.pass();
     let status = world.status();
-    assert!(condition::is(&status.conditions, ConditionType::Stalled, Truth::True), "{status:?}");
+    assert!(
+        condition::is(&status.conditions, ConditionType::Stalled, ConditionStatus::True),
+        "{status:?}"
+    );
     for _ in 0..5 {
         world.wait(30);
         assert_eq!(world.pass().writes, 0, "what is said is not said again");

@@ -64,7 +64,7 @@ impl Addresses {
         None
     }
 
-    pub(super) fn give_back(&self, address: Ipv4Addr) {
+    pub(super) fn release_slot(&self, address: Ipv4Addr) {
         self.free.lock().unwrap_or_else(PoisonError::into_inner).push_back(address);
     }
 }
@@ -86,7 +86,7 @@ mod tests {
         let first = one.take().unwrap();
         assert_eq!(first.octets()[..2], [127, one.network]);
         assert_ne!(first, one.host());
-        one.give_back(first);
+        one.release_slot(first);
         assert_ne!(one.take(), Some(first));
     }
 }

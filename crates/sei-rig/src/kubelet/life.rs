@@ -83,7 +83,7 @@ pub(super) async fn run(
         _ = deletion.wait_for(|now| *now == Deletion::Gone) => {}
     }
     if let Some(ip) = life.ip {
-        life.shared.addresses.give_back(ip);
+        life.shared.addresses.release_slot(ip);
     }
 }
 

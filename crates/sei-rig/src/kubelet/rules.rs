@@ -132,10 +132,10 @@ impl Rules {
     }
 
     /// Whether a container that wants this image does not get it.
-    pub(super) fn is_unpullable(&self, whose: Whose<'_>, wanted: &str) -> bool {
+    pub(super) fn is_unpullable(&self, whose: Whose<'_>, desired: &str) -> bool {
         self.of(whose).filter(|rule| rule.behaviour == Behaviour::ImageUnpullable).any(|rule| {
             let image = rule.image.as_deref().unwrap_or(whose.image);
-            image == wanted
+            image == desired
         })
     }
 }

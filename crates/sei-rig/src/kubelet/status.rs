@@ -224,8 +224,8 @@ impl Report<'_> {
     pub(super) fn to_patch(&self) -> Value {
         let mut status = json!({ "phase": self.phase, "conditions": self.conditions.to_json() });
         if let Some(start) = self.start_time {
-            let told = |is_wanted: fn(Kind) -> bool| -> Vec<Value> {
-                let all = self.subject.containers.iter().filter(|one| is_wanted(one.kind));
+            let told = |is_desired: fn(Kind) -> bool| -> Vec<Value> {
+                let all = self.subject.containers.iter().filter(|one| is_desired(one.kind));
                 all.map(|one| one.to_json(&self.subject.uid)).collect()
             };
             status["startTime"] = json!(Time(start));

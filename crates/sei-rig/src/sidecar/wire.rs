@@ -122,7 +122,7 @@ fn task(inner: &Inner, method: &Method, id: &str) -> Answer {
 
 fn submit(inner: &Arc<Inner>, body: &[u8]) -> Answer {
     let refuse = |text: &str| failure(StatusCode::BAD_REQUEST, text);
-    let Some(Wanted { id, task_type, params }) = Wanted::read(body) else {
+    let Some(Desired { id, task_type, params }) = Desired::read(body) else {
         return refuse("invalid request body");
     };
     if task_type.is_empty() {
@@ -140,13 +140,13 @@ fn submit(inner: &Arc<Inner>, body: &[u8]) -> Answer {
 }
 
 /// A submission as it was sent.
-struct Wanted {
+struct Desired {
     id: String,
     task_type: String,
     params: Value,
 }
 
-impl Wanted {
+impl Desired {
     /// Lenient like the real one: names of fields in any case, text after the first value ignored.
     fn read(body: &[u8]) -> Option<Self> {
         let first = serde_json::Deserializer::from_slice(body).into_iter::<Value>().next();

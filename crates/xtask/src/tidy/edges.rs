@@ -123,10 +123,10 @@ fn check_edges(metadata: &Metadata) -> Vec<Finding> {
 /// A crate that is forgotten there is never tested.
 fn check_default_members(metadata: &Metadata) -> Vec<Finding> {
     let is_member = |one: &Package| metadata.workspace_default_members.contains(&one.id);
-    let is_wanted = |one: &Package| !NOT_BY_DEFAULT.contains(&one.name.as_str());
-    let wrong = metadata.packages.iter().filter(|one| is_member(one) != is_wanted(one));
+    let is_desired = |one: &Package| !NOT_BY_DEFAULT.contains(&one.name.as_str());
+    let wrong = metadata.packages.iter().filter(|one| is_member(one) != is_desired(one));
     let told = |one: &Package| {
-        let must = if is_wanted(one) { "must be" } else { "must not be" };
+        let must = if is_desired(one) { "must be" } else { "must not be" };
         let text = format!("{} {must} one of default-members", one.name);
         Finding::new("Cargo.toml", "default-members", text)
     };

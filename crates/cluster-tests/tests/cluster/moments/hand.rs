@@ -16,7 +16,7 @@ use sei_plan::view::{PodView, StatefulSetView};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-/// What is wanted in the end by who changes their mind.
+/// What is desired in the end by who changes their mind.
 const THIRD: &str = "seid:v3";
 
 /// What somebody does in the middle of a plan.
@@ -39,7 +39,7 @@ pub(super) enum Hand {
     ForgeTasks,
     /// Says in the status that the plan leads to an image that nobody wants.
     ForgeTarget,
-    /// Says in the status that the pod was made from what is wanted.
+    /// Says in the status that the pod was made from what is desired.
     ForgeHash,
 }
 
@@ -200,7 +200,7 @@ impl Hand {
     }
 }
 
-/// A pod of the first image that was still there when its owner wanted it back has not been
+/// A pod of the first image that was still there when its owner desired it back has not been
 /// replaced; and whatever there was, an eviction brings up the first image and nothing else.
 async fn check_reverted(play: &Play, before: &Before, pods: usize) -> Result<()> {
     let (node, image) = (before.node.as_str(), before.image.as_str());

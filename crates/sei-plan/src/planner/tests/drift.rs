@@ -62,10 +62,10 @@ fn every_task_has_an_id_of_its_own_and_parameters() {
 
 // P4, P5
 #[test]
-fn the_patch_carries_what_is_wanted_and_is_the_same_each_time() {
+fn the_patch_carries_what_is_desired_and_is_the_same_each_time() {
     let plan = started(&bumped(full_node())).unwrap();
-    let wanted = bumped(full_node()).wanted.unwrap();
-    assert_eq!(plan.tasks[0].params.as_ref(), Some(&wanted.config_patch));
+    let desired = bumped(full_node()).desired.unwrap();
+    assert_eq!(plan.tasks[0].params.as_ref(), Some(&desired.config_patch));
     let again = started(&bumped(full_node())).unwrap();
     assert_eq!(plan.tasks[0].params, again.tasks[0].params);
 }
@@ -77,9 +77,9 @@ fn another_sidecar_image_rolls_whether_the_platform_or_the_spec_says_so() {
         .edit(|spec| spec.sidecar.get_or_insert_default().image = Some("seictl:2".into()));
     assert_eq!(started_tasks(&by_spec), UPDATE);
     let by_platform = running(full_node()).with(|seen| {
-        let wanted = seen.wanted.as_mut().unwrap();
-        wanted.sidecar_image = "seictl:2".into();
-        wanted.hash = crate::fingerprint::digest_of(&"platform");
+        let desired = seen.desired.as_mut().unwrap();
+        desired.sidecar_image = "seictl:2".into();
+        desired.hash = crate::fingerprint::digest_of(&"platform");
     });
     let plan = started(&by_platform).unwrap();
     assert_eq!(plan.target.unwrap().cause, Cause::Operator, "nobody changed the spec");
@@ -294,21 +294,21 @@ fn a_closed_gate_is_opened_whatever_holds_the_update() {
     let paused =
         bumped(full_node()).edit(|spec| spec.update.get_or_insert_default().paused = Some(true));
     assert_eq!(started_tasks(&closed(paused)), "mark-ready");
-    let invalid = running(full_node()).with(|seen| seen.wanted = Err("spec.image is bad".into()));
+    let invalid = running(full_node()).with(|seen| seen.desired = Err("spec.image is bad".into()));
     assert_eq!(started_tasks(&closed(invalid)), "mark-ready");
 }
 
 #[test]
-fn the_applied_template_is_put_back_when_the_running_one_is_wanted_again() {
-    let other = bumped(full_node()).wanted.unwrap();
+fn the_applied_template_is_put_back_when_the_running_one_is_desired_again() {
+    let other = bumped(full_node()).desired.unwrap();
     let observation = running(full_node()).with(|seen| {
         let statefulset = seen.statefulset.as_mut().unwrap();
         statefulset.template_hash = Some(other.hash.clone());
         statefulset.update_revision = Some("rev-2".into());
     });
     let plan = started(&observation).unwrap();
-    let wanted = observation.wanted.clone().unwrap();
-    assert_eq!(plan.target.as_ref().unwrap().hash, wanted.hash);
+    let desired = observation.desired.clone().unwrap();
+    assert_eq!(plan.target.as_ref().unwrap().hash, desired.hash);
     assert_eq!(tasks(&plan)[0], "apply-statefulset", "first of all");
     let failed = observation.with(|seen| {
         let mut pending = super::super::plan(seen).pending_update.unwrap();
@@ -359,7 +359,7 @@ fn an_unknown_pod_is_judged_by_the_server_and_recorded_when_equal() {
     let observation = judged(adopted(full_node()), Comparison::Equal);
     assert_eq!(started_tasks(&observation), "none");
     let status = after(&observation);
-    assert_eq!(status.pod_template_hash, Some(observation.wanted.unwrap().hash));
+    assert_eq!(status.pod_template_hash, Some(observation.desired.unwrap().hash));
     assert_eq!(says(&status, ConditionType::PodTemplateDrift), "False/InSync: ");
 }
 
@@ -399,7 +399,7 @@ fn a_new_algorithm_is_judged_and_restamped_never_rolled() {
     let observation = judged(observation, Comparison::Equal);
     assert_eq!(started_tasks(&observation), "none");
     let status = after(&observation);
-    assert_eq!(status.pod_template_hash, Some(observation.wanted.unwrap().hash));
+    assert_eq!(status.pod_template_hash, Some(observation.desired.unwrap().hash));
 }
 
 #[test]
@@ -417,15 +417,15 @@ fn changed_settings_outside_of_the_template_are_shown_and_ride_on_the_next_roll(
 #[test]
 fn the_platforms_sidecar_image_is_nobodys_wish_for_a_node() {
     let observation = adopted(validator()).with(|seen| {
-        let wanted = seen.wanted.as_mut().unwrap();
-        wanted.sidecar_image = "seictl:2".into();
-        wanted.hash = crate::fingerprint::digest_of(&"another platform");
+        let desired = seen.desired.as_mut().unwrap();
+        desired.sidecar_image = "seictl:2".into();
+        desired.hash = crate::fingerprint::digest_of(&"another platform");
     });
     assert_eq!(started_tasks(&observation), "none", "a takeover restarts nothing");
     assert_eq!(plan(&observation).judge.as_deref(), Some("pod-uid"));
     let queued = labelled(validator()).with(|seen| {
-        let wanted = seen.wanted.as_mut().unwrap();
-        wanted.sidecar_image = "seictl:2".into();
+        let desired = seen.desired.as_mut().unwrap();
+        desired.sidecar_image = "seictl:2".into();
         seen.slot = Some(Slot::Taken { by: "ns/other".into() });
     });
     assert_eq!(started_tasks(&queued), "none", "signers do not roll together for it");
@@ -434,7 +434,7 @@ fn the_platforms_sidecar_image_is_nobodys_wish_for_a_node() {
 /// An operator's change was rolled out, its pod never ran, and the platform was changed again.
 #[test]
 fn a_pod_of_our_own_that_never_ran_is_no_adoption() {
-    let bad = fixture::wanted(&full_node(), "bad");
+    let bad = fixture::desired(&full_node(), "bad");
     let stuck = running(full_node()).with(|seen| {
         seen.statefulset = Some(fixture::statefulset(
             &serde_json::to_value(&bad.statefulset.spec.template).unwrap(),

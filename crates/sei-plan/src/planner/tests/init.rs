@@ -6,7 +6,7 @@ use sei_api::plan::FailedTaskDetail;
 use serde_json::json;
 
 use super::*;
-use crate::observation::Syncers;
+use crate::observation::RegisteredWitnesses;
 use crate::planner::fixture::{
     archive, full_node, full_node_from, governor, new_node, observer, pod, replayer, running, s3,
     seed, state_sync, statefulset, validator,
@@ -162,7 +162,7 @@ fn a_ceremony_makes_its_identity_first() {
 #[test]
 fn a_spec_that_cannot_be_rendered_gets_a_condition_instead_of_a_plan() {
     let observation = new_node(full_node())
-        .with(|seen| seen.wanted = Err("spec: exactly one of the modes must be set".into()));
+        .with(|seen| seen.desired = Err("spec: exactly one of the modes must be set".into()));
     assert_eq!(started_tasks(&observation), "none");
     let status = after(&observation);
     assert_eq!(status.phase, Some(SeiNodePhase::Pending));
@@ -198,7 +198,8 @@ fn a_new_node_is_seeded_and_initializing() {
 }
 
 fn blocked() -> Observation {
-    new_node(full_node_from(state_sync())).with(|seen| seen.syncers = Syncers::Known(Vec::new()))
+    new_node(full_node_from(state_sync()))
+        .with(|seen| seen.syncers = RegisteredWitnesses::Known(Vec::new()))
 }
 
 // SS10, SS11, SS12, SS15
@@ -213,11 +214,11 @@ fn without_witnesses_no_first_plan_is_built() {
     assert!(says(&status, ConditionType::StateSyncReady).starts_with("False/NoSyncersConfigured"));
     assert_eq!(plan(&observation).wake, Some(Duration::from_secs(30)));
     let unreadable =
-        blocked().with(|seen| seen.syncers = Syncers::Unreadable("line 3: tab".into()));
+        blocked().with(|seen| seen.syncers = RegisteredWitnesses::Unreadable("line 3: tab".into()));
     assert_eq!(started_tasks(&unreadable), "none");
     let opened = observation.with(|seen| {
         seen.node.status = Some(status);
-        seen.syncers = Syncers::Known(vec!["a:1".into(), "b:1".into()]);
+        seen.syncers = RegisteredWitnesses::Known(vec!["a:1".into(), "b:1".into()]);
     });
     assert!(started_tasks(&opened).contains("configure-state-sync"));
 }
@@ -263,7 +264,7 @@ fn witnesses_reach_the_status_with_the_first_plan() {
 fn a_running_node_is_updated_whatever_the_witnesses() {
     let observation = running(full_node_from(state_sync()))
         .edit(|spec| spec.image = "seid:2".into())
-        .with(|seen| seen.syncers = Syncers::Unreadable("bad".into()));
+        .with(|seen| seen.syncers = RegisteredWitnesses::Unreadable("bad".into()));
     assert_eq!(started_tasks(&observation), UPDATE);
 }
 
@@ -377,8 +378,8 @@ fn the_rendered_configuration_reaches_the_stored_plan() {
         node.spec.overrides =
             level.map(|level| [("logging.level".to_owned(), level.to_owned())].into());
         let platform = testing::platform("example");
-        let wanted = crate::wanted::want(&node, &platform, &[], &[]).unwrap();
-        let observation = new_node(full_node()).with(|seen| seen.wanted = Ok(wanted));
+        let desired = crate::desired::render_desired(&node, &platform, &[], &[]).unwrap();
+        let observation = new_node(full_node()).with(|seen| seen.desired = Ok(desired));
         let plan = started(&observation).unwrap();
         let apply = plan.tasks.iter().find(|task| task.r#type == "config-apply").unwrap();
         let params = apply.params.as_ref().unwrap();
@@ -396,8 +397,8 @@ fn the_sidecar_is_addressed_by_the_pods_name() {
 #[test]
 fn an_edit_after_an_edit_does_not_bootstrap_again() {
     let plain = |observation: &Observation| {
-        let wanted = observation.wanted.clone().unwrap();
-        build::init(observation, &wanted, true)
+        let desired = observation.desired.clone().unwrap();
+        build::init(observation, &desired, true)
     };
     let observation = new_node(bootstrap()).with(|seen| {
         let mut second = plain(seen);

@@ -41,7 +41,7 @@ fn ended_update(phase: PlanPhase) -> Observation {
     })
 }
 
-/// The pod has become what the plan wanted.
+/// The pod has become what the plan desired.
 fn arrived(observation: Observation) -> Observation {
     let fresh = running(observation.node.spec.clone());
     observation.with(|seen| {
@@ -71,7 +71,7 @@ fn a_complete_update_is_cleared_and_said_to_be_complete() {
     );
     let last = status.last_update.unwrap();
     assert_eq!(last.outcome, UpdateOutcome::Complete);
-    assert_eq!((last.cause, last.to), (Cause::Spec, Some(observation.wanted.unwrap().hash)));
+    assert_eq!((last.cause, last.to), (Cause::Spec, Some(observation.desired.unwrap().hash)));
     assert_eq!(status.pending_update, None);
 }
 
@@ -122,7 +122,7 @@ fn the_pause_grows_with_each_failure_and_a_new_target_resets_it() {
 
 // P27
 #[test]
-fn an_active_plan_to_the_wanted_target_is_resumed() {
+fn an_active_plan_to_the_desired_target_is_resumed() {
     let observation = updating(full_node(), 2);
     let status = after(&observation);
     assert_eq!(status.plan, observation.status().plan);
@@ -186,7 +186,7 @@ fn another_plans_end_leaves_the_condition_alone() {
         let generation = seen.generation();
         let verdict = Verdict::new(
             ConditionType::NodeUpdateInProgress,
-            Truth::False,
+            ConditionStatus::False,
             Reason::UpdateComplete,
             "earlier",
         );
@@ -204,8 +204,8 @@ fn another_plans_end_leaves_the_condition_alone() {
 #[test]
 fn an_init_plan_leaves_no_trace_in_the_update_condition() {
     let observation = running(full_node()).with(|seen| {
-        let wanted = seen.wanted.clone().unwrap();
-        let mut plan = build::init(seen, &wanted, false);
+        let desired = seen.desired.clone().unwrap();
+        let mut plan = build::init(seen, &desired, false);
         plan.phase = PlanPhase::Complete;
         seen.status_mut().plan = Some(plan);
     });
@@ -246,8 +246,8 @@ fn a_plan_of_the_peer_is_superseded_unless_it_is_an_init() {
     });
     assert!(started(&observation).unwrap().target.is_some());
     let init = new_node(full_node()).with(|seen| {
-        let wanted = seen.wanted.clone().unwrap();
-        let plan = peers(build::init(seen, &wanted, false));
+        let desired = seen.desired.clone().unwrap();
+        let plan = peers(build::init(seen, &desired, false));
         seen.status_mut().phase = Some(SeiNodePhase::Initializing);
         seen.status_mut().plan = Some(plan);
     });
@@ -265,7 +265,7 @@ fn a_forged_plan_is_given_up_without_harm() {
 }
 
 #[test]
-fn a_forged_target_is_given_up_for_what_is_wanted() {
+fn a_forged_target_is_given_up_for_what_is_desired() {
     type Forge = fn(&mut PlanTarget);
     let forgeries: [Forge; 3] = [
         |target| target.hash = "v1:0".into(),
@@ -278,7 +278,7 @@ fn a_forged_target_is_given_up_for_what_is_wanted() {
         });
         let target = started(&forged).unwrap().target.unwrap();
         assert_eq!(target.image, "seid:2");
-        assert_eq!(target.hash, forged.wanted.unwrap().hash);
+        assert_eq!(target.hash, forged.desired.unwrap().hash);
     }
 }
 
@@ -376,7 +376,7 @@ fn pausing_updates_ends_a_plan_that_has_not_replaced_the_pod() {
     assert!(says(&status, ConditionType::PodTemplateDrift).starts_with("True/Paused"));
     let applied = updating(full_node(), 3)
         .with(|seen| {
-            let hash = seen.wanted.as_ref().unwrap().hash.clone();
+            let hash = seen.desired.as_ref().unwrap().hash.clone();
             seen.statefulset.as_mut().unwrap().template_hash = Some(hash);
         })
         .edit(pause);
@@ -479,8 +479,8 @@ fn a_deleted_node_gets_no_plan() {
 fn an_image_edit_during_init_supersedes_and_a_label_does_not() {
     let initializing = || {
         let new = running(full_node());
-        let wanted = new.wanted.clone().unwrap();
-        let mut plan = build::init(&new, &wanted, false);
+        let desired = new.desired.clone().unwrap();
+        let mut plan = build::init(&new, &desired, false);
         for task in &mut plan.tasks[..5] {
             task.status = TaskStatus::Complete;
         }
@@ -519,19 +519,19 @@ fn a_pending_update_keeps_its_first_sight() {
 fn a_target_names_what_it_leads_to() {
     let observation = updating(full_node(), 0);
     let target = observation.status().plan.clone().unwrap().target.unwrap();
-    let wanted = observation.wanted.unwrap();
+    let desired = observation.desired.unwrap();
     assert_eq!(
         target,
         PlanTarget {
-            hash: wanted.hash,
+            hash: desired.hash,
             image: "seid:2".into(),
             sidecar_image: "seictl:1".into(),
             generation: 2,
             cause: Cause::Spec,
             retry: None,
             from: running(full_node()).status().pod_template_hash.clone(),
-            config: wanted.config,
-            inputs_hash: Some(wanted.inputs_hash),
+            config: desired.config,
+            inputs_hash: Some(desired.inputs_hash),
             slot: None,
         }
     );
@@ -610,7 +610,7 @@ fn a_volume_that_is_going_keeps_its_pod_alone() {
     assert_eq!(started_tasks(&observation), "none");
     assert!(says(&after(&observation), ConditionType::Stalled).starts_with("True/DataVolumeLost"));
     assert_eq!(
-        repair::wanted_replicas(&observation, Some(1)),
+        repair::desired_replicas(&observation, Some(1)),
         1,
         "stopping it would end the volume"
     );

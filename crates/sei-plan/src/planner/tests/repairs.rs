@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::*;
 use crate::planner::fixture::{full_node, new_node, running, validator};
-use crate::planner::repair::{Others, repairs, wanted_replicas};
+use crate::planner::repair::{Others, desired_replicas, repairs};
 use crate::request::Request;
 
 const ALL: Others = Others { service_is_current: true, proxy_config_is_current: true };
@@ -105,8 +105,8 @@ fn replicas_are_one_or_zero_when_stopped() {
 #[test]
 fn a_node_that_signs_is_not_scaled_up_beside_another_with_its_key() {
     let conflict = running(validator()).with(|seen| seen.signing_conflict = Some("ns/b".into()));
-    assert_eq!(wanted_replicas(&conflict, Some(0)), 0);
-    assert_eq!(wanted_replicas(&conflict, Some(1)), 1, "the one that runs is not stopped");
+    assert_eq!(desired_replicas(&conflict, Some(0)), 0);
+    assert_eq!(desired_replicas(&conflict, Some(1)), 1, "the one that runs is not stopped");
     let missing = conflict.with(|seen| seen.statefulset = None);
     assert_eq!(check(&missing, ALL), "");
 }

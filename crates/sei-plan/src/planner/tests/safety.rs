@@ -17,7 +17,7 @@ fn stalled(observation: &Observation) -> String {
 
 /// The StatefulSet of a roll to another platform's template, whose pod nobody makes.
 fn without_pod(spec: sei_api::SeiNodeSpec) -> Observation {
-    let bad = fixture::wanted(&spec, "bad");
+    let bad = fixture::desired(&spec, "bad");
     running(spec).with(|seen| {
         let template = serde_json::to_value(&bad.statefulset.spec.template).unwrap();
         seen.statefulset = Some(fixture::statefulset(&template, &bad.hash, "rev-bad"));
@@ -46,7 +46,7 @@ fn a_revert_arrives_where_the_server_refuses_the_pod() {
     let reverted = without_pod(full_node());
     let plan = started(&reverted).expect("the template is put back");
     assert_eq!(tasks(&plan)[0], "apply-statefulset");
-    assert_eq!(plan.target.unwrap().hash, reverted.wanted.as_ref().unwrap().hash);
+    assert_eq!(plan.target.unwrap().hash, reverted.desired.as_ref().unwrap().hash);
 
     let mended = without_pod(full_node()).edit(|spec| spec.image = "seid:2".into());
     assert_eq!(started(&mended).expect("so is another spec").target.unwrap().cause, Cause::Spec);
@@ -86,7 +86,7 @@ fn whoever_asked_for_a_roll_may_take_it_back() {
         spec.pod_labels = Some([("tier".to_owned(), "a".to_owned())].into());
     };
     let asked = running(full_node()).edit(labelled);
-    let bad = asked.wanted.clone().unwrap();
+    let bad = asked.desired.clone().unwrap();
     let reverted = without_pod(full_node()).with(|seen| {
         let template = serde_json::to_value(&bad.statefulset.spec.template).unwrap();
         seen.statefulset = Some(fixture::statefulset(&template, &bad.hash, "rev-bad"));
@@ -115,12 +115,12 @@ fn what_a_stopped_node_was_given_is_known_as_ours() {
     assert_eq!(plan.kind, Some(PlanKind::ApplyTemplate));
     plan.phase = PlanPhase::Complete;
     let given = stopped.with(|seen| {
-        let hash = seen.wanted.as_ref().unwrap().hash.clone();
+        let hash = seen.desired.as_ref().unwrap().hash.clone();
         seen.statefulset.as_mut().unwrap().template_hash = Some(hash);
         seen.node.status = Some(status);
     });
     let last = after(&given).last_update.expect("it is recorded");
-    assert_eq!((last.cause, last.to), (Cause::Spec, Some(given.wanted.unwrap().hash)));
+    assert_eq!((last.cause, last.to), (Cause::Spec, Some(given.desired.unwrap().hash)));
 }
 
 #[test]
@@ -146,14 +146,14 @@ fn a_signer_is_not_started_on_a_volume_that_nobody_could_look_at() {
         seen.claim = Claim::Unknown;
         seen.status_mut().data_claim = Some(ClaimRef { name: "data-n".into(), uid: "old".into() });
     });
-    assert_eq!(repair::wanted_replicas(&stopped, Some(0)), 0);
+    assert_eq!(repair::desired_replicas(&stopped, Some(0)), 0);
     assert!(plan(&stopped).wake.unwrap() <= Duration::from_secs(30), "it is looked at again");
-    assert_eq!(repair::wanted_replicas(&stopped, Some(1)), 1, "one that runs is left alone");
+    assert_eq!(repair::desired_replicas(&stopped, Some(1)), 1, "one that runs is left alone");
     let seen = stopped.with(|seen| {
         let (uid, phase) = ("old".to_owned(), "Bound".to_owned());
         seen.claim = Claim::Present(ClaimView { uid, phase, ..ClaimView::default() });
     });
-    assert_eq!(repair::wanted_replicas(&seen, Some(0)), 1);
+    assert_eq!(repair::desired_replicas(&seen, Some(0)), 1);
 }
 
 #[test]

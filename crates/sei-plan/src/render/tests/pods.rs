@@ -257,9 +257,9 @@ fn a_dedicated_node_keeps_all_others_away() {
 #[test]
 fn the_operators_labels_win_and_cannot_be_borrowed() {
     let mut inputs = inputs("rpc-genesis");
-    let wanted = ["sei.io/node", "sei.io/chain", "sei.io/role", "team"]
+    let desired = ["sei.io/node", "sei.io/chain", "sei.io/role", "team"]
         .map(|key| (key.to_owned(), "mine".to_owned()));
-    inputs.pod_labels = wanted.into();
+    inputs.pod_labels = desired.into();
     // Even inputs that were not made from a node cannot carry these.
     inputs.pod_labels.insert("sei.io/dedicated-node".to_owned(), "true".to_owned());
     inputs.pod_labels.insert("sei.io/snapshot-publish".to_owned(), "true".to_owned());

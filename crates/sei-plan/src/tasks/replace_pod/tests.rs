@@ -5,7 +5,7 @@ use sei_api::task::TaskType;
 use serde_json::json;
 
 use crate::request::{Failure, Outcome};
-use crate::seen::Look;
+use crate::seen::Reading;
 use crate::tasks::fixture::{
     NEW, OLD, STATEFULSET_UID, World, assert_transcript, from, pod, signing_node, terminating,
 };
@@ -39,8 +39,8 @@ fn check_cached(cases: &[Case]) {
 
 fn set_pods(world: &mut World, pods: Vec<PodView>) {
     match &mut world.seen.pods {
-        Look::Cached(found) | Look::Live(found) => *found = Some(pods),
-        Look::Unread => panic!("no pods were seen"),
+        Reading::Cached(found) | Reading::Live(found) => *found = Some(pods),
+        Reading::Unread => panic!("no pods were seen"),
     }
 }
 
@@ -56,13 +56,13 @@ fn a_missing_statefulset_waits() {
     check(&[
         (
             "missing",
-            |world| world.seen.statefulset = Look::Live(None),
+            |world| world.seen.statefulset = Reading::Live(None),
             "wait -: the StatefulSet is not there…",
         ),
-        ("unread", |world| world.seen.statefulset = Look::Unread, "read StatefulSet"),
+        ("unread", |world| world.seen.statefulset = Reading::Unread, "read StatefulSet"),
         (
             "missing by cache",
-            |world| world.seen.statefulset = Look::Cached(None),
+            |world| world.seen.statefulset = Reading::Cached(None),
             "read StatefulSet",
         ),
     ]);
@@ -176,7 +176,7 @@ fn only_the_pods_own_revision_decides_that_it_is_stale() {
         let mut world = World::updating(TaskType::ReplacePod);
         let target = world.plan.target.as_ref().map(|target| target.hash.clone());
         let view = StatefulSetView { template_hash: target, ..StatefulSetView::from(&object) };
-        world.seen.statefulset = Look::Live(Some(view));
+        world.seen.statefulset = Reading::Live(Some(view));
         world.live_pods([pod(revision)]);
         world.check(revision, expected);
     }
@@ -189,7 +189,7 @@ fn nothing_is_deleted_for_a_template_that_is_not_the_plans() {
     let Some(view) = world.seen.statefulset.any().cloned() else { panic!("no StatefulSet") };
     for template_hash in [None, Some("v1:other".to_owned())] {
         let other = StatefulSetView { template_hash, ..view.clone() };
-        world.seen.statefulset = Look::Live(Some(other));
+        world.seen.statefulset = Reading::Live(Some(other));
         let text = "wait -: another template was applied meanwhile; the plan is superseded";
         world.check("another template", text);
     }
@@ -369,9 +369,9 @@ fn the_pod_of_another_owners_statefulset_is_left_alone() {
 #[test]
 fn pods_are_deleted_by_a_live_list_only() {
     check(&[
-        ("unread", |world| world.seen.pods = Look::Unread, "read Pods"),
-        ("cached", |world| world.seen.pods = Look::Cached(Some(vec![pod(OLD)])), "read Pods"),
-        ("cached and nothing", |world| world.seen.pods = Look::Cached(None), "read Pods"),
+        ("unread", |world| world.seen.pods = Reading::Unread, "read Pods"),
+        ("cached", |world| world.seen.pods = Reading::Cached(Some(vec![pod(OLD)])), "read Pods"),
+        ("cached and nothing", |world| world.seen.pods = Reading::Cached(None), "read Pods"),
     ]);
 }
 
@@ -387,10 +387,10 @@ fn after_the_delete_the_task_waits_for_the_successor() {
     world.seen.deleted_pod = None;
     let lines = world.transcript([Outcome::Pods(vec![terminating(pod(OLD))])]);
     assert_transcript(&lines, &["read Pods", "wait PodTerminating: …"]);
-    world.seen.pods = Look::Unread;
+    world.seen.pods = Reading::Unread;
     let lines = world.transcript([Outcome::Pods(Vec::new())]);
     assert_transcript(&lines, &["read Pods", "wait StatefulSetNotObserved: …"]);
-    world.seen.pods = Look::Unread;
+    world.seen.pods = Reading::Unread;
     let lines = world.transcript([Outcome::Pods(vec![pod(NEW)])]);
     assert_transcript(&lines, &["read Pods", "done"]);
 }
@@ -399,7 +399,7 @@ fn after_the_delete_the_task_waits_for_the_successor() {
 #[test]
 fn a_pod_that_is_gone_at_the_delete_is_looked_at_again() {
     let mut world = World::updating(TaskType::ReplacePod);
-    let lines = world.transcript([Outcome::Failed(Failure::Gone), Outcome::Pods(Vec::new())]);
+    let lines = world.transcript([Outcome::Failed(Failure::NotFound), Outcome::Pods(Vec::new())]);
     assert_transcript(&lines, &[DELETES, "read Pods", "wait StatefulSetNotObserved: …"]);
 }
 
@@ -435,11 +435,11 @@ fn conflicts_count_in_a_row_and_other_failures_are_none() {
     }
     let mut world = World::updating(TaskType::ReplacePod);
     world.seen.delete_conflicts = 3;
-    world.transcript([Outcome::Failed(Failure::Unknown("timeout".to_owned()))]);
+    world.transcript([Outcome::Failed(Failure::Indeterminate("timeout".to_owned()))]);
     assert_eq!(world.seen.delete_conflicts, 3);
     let mut world = World::updating(TaskType::ReplacePod);
     world.seen.delete_conflicts = 3;
-    world.transcript([Outcome::Failed(Failure::Gone)]);
+    world.transcript([Outcome::Failed(Failure::NotFound)]);
     assert_eq!(world.seen.delete_conflicts, 0, "the next pod is another one");
 }
 
@@ -558,7 +558,7 @@ fn what_was_read_live_is_judged_before_the_pods_are() {
         ),
         (
             "pods that only a cache does not show",
-            |world| world.seen.pods = Look::Cached(Some(Vec::new())),
+            |world| world.seen.pods = Reading::Cached(Some(Vec::new())),
             "read Pods",
         ),
     ]);

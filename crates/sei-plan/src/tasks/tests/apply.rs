@@ -3,7 +3,7 @@ use sei_api::task::TaskType;
 use serde_json::{Value, json};
 
 use crate::request::{Failure, Outcome};
-use crate::seen::{CONFIG_MAP, Look, PodTry, SERVICE};
+use crate::seen::{CONFIG_MAP, PodTry, Reading, SERVICE};
 use crate::tasks::fixture::{OLD, World, assert_transcript, from, statefulset, template};
 use crate::view::StatefulSetView;
 
@@ -35,8 +35,8 @@ fn hold() -> World {
         "podTemplate": { "revision": OLD, "podUID": "pod-old", "inputsHash": "i",
                          "operatorVersion": "v" },
     })));
-    world.seen.statefulset = Look::Live(Some(statefulset()));
-    world.seen.revision = Look::Live(Some(revision("seid:old")));
+    world.seen.statefulset = Reading::Live(Some(statefulset()));
+    world.seen.revision = Reading::Live(Some(revision("seid:old")));
     world
 }
 
@@ -75,13 +75,13 @@ fn a_missing_statefulset_is_created_only_after_a_live_look() {
     check(
         update,
         &[
-            ("unread", |world| world.seen.statefulset = Look::Unread, "read StatefulSet"),
+            ("unread", |world| world.seen.statefulset = Reading::Unread, "read StatefulSet"),
             (
                 "missing by cache",
-                |world| world.seen.statefulset = Look::Cached(None),
+                |world| world.seen.statefulset = Reading::Cached(None),
                 "read StatefulSet",
             ),
-            ("missing", |world| world.seen.statefulset = Look::Live(None), CREATES),
+            ("missing", |world| world.seen.statefulset = Reading::Live(None), CREATES),
         ],
     );
 }
@@ -89,7 +89,7 @@ fn a_missing_statefulset_is_created_only_after_a_live_look() {
 #[test]
 fn nobody_starts_to_sign_before_others_can_see_as_whom() {
     let mut world = update();
-    world.seen.statefulset = Look::Live(None);
+    world.seen.statefulset = Reading::Live(None);
     world.seen.stored.identity = false;
     world.check("not stored yet", "wait -: whom the node signs as is recorded first");
 }
@@ -99,13 +99,13 @@ fn a_pod_that_would_not_be_admitted_costs_nothing() {
     let with = |found| {
         let mut world = update();
         world.seen.pod_try = PodTry::Due;
-        world.seen.statefulset = Look::Live(found);
+        world.seen.statefulset = Reading::Live(found);
         world
     };
     for (found, writes) in [(Some(statefulset()), APPLIES), (None, CREATES)] {
         let admitted = with(found.clone()).transcript([Outcome::Accepted]);
         assert_transcript(&admitted, &["try pod n-0", writes]);
-        let taken = with(found.clone()).transcript([Outcome::Failed(Failure::Exists)]);
+        let taken = with(found.clone()).transcript([Outcome::Failed(Failure::AlreadyExists)]);
         assert_transcript(&taken, &["try pod n-0", writes]);
         // The pod that runs still counts.
         let quota = Failure::Rejected("dry-run create pod: exceeded quota: pods".to_owned());
@@ -121,7 +121,7 @@ fn a_pod_that_would_not_be_admitted_costs_nothing() {
 #[test]
 fn a_signer_beside_another_one_is_not_created_and_waits_in_words() {
     let mut world = update();
-    world.seen.statefulset = Look::Live(None);
+    world.seen.statefulset = Reading::Live(None);
     let refused = Outcome::Failed(Failure::SigningKey("pod other-0 still has it".to_owned()));
     let waits = "wait SigningKeyConflict again 5s: pod other-0 still has it";
     assert_transcript(&world.transcript([refused]), &[CREATES, waits]);
@@ -130,9 +130,9 @@ fn a_signer_beside_another_one_is_not_created_and_waits_in_words() {
 #[test]
 fn a_statefulset_that_appeared_meanwhile_is_looked_at_again() {
     let mut world = update();
-    world.seen.statefulset = Look::Live(None);
+    world.seen.statefulset = Reading::Live(None);
     let found = Outcome::StatefulSet(Some(Box::new(statefulset())));
-    let lines = world.transcript([Outcome::Failed(Failure::Exists), found]);
+    let lines = world.transcript([Outcome::Failed(Failure::AlreadyExists), found]);
     assert_transcript(&lines, &[CREATES, "read StatefulSet", APPLIES]);
 }
 
@@ -144,7 +144,7 @@ fn a_conflict_or_a_vanished_object_is_looked_at_again() {
     let lines = world.transcript([
         Outcome::Failed(Failure::Conflict("modified".to_owned())),
         Outcome::StatefulSet(Some(Box::new(newer))),
-        Outcome::Failed(Failure::Gone),
+        Outcome::Failed(Failure::NotFound),
         Outcome::StatefulSet(None),
     ]);
     let again = "apply StatefulSet n uid=sts-uid version=71 …";
@@ -202,13 +202,13 @@ fn the_strategy_is_repaired_first_and_alone() {
 }
 
 #[test]
-fn a_plan_whose_target_is_no_longer_wanted_writes_nothing() {
+fn a_plan_whose_target_is_no_longer_desired_writes_nothing() {
     check(
         update,
         &[(
             "another hash",
-            |world| world.seen.wanted.hash = "v1:newest".to_owned(),
-            "wait -: the wanted template has changed; the plan is superseded",
+            |world| world.seen.desired.hash = "v1:newest".to_owned(),
+            "wait -: the desired template has changed; the plan is superseded",
         )],
     );
 }
@@ -225,21 +225,21 @@ fn the_running_pods_template_is_put_back_with_its_own_hash() {
             ),
             (
                 "created",
-                |world| world.seen.statefulset = Look::Live(None),
+                |world| world.seen.statefulset = Reading::Live(None),
                 "create StatefulSet n uid=- version=- hash=v1:old image=seid:old",
             ),
             (
                 "not read yet",
-                |world| world.seen.revision = Look::Unread,
+                |world| world.seen.revision = Reading::Unread,
                 "read Revision(\"n-old\")",
             ),
             (
                 "cached",
-                |world| world.seen.revision = Look::Cached(Some(revision("seid:old"))),
+                |world| world.seen.revision = Reading::Cached(Some(revision("seid:old"))),
                 "read Revision(\"n-old\")",
             ),
             (
-                "what is wanted now",
+                "what is desired now",
                 |world| world.plan.target.as_mut().unwrap().hash = "v1:new".to_owned(),
                 APPLIES,
             ),
@@ -254,12 +254,12 @@ fn a_template_that_cannot_be_put_back_fails_the_plan() {
         &[
             (
                 "gone",
-                |world| world.seen.revision = Look::Live(None),
+                |world| world.seen.revision = Reading::Live(None),
                 "fail: revision n-old is gone",
             ),
             (
                 "nonsense",
-                |world| world.seen.revision = Look::Live(Some(json!([1]))),
+                |world| world.seen.revision = Reading::Live(Some(json!([1]))),
                 "fail: revision n-old cannot be read: …",
             ),
             (
@@ -267,7 +267,7 @@ fn a_template_that_cannot_be_put_back_fails_the_plan() {
                 |world| {
                     let mut part = revision("seid:old");
                     part["spec"]["template"]["$patch"] = json!("merge");
-                    world.seen.revision = Look::Live(Some(part));
+                    world.seen.revision = Reading::Live(Some(part));
                 },
                 "fail: revision n-old cannot be read: …",
             ),
@@ -276,7 +276,7 @@ fn a_template_that_cannot_be_put_back_fails_the_plan() {
                 |world| {
                     let mut odd = revision("seid:old");
                     odd["spec"]["template"]["spec"]["containers"] = json!([5]);
-                    world.seen.revision = Look::Live(Some(odd));
+                    world.seen.revision = Reading::Live(Some(odd));
                 },
                 "fail: the observed template cannot be read: …",
             ),
@@ -290,7 +290,7 @@ fn a_template_that_cannot_be_put_back_fails_the_plan() {
                 |world| {
                     let status = world.seen.node.status.as_mut().unwrap();
                     status.pod_template.as_mut().unwrap().revision = String::new();
-                    world.seen.revision = Look::Unread;
+                    world.seen.revision = Reading::Unread;
                 },
                 "fail: there is no observed template to put back",
             ),
@@ -299,12 +299,12 @@ fn a_template_that_cannot_be_put_back_fails_the_plan() {
 }
 
 #[test]
-fn the_service_is_applied_unless_it_is_as_wanted() {
+fn the_service_is_applied_unless_it_is_as_desired() {
     check(
         || World::updating(TaskType::ApplyService),
         &[
             ("not there", |_| {}, "apply Service n"),
-            ("as wanted", |world| world.seen.service_is_current = true, "done"),
+            ("as desired", |world| world.seen.service_is_current = true, "done"),
             ("applied in this pass", |world| world.seen.accepted.push(SERVICE), "done"),
             ("another write", |world| world.seen.accepted.push(CONFIG_MAP), "apply Service n"),
         ],
@@ -314,13 +314,13 @@ fn the_service_is_applied_unless_it_is_as_wanted() {
 }
 
 #[test]
-fn the_proxys_configuration_is_applied_unless_it_is_as_wanted() {
+fn the_proxys_configuration_is_applied_unless_it_is_as_desired() {
     const APPLIES: &str = "apply ConfigMap n-rbac-proxy-config";
     check(
         || World::only(TaskType::ApplyRbacProxyConfig, json!({})),
         &[
             ("not there", |_| {}, APPLIES),
-            ("as wanted", |world| world.seen.proxy_config_is_current = true, "done"),
+            ("as desired", |world| world.seen.proxy_config_is_current = true, "done"),
             ("another write", |world| world.seen.accepted.push(SERVICE), APPLIES),
         ],
     );
@@ -333,7 +333,7 @@ fn what_a_create_owns_is_given_over_before_an_apply() {
     let mut world = update();
     let entries = json!([{ "manager": "seinode-controller", "operation": "Apply" }]);
     let made = StatefulSetView { handover: Some(entries.clone()), ..statefulset() };
-    world.seen.statefulset = Look::Live(Some(made));
+    world.seen.statefulset = Reading::Live(Some(made));
     let answer = Outcome::StatefulSet(Some(Box::new(statefulset())));
     let lines = world.transcript([Outcome::Accepted, answer]);
     let patch = json!({ "metadata": { "managedFields": entries, "resourceVersion": "70" } });
@@ -342,7 +342,7 @@ fn what_a_create_owns_is_given_over_before_an_apply() {
 }
 
 #[test]
-fn a_template_that_kept_another_key_is_not_taken_for_the_wanted_one() {
+fn a_template_that_kept_another_key_is_not_taken_for_the_desired_one() {
     let mut world = update();
     let volumes = json!([{ "name": "signing-key", "secret": { "secretName": "old" } }]);
     let template = json!({ "spec": { "volumes": volumes } });

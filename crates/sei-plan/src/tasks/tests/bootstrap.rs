@@ -4,7 +4,7 @@ use serde_json::json;
 
 use crate::check_plan::check_plan;
 use crate::request::{Failure, Outcome};
-use crate::seen::Look;
+use crate::seen::Reading;
 use crate::tasks::fixture::{
     BOOTSTRAP, NODE_UID, OLD, World, assert_transcript, bootstrap, plan, pod, terminating,
 };
@@ -26,7 +26,7 @@ fn check(task: TaskType, cases: &[Case]) {
 fn at(task: TaskType) -> World {
     let mut world = World::at(&BOOTSTRAP, task);
     world.plan.kind = Some(PlanKind::Init);
-    world.seen.wanted.bootstrap = Some(bootstrap());
+    world.seen.desired.bootstrap = Some(bootstrap());
     world
 }
 
@@ -60,13 +60,13 @@ fn bootstrap_pod() -> PodView {
 fn see_job(world: &mut World, change: impl FnOnce(&mut JobView)) {
     let mut view = job(JobState::Active);
     change(&mut view);
-    world.seen.job = Look::Live(Some(view));
+    world.seen.job = Reading::Live(Some(view));
 }
 
 fn see_service(world: &mut World, change: impl FnOnce(&mut ObjectView)) {
     let mut view = service();
     change(&mut view);
-    world.seen.service = Look::Live(Some(view));
+    world.seen.service = Reading::Live(Some(view));
 }
 
 // B1
@@ -95,12 +95,16 @@ fn a_service_that_is_there_counts_if_it_is_this_nodes() {
                 |world| see_service(world, |one| one.controller = None),
                 "wait FieldConflict: …",
             ),
-            ("cached", |world| world.seen.service = Look::Cached(Some(service())), "read Service"),
+            (
+                "cached",
+                |world| world.seen.service = Reading::Cached(Some(service())),
+                "read Service",
+            ),
         ],
     );
     let mut world = at(T::DeployBootstrapService);
-    world.seen.service = Look::Live(None);
-    let answers = [Outcome::Failed(Failure::Exists), Outcome::Service(Some(service()))];
+    world.seen.service = Reading::Live(None);
+    let answers = [Outcome::Failed(Failure::AlreadyExists), Outcome::Service(Some(service()))];
     let lines = world.transcript(answers);
     assert_transcript(&lines, &["create Service n", "read Service", "done"]);
 }
@@ -117,11 +121,11 @@ fn the_job_is_created_and_then_there() {
 
 // B4
 #[test]
-fn a_job_that_is_there_counts_if_it_runs_what_is_wanted_or_is_complete() {
+fn a_job_that_is_there_counts_if_it_runs_what_is_desired_or_is_complete() {
     check(
         T::DeployBootstrapJob,
         &[
-            ("as wanted", |world| see_job(world, |_| {}), "done"),
+            ("as desired", |world| see_job(world, |_| {}), "done"),
             (
                 "another image",
                 |world| see_job(world, |job| job.image = "seid:older".to_owned()),
@@ -167,13 +171,13 @@ fn a_job_that_is_there_counts_if_it_runs_what_is_wanted_or_is_complete() {
                 },
                 "wait FieldConflict: …",
             ),
-            ("cached", |world| world.seen.job = Look::Cached(None), "read Job"),
+            ("cached", |world| world.seen.job = Reading::Cached(None), "read Job"),
         ],
     );
     let mut world = at(T::DeployBootstrapJob);
-    world.seen.job = Look::Live(None);
+    world.seen.job = Reading::Live(None);
     let found = Outcome::Job(Some(job(JobState::Active)));
-    let lines = world.transcript([Outcome::Failed(Failure::Exists), found]);
+    let lines = world.transcript([Outcome::Failed(Failure::AlreadyExists), found]);
     assert_transcript(&lines, &["create Job n-bootstrap", "read Job", "done"]);
 }
 
@@ -182,7 +186,7 @@ fn a_job_that_is_there_counts_if_it_runs_what_is_wanted_or_is_complete() {
 fn without_a_bootstrap_in_the_spec_nothing_is_made() {
     for task in [T::DeployBootstrapService, T::DeployBootstrapJob] {
         let mut world = at(task);
-        world.seen.wanted.bootstrap = None;
+        world.seen.desired.bootstrap = None;
         world.check("no snapshot", "fail: the spec asks for no bootstrap any more");
     }
 }
@@ -201,7 +205,7 @@ fn the_job_is_awaited_to_its_end() {
                 |world| see_job(world, |job| job.state = JobState::Failed("OOM".to_owned())),
                 "fail: the bootstrap Job failed: OOM",
             ),
-            ("gone", |world| world.seen.job = Look::Live(None), "fail: …gone before it was…"),
+            ("gone", |world| world.seen.job = Reading::Live(None), "fail: …gone before it was…"),
         ],
     );
 }
@@ -242,7 +246,7 @@ fn teardown_deletes_job_and_service_and_waits_until_all_is_gone() {
         ["read Job", "delete Job uid=job-uid", "read Job", "wait -: …Job is being deleted"];
     assert_transcript(&lines, &expected);
 
-    world.seen.job = Look::Unread;
+    world.seen.job = Reading::Unread;
     let going = ObjectView { terminating: true, ..service() };
     let lines = world.transcript([
         Outcome::Job(None),
@@ -259,7 +263,7 @@ fn teardown_deletes_job_and_service_and_waits_until_all_is_gone() {
     ];
     assert_transcript(&lines, &expected);
 
-    world.seen.service = Look::Unread;
+    world.seen.service = Reading::Unread;
     let lines = world.transcript([Outcome::Service(None), Outcome::Pods(vec![bootstrap_pod()])]);
     let waits = "wait PodTerminating again 5s: the bootstrap pod is still there";
     assert_transcript(&lines, &["read Service", "read Pods", waits]);
@@ -303,35 +307,35 @@ fn teardown_touches_only_what_is_this_nodes_and_looks_again_after_a_failure() {
             (
                 "another's Service is left",
                 |world| {
-                    world.seen.job = Look::Live(None);
+                    world.seen.job = Reading::Live(None);
                     see_service(world, |one| one.controller = None);
                     world.live_pods([]);
                 },
                 "done",
             ),
-            ("a cached Job", |world| world.seen.job = Look::Cached(None), "read Job"),
+            ("a cached Job", |world| world.seen.job = Reading::Cached(None), "read Job"),
             (
                 "a cached Service",
                 |world| {
-                    world.seen.job = Look::Live(None);
-                    world.seen.service = Look::Cached(None);
+                    world.seen.job = Reading::Live(None);
+                    world.seen.service = Reading::Cached(None);
                 },
                 "read Service",
             ),
             (
                 "cached pods",
                 |world| {
-                    world.seen.job = Look::Live(None);
-                    world.seen.service = Look::Live(None);
-                    world.seen.pods = Look::Cached(Some(Vec::new()));
+                    world.seen.job = Reading::Live(None);
+                    world.seen.service = Reading::Live(None);
+                    world.seen.pods = Reading::Cached(Some(Vec::new()));
                 },
                 "read Pods",
             ),
         ],
     );
-    for failure in [Failure::Gone, Failure::Conflict("the uid differs".to_owned())] {
+    for failure in [Failure::NotFound, Failure::Conflict("the uid differs".to_owned())] {
         let mut world = at(T::TeardownBootstrap);
-        world.seen.job = Look::Live(Some(job(JobState::Complete)));
+        world.seen.job = Reading::Live(Some(job(JobState::Complete)));
         let lines = world.transcript([Outcome::Failed(failure)]);
         assert_transcript(&lines, &["delete Job uid=job-uid", "read Job"]);
     }

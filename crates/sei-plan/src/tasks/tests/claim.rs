@@ -2,7 +2,7 @@ use sei_api::task::TaskType;
 use serde_json::json;
 
 use crate::request::{ClaimView, Failure, Outcome, VolumeView};
-use crate::seen::Look;
+use crate::seen::Reading;
 use crate::tasks::fixture::{NODE_UID, World, assert_transcript, from, node};
 use crate::view::ObjectView;
 
@@ -20,7 +20,7 @@ fn check(world: fn() -> World, cases: &[Case]) {
 /// The node's own claim is not there yet.
 fn own() -> World {
     let mut world = World::only(TaskType::EnsureDataPvc, json!({}));
-    world.seen.claim = Look::Live(None);
+    world.seen.claim = Reading::Live(None);
     world
 }
 
@@ -30,7 +30,7 @@ fn import() -> World {
     world.seen.node = node(json!({
         "fullNode": {}, "dataVolume": { "import": { "pvcName": "theirs" } },
     }));
-    world.seen.claim = Look::Live(Some(ClaimView {
+    world.seen.claim = Reading::Live(Some(ClaimView {
         uid: "claim-uid".to_owned(),
         phase: "Bound".to_owned(),
         access_modes: vec!["ReadWriteOnce".to_owned()],
@@ -38,7 +38,7 @@ fn import() -> World {
         volume: Some("pv-1".to_owned()),
         ..ClaimView::default()
     }));
-    world.seen.volume = Look::Live(Some(VolumeView {
+    world.seen.volume = Reading::Live(Some(VolumeView {
         phase: "Bound".to_owned(),
         capacity: Some("102400Mi".to_owned()),
     }));
@@ -47,20 +47,20 @@ fn import() -> World {
 
 fn claim(world: &mut World) -> &mut ClaimView {
     match &mut world.seen.claim {
-        Look::Live(Some(claim)) => claim,
+        Reading::Live(Some(claim)) => claim,
         _ => panic!("no claim was seen"),
     }
 }
 
 fn volume(world: &mut World) -> &mut VolumeView {
     match &mut world.seen.volume {
-        Look::Live(Some(volume)) => volume,
+        Reading::Live(Some(volume)) => volume,
         _ => panic!("no volume was seen"),
     }
 }
 
-fn claim_of(controller: Option<&str>) -> Look<ClaimView> {
-    Look::Live(Some(ClaimView {
+fn claim_of(controller: Option<&str>) -> Reading<ClaimView> {
+    Reading::Live(Some(ClaimView {
         uid: "claim-uid".to_owned(),
         controller: controller.map(str::to_owned),
         ..ClaimView::default()
@@ -76,7 +76,7 @@ fn remember(world: &mut World, uid: &str) {
 #[test]
 fn a_missing_claim_is_created_and_recorded_in_one_go() {
     let mut world = own();
-    world.seen.claim = Look::Unread;
+    world.seen.claim = Reading::Unread;
     let created = ObjectView { uid: "claim-uid".to_owned(), ..ObjectView::default() };
     let lines = world.transcript([Outcome::Claim(None), Outcome::Created(created)]);
     let expected = ["read Claim(\"data-n\")", "create claim data-n", "done claim data-n/claim-uid"];
@@ -89,7 +89,7 @@ fn the_claim_is_the_rendered_one() {
     use crate::request::Request;
     let world = own();
     let crate::tasks::Next::Request(request) = world.next() else { panic!("no request") };
-    let rendered = world.seen.wanted.claim.unwrap();
+    let rendered = world.seen.desired.claim.unwrap();
     let modes = rendered.spec.as_ref().unwrap().access_modes.as_ref().unwrap();
     assert_eq!(*modes, ["ReadWriteOnce"]);
     assert_eq!(*request, Request::CreateClaim(Box::new(rendered)));
@@ -127,7 +127,7 @@ fn a_claim_that_is_there_counts_only_if_it_is_this_nodes() {
             ),
             (
                 "seen in a cache",
-                |world| world.seen.claim = Look::Cached(None),
+                |world| world.seen.claim = Reading::Cached(None),
                 "read Claim(\"data-n\")",
             ),
         ],
@@ -139,7 +139,8 @@ fn a_claim_that_is_there_counts_only_if_it_is_this_nodes() {
 fn a_lost_race_to_create_is_decided_by_the_next_look() {
     let mut world = own();
     let theirs = ClaimView { controller: Some("other".to_owned()), ..ClaimView::default() };
-    let lines = world.transcript([Outcome::Failed(Failure::Exists), Outcome::Claim(Some(theirs))]);
+    let lines =
+        world.transcript([Outcome::Failed(Failure::AlreadyExists), Outcome::Claim(Some(theirs))]);
     let expected = [
         "create claim data-n",
         "read Claim(\"data-n\")",
@@ -194,7 +195,7 @@ fn nothing_rendered_is_nothing_created() {
         own,
         &[(
             "no claim",
-            |world| world.seen.wanted.claim = None,
+            |world| world.seen.desired.claim = None,
             "fail: no claim is rendered for this node",
         )],
     );
@@ -238,7 +239,7 @@ fn an_import_that_may_still_become_good_is_waited_for() {
         &[
             (
                 "not there",
-                |world| world.seen.claim = Look::Live(None),
+                |world| world.seen.claim = Reading::Live(None),
                 "wait - again 5s [ImportPVCReady=False/PVCNotReady]: claim theirs is not there",
             ),
             (
@@ -273,7 +274,7 @@ fn an_import_that_may_still_become_good_is_waited_for() {
             ),
             (
                 "the volume is not there",
-                |world| world.seen.volume = Look::Live(None),
+                |world| world.seen.volume = Reading::Live(None),
                 "wait - again 5s [ImportPVCReady=False/PVCNotReady]: volume pv-1 is not there",
             ),
         ],
@@ -313,7 +314,7 @@ fn an_import_that_can_never_be_good_fails_the_plan() {
             ),
             (
                 "an unreadable requirement",
-                |world| world.seen.wanted.claim_size = "much".to_owned(),
+                |world| world.seen.desired.claim_size = "much".to_owned(),
                 "fail [ImportPVCReady=False/PVCInvalid]: claim theirs: …",
             ),
             (
@@ -340,12 +341,12 @@ fn an_import_that_can_never_be_good_fails_the_plan() {
 fn each_look_at_an_import_reads_each_object_once() {
     let found = import();
     let mut world = import();
-    world.seen.claim = Look::Unread;
-    world.seen.volume = Look::Unread;
+    world.seen.claim = Reading::Unread;
+    world.seen.volume = Reading::Unread;
     let lines = world.transcript([Outcome::Claim(None)]);
     assert_transcript(&lines, &["read Claim(\"theirs\")", "wait - again 5s …"]);
 
-    world.seen.claim = Look::Unread;
+    world.seen.claim = Reading::Unread;
     let answers = [
         Outcome::Claim(found.seen.claim.any().cloned()),
         Outcome::Volume(found.seen.volume.any().cloned()),

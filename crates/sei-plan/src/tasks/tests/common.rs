@@ -9,9 +9,10 @@ use crate::check_plan::check_plan;
 use crate::executor;
 use crate::fixtures::{any_json, pointers};
 use crate::request::{ClaimView, Failure, Outcome, TaskRecord, TaskState};
-use crate::seen::{Look, Seen};
+use crate::seen::{Reading, Seen};
 use crate::tasks::fixture::{
-    BOOTSTRAP, NEW, OLD, UPDATE, World, bootstrap, node, now, plan, pod, shown, statefulset, wanted,
+    BOOTSTRAP, NEW, OLD, UPDATE, World, bootstrap, desired, node, now, plan, pod, shown,
+    statefulset,
 };
 use crate::tasks::{before_replacement, bounded, in_bootstrap, kind_of, step};
 use crate::timing::Timing;
@@ -60,13 +61,13 @@ fn nothing_is_written_while_the_spec_cannot_be_rendered() {
     ];
     for task in TaskType::ALL {
         let mut world = World::only(*task, json!({}));
-        world.seen.wanted.hash = String::new();
-        world.seen.wanted.bootstrap = Some(bootstrap());
+        world.seen.desired.hash = String::new();
+        world.seen.desired.bootstrap = Some(bootstrap());
         let blocked = shown(&world.next()).starts_with("wait InvalidSpec: ");
         assert_eq!(blocked, writes.contains(task), "{task}");
     }
     let mut world = World::updating(T::ReplacePod);
-    world.seen.wanted.hash = String::new();
+    world.seen.desired.hash = String::new();
     world.check("a plan that has applied goes on", "delete pod…");
 }
 
@@ -74,15 +75,15 @@ fn nothing_is_written_while_the_spec_cannot_be_rendered() {
 fn a_refused_call_is_waited_out_with_the_servers_words() {
     let text = || "words".to_owned();
     for (failure, expected) in [
-        (Failure::Owned(text()), "wait FieldConflict again 30s: words"),
+        (Failure::FieldManagerConflict(text()), "wait FieldConflict again 30s: words"),
         (Failure::Forbidden(text()), "wait Forbidden again 30s: words"),
         (Failure::Rejected(text()), "wait ApplyRejected again 30s: words"),
-        (Failure::Unknown(text()), "wait - again 5s: words"),
+        (Failure::Indeterminate(text()), "wait - again 5s: words"),
         (Failure::Unreachable(text()), "wait SidecarUnreachable again 5s: words"),
         (Failure::Unauthorized(text()), "wait SidecarAuth again 30s: words"),
-        (Failure::Gone, "apply StatefulSet…"),
+        (Failure::NotFound, "apply StatefulSet…"),
         (Failure::Conflict(text()), "apply StatefulSet…"),
-        (Failure::Exists, "apply StatefulSet…"),
+        (Failure::AlreadyExists, "apply StatefulSet…"),
     ] {
         let mut world = World::updating(T::ApplyStatefulSet);
         world.seen.failure = Some(failure);
@@ -106,8 +107,8 @@ fn a_faster_lane_waits_less() {
 #[test]
 fn a_success_clears_the_failure_before_it() {
     let mut world = World::updating(T::ReplacePod);
-    world.seen.pods = Look::Unread;
-    world.seen.failure = Some(Failure::Gone);
+    world.seen.pods = Reading::Unread;
+    world.seen.failure = Some(Failure::NotFound);
     world.transcript([Outcome::Pods(vec![pod(NEW)])]);
     assert_eq!(world.seen.failure, None);
 }
@@ -127,7 +128,7 @@ fn texts_of_others_are_cut_to_a_kibibyte() {
     failed.transcript([Outcome::Task(Some(TaskRecord { state: TaskState::Failed(long.clone()) }))]);
     let mut job = World::at(&BOOTSTRAP, T::AwaitBootstrapComplete);
     let state = crate::view::JobState::Failed(long.clone());
-    job.seen.job = Look::Live(Some(JobView { state, ..JobView::default() }));
+    job.seen.job = Reading::Live(Some(JobView { state, ..JobView::default() }));
     let mut unknown = World::updating(T::ReplacePod);
     unknown.plan.tasks[4].r#type = long.clone();
     let mut missing = World::only(T::ValidateSigningKey, json!({ "secretName": "n".repeat(4096) }));
@@ -140,7 +141,7 @@ fn texts_of_others_are_cut_to_a_kibibyte() {
     import.transcript([Outcome::Claim(Some(ClaimView { phase: long, ..Default::default() }))]);
     let mut unfit = World::only(T::EnsureDataPvc, json!({}));
     unfit.seen.node = import.seen.node.clone();
-    unfit.seen.claim = Look::Live(Some(ClaimView {
+    unfit.seen.claim = Reading::Live(Some(ClaimView {
         phase: "Bound".to_owned(),
         access_modes: vec!["x".repeat(4096)],
         ..Default::default()
@@ -179,19 +180,19 @@ fn a_plan_knows_what_lies_before_it() {
 
 /// Worlds in which tasks get as far as they can: nothing seen, and everything seen.
 fn worlds() -> Vec<Seen> {
-    let bare = Seen::new(node(json!({ "fullNode": {} })), wanted(), now());
+    let bare = Seen::new(node(json!({ "fullNode": {} })), desired(), now());
     let mut full = bare.clone();
-    full.wanted.bootstrap = Some(bootstrap());
-    full.statefulset = Look::Live(Some(statefulset()));
-    full.pods = Look::Live(Some(vec![pod(OLD), pod(NEW)]));
-    full.pod = Look::Live(Some(pod(NEW)));
-    full.claim = Look::Live(Some(ClaimView::default()));
-    full.job = Look::Live(Some(JobView::default()));
-    full.service = Look::Live(Some(ObjectView::default()));
-    full.revision = Look::Live(Some(json!({})));
-    full.secrets.insert("a".to_owned(), Look::Live(Some(crate::request::SecretView::default())));
+    full.desired.bootstrap = Some(bootstrap());
+    full.statefulset = Reading::Live(Some(statefulset()));
+    full.pods = Reading::Live(Some(vec![pod(OLD), pod(NEW)]));
+    full.pod = Reading::Live(Some(pod(NEW)));
+    full.claim = Reading::Live(Some(ClaimView::default()));
+    full.job = Reading::Live(Some(JobView::default()));
+    full.service = Reading::Live(Some(ObjectView::default()));
+    full.revision = Reading::Live(Some(json!({})));
+    full.secrets.insert("a".to_owned(), Reading::Live(Some(crate::request::SecretView::default())));
     let mut fresh = full.clone();
-    fresh.pods = Look::Live(Some(vec![pod(NEW)]));
+    fresh.pods = Reading::Live(Some(vec![pod(NEW)]));
     vec![bare, full, fresh]
 }
 

@@ -2,7 +2,7 @@ use sei_api::task::TaskType;
 use serde_json::{Value, json};
 
 use crate::request::{Outcome, SecretView};
-use crate::seen::Look;
+use crate::seen::Reading;
 use crate::tasks::fixture::{World, assert_transcript};
 
 /// What a Secret holds, by file.
@@ -42,7 +42,7 @@ fn keyring_world(change: impl FnOnce(&mut Value)) -> World {
 }
 
 fn put(world: &mut World, name: &str, found: Option<SecretView>) {
-    world.seen.secrets.insert(name.to_owned(), Look::Live(found));
+    world.seen.secrets.insert(name.to_owned(), Reading::Live(found));
 }
 
 #[track_caller]
@@ -94,7 +94,7 @@ fn a_signing_key_is_waited_for() {
     let lines = world.transcript([Outcome::Secret(Some(found.clone()))]);
     assert_transcript(&lines, &["read Secret(\"key\")", "done …"]);
 
-    world.seen.secrets.insert("key".to_owned(), Look::Cached(Some(found)));
+    world.seen.secrets.insert("key".to_owned(), Reading::Cached(Some(found)));
     world.check("a cache decides nothing", "read Secret(\"key\")");
 }
 

@@ -3,7 +3,7 @@ use sei_api::task::TaskType;
 use serde_json::{Value, json};
 
 use crate::request::Outcome;
-use crate::seen::Look;
+use crate::seen::Reading;
 use crate::tasks::fixture::{
     NEW, OLD, World, assert_transcript, from, now, pod, signing_node, statefulset, terminating,
 };
@@ -16,7 +16,7 @@ const STAMPS: &str = "done stamp seid:new sidecar:new v1:new";
 fn world() -> World {
     let mut world = World::updating(TaskType::ObserveImage);
     world.live_pods([pod(NEW)]);
-    world.seen.pod = Look::Live(Some(pod(NEW)));
+    world.seen.pod = Reading::Live(Some(pod(NEW)));
     world
 }
 
@@ -39,7 +39,7 @@ fn check_pod(case: &str, change: impl Fn(&mut PodView), expected: &str) {
     for (listed, live) in [(changed.clone(), pod(NEW)), (pod(NEW), changed.clone())] {
         let mut world = world();
         world.live_pods([listed]);
-        world.seen.pod = Look::Live(Some(live));
+        world.seen.pod = Reading::Live(Some(live));
         world.check(case, expected);
     }
 }
@@ -61,7 +61,7 @@ fn what_the_pod_runs_is_stamped() {
     assert_eq!((&*template.revision, &*template.pod_uid), (NEW, "pod-new"));
     assert_eq!((&*template.inputs_hash, &*template.operator_version), ("inputs:plan", "v9"));
     assert_eq!(template.observed_at.unwrap().0, now());
-    assert_eq!(template.config, world.seen.wanted.config);
+    assert_eq!(template.config, world.seen.desired.config);
 }
 
 // OI1, OI9
@@ -69,10 +69,10 @@ fn what_the_pod_runs_is_stamped() {
 fn a_later_edit_of_the_spec_is_not_stamped() {
     let mut world = world();
     world.seen.node.spec.image = "seid:newest".to_owned();
-    world.seen.wanted.image = "seid:newest".to_owned();
-    world.seen.wanted.sidecar_image = "sidecar:newest".to_owned();
-    world.seen.wanted.hash = "v1:newest".to_owned();
-    world.seen.wanted.inputs_hash = "inputs:newest".to_owned();
+    world.seen.desired.image = "seid:newest".to_owned();
+    world.seen.desired.sidecar_image = "sidecar:newest".to_owned();
+    world.seen.desired.hash = "v1:newest".to_owned();
+    world.seen.desired.inputs_hash = "inputs:newest".to_owned();
     world.check("the plan's own target", STAMPS);
     assert_eq!(stamp(&world).template.inputs_hash, "inputs:plan");
 }
@@ -106,7 +106,7 @@ fn the_statefulset_counts_as_for_the_replacement() {
         ),
         (
             "missing",
-            |world| world.seen.statefulset = Look::Live(None),
+            |world| world.seen.statefulset = Reading::Live(None),
             "wait -: the StatefulSet is not there…",
         ),
         (
@@ -114,7 +114,7 @@ fn the_statefulset_counts_as_for_the_replacement() {
             |world| world.statefulset().terminating = true,
             "wait StatefulSetTerminating: …",
         ),
-        ("unread", |world| world.seen.statefulset = Look::Unread, "read StatefulSet"),
+        ("unread", |world| world.seen.statefulset = Reading::Unread, "read StatefulSet"),
         ("replicas left to the server", |world| world.statefulset().replicas = None, STAMPS),
         ("many replicas", |world| world.statefulset().replicas = Some(2), "fail: …"),
     ]);
@@ -163,7 +163,7 @@ fn images_that_admission_renamed_are_stamped_as_the_pod_has_them() {
     renamed.sidecar.image = "sidecar@sha256:abc".to_owned();
     let mut world = world();
     world.live_pods([renamed.clone()]);
-    world.seen.pod = Look::Live(Some(renamed));
+    world.seen.pod = Reading::Live(Some(renamed));
     let stamp = stamp(&world);
     assert_eq!(stamp.image, "mirror/seid:new");
     assert_eq!(stamp.sidecar_image, "sidecar@sha256:abc");
@@ -198,14 +198,14 @@ fn neither_started_nor_ready_nor_running_now_is_asked_for() {
 #[test]
 fn a_stamp_needs_a_live_look_at_that_very_pod() {
     check(&[
-        ("unread", |world| world.seen.pod = Look::Unread, "read Pod(\"n-0\")"),
-        ("cached", |world| world.seen.pod = Look::Cached(Some(pod(NEW))), "read Pod(\"n-0\")"),
-        ("gone", |world| world.seen.pod = Look::Live(None), "wait -: the pod was replaced…"),
+        ("unread", |world| world.seen.pod = Reading::Unread, "read Pod(\"n-0\")"),
+        ("cached", |world| world.seen.pod = Reading::Cached(Some(pod(NEW))), "read Pod(\"n-0\")"),
+        ("gone", |world| world.seen.pod = Reading::Live(None), "wait -: the pod was replaced…"),
         (
             "a namesake",
             |world| {
                 world.seen.pod =
-                    Look::Live(Some(PodView { uid: "pod-newer".to_owned(), ..pod(NEW) }));
+                    Reading::Live(Some(PodView { uid: "pod-newer".to_owned(), ..pod(NEW) }));
             },
             "wait -: the pod was replaced…",
         ),
@@ -213,18 +213,18 @@ fn a_stamp_needs_a_live_look_at_that_very_pod() {
             "no longer of the revision",
             |world| {
                 let revision = Some(OLD.to_owned());
-                world.seen.pod = Look::Live(Some(PodView { revision, ..pod(NEW) }));
+                world.seen.pod = Reading::Live(Some(PodView { revision, ..pod(NEW) }));
             },
             "wait -: the pod was replaced…",
         ),
         (
             "no longer ours",
-            |world| world.seen.pod = Look::Live(Some(PodView { controller: None, ..pod(NEW) })),
+            |world| world.seen.pod = Reading::Live(Some(PodView { controller: None, ..pod(NEW) })),
             "wait -: the pod was replaced…",
         ),
         (
             "on its way out",
-            |world| world.seen.pod = Look::Live(Some(terminating(pod(NEW)))),
+            |world| world.seen.pod = Reading::Live(Some(terminating(pod(NEW)))),
             "wait -: the pod was replaced…",
         ),
     ]);
@@ -233,31 +233,31 @@ fn a_stamp_needs_a_live_look_at_that_very_pod() {
 #[test]
 fn proved_caches_lead_to_one_live_read_and_none_while_nothing_runs() {
     let mut world = world();
-    world.seen.pod = Look::Unread;
+    world.seen.pod = Reading::Unread;
     world.forget_live();
     let lines = world.transcript([Outcome::Pod(Some(Box::new(pod(NEW))))]);
     assert_transcript(&lines, &["read Pod(\"n-0\")", STAMPS]);
 
     let mut starting = pod(NEW);
     starting.seid = ContainerView { image: "seid:new".to_owned(), ..ContainerView::default() };
-    world.seen.pods = Look::Cached(Some(vec![starting]));
+    world.seen.pods = Reading::Cached(Some(vec![starting]));
     world.check("no call while the cache shows that nothing runs", "wait -: container seid…");
 
     world.seen.node = signing_node();
-    world.seen.pods = Look::Cached(Some(vec![pod(NEW)]));
+    world.seen.pods = Reading::Cached(Some(vec![pod(NEW)]));
     let answer = Outcome::StatefulSet(Some(Box::new(statefulset())));
     assert_transcript(&world.transcript([answer]), &["read StatefulSet", STAMPS]);
 }
 
 #[test]
-fn a_plan_without_target_is_judged_by_what_is_wanted() {
+fn a_plan_without_target_is_judged_by_what_is_desired() {
     check(&[
-        ("the wanted one runs", |world| world.plan.target = None, STAMPS),
+        ("the desired one runs", |world| world.plan.target = None, STAMPS),
         (
             "another runs",
             |world| {
                 world.plan.target = None;
-                world.seen.wanted.image = "seid:newest".to_owned();
+                world.seen.desired.image = "seid:newest".to_owned();
             },
             "wait -: pod n-0 has images seid:new and sidecar:new, not seid:newest and …",
         ),

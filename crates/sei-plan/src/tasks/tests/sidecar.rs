@@ -3,7 +3,7 @@ use sei_api::task::{Side, TaskType};
 use serde_json::{Value, json};
 
 use crate::request::{Failure, Outcome, TaskRecord, TaskState};
-use crate::seen::Look;
+use crate::seen::Reading;
 use crate::tasks::fixture::{
     BOOTSTRAP, NEW, NODE_UID, OLD, PLAN, World, assert_transcript, bootstrap, pod, statefulset,
     terminating,
@@ -72,7 +72,7 @@ fn every_sidecar_task_is_polled_to_its_end() {
             (failed("no"), "retry: no"),
         ] {
             let mut world = World::only(*task, good_params(*task));
-            world.seen.statefulset = Look::Live(Some(statefulset()));
+            world.seen.statefulset = Reading::Live(Some(statefulset()));
             world.live_pods([pod(NEW)]);
             let lines = world.transcript([record(state)]);
             assert_transcript(&lines, &["pod-new 10.0.0.2 poll …", expected]);
@@ -154,7 +154,7 @@ fn after_a_refused_write_the_sidecar_is_asked_again_what_it_knows() {
     world.plan.abandoned = vec!["one".to_owned()];
     let lines = world.transcript([
         record(TaskState::Running),
-        Outcome::Failed(Failure::Gone),
+        Outcome::Failed(Failure::NotFound),
         Outcome::Task(None),
         Outcome::Task(None),
         Outcome::Failed(Failure::Conflict("already there".to_owned())),
@@ -178,7 +178,7 @@ fn check_wire(task: TaskType, stored: Value, expected: &Value) {
     let mut world = World::only(task, stored);
     let sent = wire_params(task, &world.plan.tasks[0]).unwrap();
     assert_eq!(&sent, expected, "{task}");
-    world.seen.statefulset = Look::Live(Some(statefulset()));
+    world.seen.statefulset = Reading::Live(Some(statefulset()));
     world.live_pods([pod(NEW)]);
     let lines = world.transcript([Outcome::Task(None)]);
     let submits = format!("pod-new 10.0.0.2 submit {} {task} {expected}", id(task, 0));
@@ -327,7 +327,7 @@ fn every_task_after_the_replacement_needs_the_fresh_pod_and_none_before_it() {
     let late = [T::ApplyStatefulSet, T::ReplacePod, T::ConfigPatch, T::MarkReady];
     let mut world = World::at(&late, T::ConfigPatch);
     world.plan.tasks[2].params = Some(good_params(T::ConfigPatch));
-    world.seen.statefulset = Look::Live(Some(statefulset()));
+    world.seen.statefulset = Reading::Live(Some(statefulset()));
     world.live_pods([pod(OLD)]);
     world.check("late", "wait SidecarUnreachable: no pod for config-patch yet");
 
@@ -336,7 +336,7 @@ fn every_task_after_the_replacement_needs_the_fresh_pod_and_none_before_it() {
     world.check("early", "pod-old 10.0.0.1 poll …");
 
     let mut world = World::only(T::MarkReady, json!({}));
-    world.seen.statefulset = Look::Live(Some(statefulset()));
+    world.seen.statefulset = Reading::Live(Some(statefulset()));
     world.live_pods([pod(OLD)]);
     world.check("an update opens the gate of the fresh pod only", "wait SidecarUnreachable: …");
     for kind in [Some(PlanKind::MarkReady), None] {
@@ -371,15 +371,15 @@ fn what_was_not_seen_is_read_before_a_sidecar_is_spoken_to() {
     let mut world = gate();
     world.forget_live();
     world.check("caches do", "pod-new 10.0.0.2 poll …");
-    world.seen.pods = Look::Cached(None);
+    world.seen.pods = Reading::Cached(None);
     world.check("no pods in the cache", "read Pods");
-    world.seen.pods = Look::Unread;
+    world.seen.pods = Reading::Unread;
     world.check("no pods", "read Pods");
-    world.seen.pods = Look::Live(None);
+    world.seen.pods = Reading::Live(None);
     world.check("no pods at all", "wait SidecarUnreachable: …");
-    world.seen.statefulset = Look::Unread;
+    world.seen.statefulset = Reading::Unread;
     world.check("no StatefulSet", "read StatefulSet");
-    world.seen.statefulset = Look::Live(None);
+    world.seen.statefulset = Reading::Live(None);
     world.check("it is gone", "wait -: the StatefulSet is not there");
 }
 
@@ -400,8 +400,8 @@ fn the_sidecar_of_somebody_elses_pod_is_never_spoken_to() {
 fn bootstrapping() -> World {
     let mut world = World::at(&BOOTSTRAP, T::ConfigApply);
     world.plan.tasks[3].params = Some(good_params(T::ConfigApply));
-    world.seen.wanted.bootstrap = Some(bootstrap());
-    world.seen.job = Look::Live(Some(JobView {
+    world.seen.desired.bootstrap = Some(bootstrap());
+    world.seen.job = Reading::Live(Some(JobView {
         uid: "job-uid".to_owned(),
         controller: Some(NODE_UID.to_owned()),
         ..JobView::default()
@@ -431,7 +431,7 @@ fn before_the_teardown_the_jobs_pod_is_spoken_to() {
     world.check("on its way out", "wait SidecarUnreachable: …");
 
     let mut world = World::at(&BOOTSTRAP, T::ConfigValidate);
-    world.seen.statefulset = Look::Live(Some(statefulset()));
+    world.seen.statefulset = Reading::Live(Some(statefulset()));
     world.live_pods([bootstrap_pod(), pod(NEW)]);
     world.check("after it", "pod-new 10.0.0.2 poll …");
 }
@@ -445,7 +445,7 @@ fn a_job_that_has_ended_ends_the_tasks_of_its_pod() {
         (None, "fail: the bootstrap Job is gone"),
     ] {
         let mut world = bootstrapping();
-        world.seen.job = Look::Live(state.map(|state| JobView {
+        world.seen.job = Reading::Live(state.map(|state| JobView {
             uid: "job-uid".to_owned(),
             state,
             ..JobView::default()
@@ -453,7 +453,7 @@ fn a_job_that_has_ended_ends_the_tasks_of_its_pod() {
         world.check(expected, expected);
     }
     let mut world = bootstrapping();
-    world.seen.job = Look::Cached(None);
+    world.seen.job = Reading::Cached(None);
     world.check("a cache decides nothing", "read Job");
 }
 
@@ -466,7 +466,7 @@ fn a_sidecar_that_does_not_answer_is_asked_again_in_five_seconds() {
             "wait SidecarUnreachable again 5s: connection refused",
         ),
         (Failure::Unauthorized("401".to_owned()), "wait SidecarAuth again 30s: 401"),
-        (Failure::Unknown("timeout".to_owned()), "wait - again 5s: timeout"),
+        (Failure::Indeterminate("timeout".to_owned()), "wait - again 5s: timeout"),
     ] {
         let mut world = gate();
         let lines = world.transcript([Outcome::Task(None), Outcome::Failed(failure)]);

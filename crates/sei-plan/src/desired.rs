@@ -13,7 +13,7 @@ use crate::inputs::{SpecError, TemplateInputs, check_spec};
 use crate::platform::Platform;
 use crate::render::{self, Owner, RenderError};
 
-impl Wanted {
+impl Desired {
     /// The same with its fingerprint by another algorithm.
     #[must_use]
     pub fn hashed_by(self, algorithm: Algorithm) -> Self {
@@ -27,7 +27,7 @@ mod tests;
 
 /// Everything that a node should be made of.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Wanted {
+pub struct Desired {
     /// Fingerprint of the rendered pod template: R.
     pub hash: String,
     /// Digest of what of the spec may land in a template.
@@ -60,7 +60,7 @@ pub struct Bootstrap {
 
 /// Why a node cannot be rendered.
 #[derive(Debug, thiserror::Error)]
-pub enum WantError {
+pub enum DesiredError {
     #[error("{}", all_of(.0))]
     Spec(Vec<SpecError>),
     #[error(transparent)]
@@ -81,17 +81,17 @@ fn all_of(errors: &[SpecError]) -> String {
 
 /// Renders what a node should be made of. `peers` are its resolved peers, `syncers` the witnesses
 /// that the gate let through.
-pub fn want(
+pub fn render_desired(
     node: &SeiNode,
     platform: &Platform,
     peers: &[String],
     syncers: &[String],
-) -> Result<Wanted, WantError> {
+) -> Result<Desired, DesiredError> {
     let errors = check_spec(node);
     if !errors.is_empty() {
-        return Err(WantError::Spec(errors));
+        return Err(DesiredError::Spec(errors));
     }
-    let inputs = TemplateInputs::of(node).map_err(|error| WantError::Spec(vec![error]))?;
+    let inputs = TemplateInputs::of(node).map_err(|error| DesiredError::Spec(vec![error]))?;
     let owner = Owner::of(node)?;
     let replicas = i32::from(!node.spec.is_paused());
     let statefulset = render::render_statefulset(&inputs, platform, &owner, replicas)?;
@@ -105,7 +105,7 @@ pub fn want(
     } else {
         None
     };
-    Ok(Wanted {
+    Ok(Desired {
         hash: fingerprint(&statefulset.spec.template).to_string(),
         inputs_hash: digest_of(&inputs),
         image: inputs.image.clone(),

@@ -49,7 +49,7 @@ pub struct Stamp {
 }
 
 /// Watches the nodes of a plane, their pods and what makes the pods.
-pub struct Truth {
+pub struct StatusChecker {
     seen: Arc<Seen>,
     /// Aborted with it.
     _tasks: JoinSet<()>,
@@ -96,7 +96,7 @@ struct PodSeen {
     gone: Option<Moment>,
 }
 
-impl Truth {
+impl StatusChecker {
     /// Starts it in the runtime of the caller.
     pub fn start(client: &Client) -> Self {
         let seen = Arc::new(Seen::default());
@@ -174,11 +174,11 @@ impl Truth {
         self.pods(namespace, node, |pod| pod.deleted.is_some() || pod.gone.is_some())
     }
 
-    fn pods(&self, namespace: &str, node: &str, is_wanted: fn(&PodSeen) -> bool) -> Vec<String> {
+    fn pods(&self, namespace: &str, node: &str, is_desired: fn(&PodSeen) -> bool) -> Vec<String> {
         let nodes = self.seen.lock();
         let node = nodes.get(&(namespace.to_owned(), node.to_owned()));
         let pods = node.into_iter().flat_map(|node| &node.pods);
-        pods.filter(|pod| is_wanted(pod)).map(|pod| pod.uid.clone()).collect()
+        pods.filter(|pod| is_desired(pod)).map(|pod| pod.uid.clone()).collect()
     }
 }
 

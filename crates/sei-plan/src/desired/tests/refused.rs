@@ -30,7 +30,7 @@ fn with(name: &str, path: &str, value: Value) -> SeiNode {
 }
 
 fn refusal(node: &SeiNode) -> String {
-    want(node, &platform("example"), &[], &[]).unwrap_err().to_string()
+    render_desired(node, &platform("example"), &[], &[]).unwrap_err().to_string()
 }
 
 #[test]
@@ -80,8 +80,8 @@ fn quantities_are_taken_or_refused_as_a_server_would() {
     let path = "/spec/sidecar/resources/requests/memory";
     for (text, stored) in [("0.5", "500m"), ("1e3", "1e3"), ("1024Mi", "1Gi"), ("0", "0")] {
         let node = with("rpc-genesis", path, json!(text));
-        let wanted = wanted(&node, &platform("example"));
-        let pod = wanted.statefulset.spec.template.spec.unwrap();
+        let desired = desired(&node, &platform("example"));
+        let pod = desired.statefulset.spec.template.spec.unwrap();
         let sidecar =
             pod.init_containers.unwrap().into_iter().find(|one| one.name == "sei-sidecar");
         let requests = sidecar.unwrap().resources.unwrap().requests.unwrap();
@@ -129,7 +129,7 @@ fn a_huge_map_of_good_labels_is_rendered() {
     let labels: BTreeMap<String, String> =
         (0..5000).map(|i| (format!("example.org/l{i}"), format!("v{i}"))).collect();
     let node = with("rpc-genesis", "/spec/podLabels", json!(labels));
-    let template = wanted(&node, &platform("example")).statefulset.spec.template;
+    let template = desired(&node, &platform("example")).statefulset.spec.template;
     assert!(template.metadata.unwrap().labels.unwrap().len() > 5000);
 }
 
@@ -272,10 +272,10 @@ fn is_label(text: &str) -> bool {
 }
 
 /// Whatever is rendered keeps the rules of a server, as far as they can be told here.
-fn check_applicable(wanted: &Wanted) {
-    TemplateHash::parse(&wanted.hash).unwrap();
-    TemplateHash::parse(&wanted.inputs_hash).unwrap();
-    let template = &wanted.statefulset.spec.template;
+fn check_applicable(desired: &Desired) {
+    TemplateHash::parse(&desired.hash).unwrap();
+    TemplateHash::parse(&desired.inputs_hash).unwrap();
+    let template = &desired.statefulset.spec.template;
     for (key, value) in template.metadata.iter().flat_map(|one| one.labels.iter().flatten()) {
         let name = key.rsplit_once('/').map_or(key.as_str(), |(_, name)| name);
         assert!(is_label(name) && !name.is_empty() && is_label(value), "{key}: {value}");
@@ -297,7 +297,7 @@ fn check_applicable(wanted: &Wanted) {
             );
         }
     }
-    let name = wanted.statefulset.metadata.name.as_deref().unwrap();
+    let name = desired.statefulset.metadata.name.as_deref().unwrap();
     assert!(!name.is_empty() && name.len() <= names::NODE_NAME_MAX);
 }
 
@@ -317,13 +317,13 @@ proptest! {
         drop_nulls(&mut json);
         // What the types cannot hold never gets here.
         let Ok(node) = serde_json::from_value::<SeiNode>(json) else { return Ok(()) };
-        match want(&node, &platform(on), &peers(), &[]) {
-            Ok(wanted) => check_applicable(&wanted),
+        match render_desired(&node, &platform(on), &peers(), &[]) {
+            Ok(desired) => check_applicable(&desired),
             Err(error) => {
                 let text = error.to_string();
                 prop_assert!(!text.chars().any(char::is_control), "{:?}", text);
                 prop_assert!(text.len() < TEXT_MAX, "{} bytes", text.len());
-                if let WantError::Spec(errors) = &error {
+                if let DesiredError::Spec(errors) = &error {
                     for one in errors {
                         let told = one.to_string();
                         prop_assert!(told.starts_with(&format!("{}: ", one.field())), "{}", told);

@@ -20,21 +20,27 @@ fn peers() -> Vec<String> {
     ["b@10.0.0.2:26656", "a@10.0.0.1:26656"].map(str::to_owned).to_vec()
 }
 
-fn wanted(node: &SeiNode, on: &Platform) -> Wanted {
-    want(node, on, &peers(), &["w:1".to_owned()]).unwrap()
+fn desired(node: &SeiNode, on: &Platform) -> Desired {
+    render_desired(node, on, &peers(), &["w:1".to_owned()]).unwrap()
 }
 
 /// Every byte that a render leads to.
-fn bytes(wanted: &Wanted) -> String {
-    let bootstrap = wanted.bootstrap.as_ref();
+fn bytes(desired: &Desired) -> String {
+    let bootstrap = desired.bootstrap.as_ref();
     json!([
-        [wanted.hash, wanted.inputs_hash, wanted.image, wanted.sidecar_image, wanted.claim_size],
-        wanted.config,
-        [wanted.config_apply, wanted.config_patch, wanted.configure_state_sync],
-        wanted.statefulset,
-        wanted.service,
-        wanted.proxy_config,
-        wanted.claim,
+        [
+            desired.hash,
+            desired.inputs_hash,
+            desired.image,
+            desired.sidecar_image,
+            desired.claim_size
+        ],
+        desired.config,
+        [desired.config_apply, desired.config_patch, desired.configure_state_sync],
+        desired.statefulset,
+        desired.service,
+        desired.proxy_config,
+        desired.claim,
         bootstrap.map(|one| json!([one.job, one.service, one.image])),
     ])
     .to_string()
@@ -51,7 +57,7 @@ proptest! {
         let text = shuffled(&serde_json::to_value(&before).unwrap(), seed);
         let after: SeiNode = serde_json::from_str(&text).unwrap();
         let on = platform(on);
-        prop_assert_eq!(bytes(&wanted(&before, &on)), bytes(&wanted(&after, &on)));
+        prop_assert_eq!(bytes(&desired(&before, &on)), bytes(&desired(&after, &on)));
     }
 
     #[test]
@@ -60,8 +66,8 @@ proptest! {
     ) {
         let (node, on) = (node(name), platform("example"));
         let found = if twice { [&found[..], &found[..]].concat() } else { found };
-        let after = want(&node, &on, &found, &["w:1".to_owned()]).unwrap();
-        prop_assert_eq!(bytes(&wanted(&node, &on)), bytes(&after));
+        let after = render_desired(&node, &on, &found, &["w:1".to_owned()]).unwrap();
+        prop_assert_eq!(bytes(&desired(&node, &on)), bytes(&after));
     }
 
     #[test]
@@ -69,12 +75,12 @@ proptest! {
         name in select(manifests()), on in select(&PLATFORMS[..]), text in "[a-z]{1,9}",
     ) {
         let (before, on) = (node(name), platform(on));
-        let was = wanted(&before, &on);
+        let was = desired(&before, &on);
         for (what, change) in LANDS {
             let mut after = before.clone();
             change(&mut after, &text);
             // A change may contradict the rest of its node: refused, so nothing can roll.
-            let Ok(is) = want(&after, &on, &peers(), &["w:1".to_owned()]) else { continue };
+            let Ok(is) = render_desired(&after, &on, &peers(), &["w:1".to_owned()]) else { continue };
             if after != before {
                 prop_assert_ne!(&was.hash, &is.hash, "{}", what);
                 prop_assert_ne!(&was.inputs_hash, &is.inputs_hash, "{}", what);
@@ -87,11 +93,11 @@ proptest! {
         name in select(manifests()), on in select(&PLATFORMS[..]), text in "[a-z]{1,9}",
     ) {
         let (before, on) = (node(name), platform(on));
-        let was = wanted(&before, &on);
+        let was = desired(&before, &on);
         for (what, change) in LANDS_NOWHERE {
             let mut after = before.clone();
             change(&mut after, &text);
-            let is = wanted(&after, &on);
+            let is = desired(&after, &on);
             prop_assert_eq!(&was.hash, &is.hash, "{}", what);
             prop_assert_eq!(&was.inputs_hash, &is.inputs_hash, "{}", what);
         }
@@ -106,7 +112,7 @@ fn every_change_is_rendered_somewhere() {
         let shows = manifests().into_iter().any(|name| {
             let mut after = node(name);
             change(&mut after, "text");
-            after != node(name) && want(&after, &on, &[], &[]).is_ok()
+            after != node(name) && render_desired(&after, &on, &[], &[]).is_ok()
         });
         assert!(shows, "{what}");
     }
@@ -119,7 +125,7 @@ fn the_platform_flips_the_hash_and_never_that_of_the_inputs() {
         let mut after = before.clone();
         change(&mut after);
         for name in ONE_PER_MODE {
-            let (was, is) = (wanted(&node(name), &before), wanted(&node(name), &after));
+            let (was, is) = (desired(&node(name), &before), desired(&node(name), &after));
             assert_eq!(was.hash != is.hash, moved.contains(name), "{what} on {name}");
             assert_eq!(was.inputs_hash, is.inputs_hash, "{what} on {name}");
         }
@@ -142,7 +148,7 @@ fn every_switch_of_the_mode_flips_both_hashes() {
         let mut json = serde_json::to_value(node("replay-basic")).unwrap();
         json["spec"]["replayer"] = Value::Null;
         json["spec"][mode] = body;
-        wanted(&node_from(json), &on)
+        desired(&node_from(json), &on)
     });
     let hashes: BTreeSet<_> = renders.iter().map(|one| &one.hash).collect();
     let inputs: BTreeSet<_> = renders.iter().map(|one| &one.inputs_hash).collect();
@@ -156,7 +162,7 @@ fn a_paused_node_differs_in_its_replicas_alone() {
         let at = |paused: bool| {
             let mut node = node(name);
             node.spec.paused = Some(paused);
-            wanted(&node, &on)
+            desired(&node, &on)
         };
         let (runs, mut rests) = (at(false), at(true));
         assert_eq!(runs.statefulset.spec.replicas, Some(1), "{name}");
@@ -167,7 +173,7 @@ fn a_paused_node_differs_in_its_replicas_alone() {
 }
 
 /// Names of the digests in which two renders differ.
-fn flipped(was: &Wanted, is: &Wanted) -> Vec<String> {
+fn flipped(was: &Desired, is: &Desired) -> Vec<String> {
     let names: BTreeSet<&String> = was.config.keys().chain(is.config.keys()).collect();
     let differs = |name: &&String| was.config.get(*name) != is.config.get(*name);
     names.into_iter().filter(differs).cloned().collect()
@@ -178,12 +184,12 @@ fn each_config_digest_flips_with_its_own_settings_alone() {
     let on = platform("example");
     for name in manifests() {
         let before = node(name);
-        let was = wanted(&before, &on);
+        let was = desired(&before, &on);
         assert_eq!(was.config.len(), 3);
         for (what, change) in LANDS.iter().chain(LANDS_NOWHERE) {
             let mut after = before.clone();
             change(&mut after, "text");
-            let Ok(is) = want(&after, &on, &peers(), &[]) else { continue };
+            let Ok(is) = render_desired(&after, &on, &peers(), &[]) else { continue };
             let expected: &[&str] = match *what {
                 _ if after == before => &[],
                 "external address" => &["externalAddress"],
@@ -194,9 +200,9 @@ fn each_config_digest_flips_with_its_own_settings_alone() {
             };
             assert_eq!(flipped(&was, &is), expected, "{what} on {name}");
         }
-        let moved = want(&before, &on, &["c@10.0.0.3:26656".to_owned()], &[]).unwrap();
+        let moved = render_desired(&before, &on, &["c@10.0.0.3:26656".to_owned()], &[]).unwrap();
         assert_eq!(flipped(&was, &moved), ["peers"], "{name}");
-        let other = wanted(&before, &platform("tuned"));
+        let other = desired(&before, &platform("tuned"));
         assert_eq!(flipped(&was, &other), [""; 0], "{name}");
     }
 }
@@ -207,7 +213,7 @@ fn the_mode_and_what_it_generates_flip_the_digest_of_overrides() {
     let of = |name: &str, change: fn(&mut SeiNode)| {
         let mut after = node(name);
         change(&mut after);
-        flipped(&wanted(&node(name), &on), &wanted(&after, &on))
+        flipped(&desired(&node(name), &on), &desired(&after, &on))
     };
     assert_eq!(of("rpc-dedicated", |n| n.spec.full_node = Some(<_>::default())), ["overrides"]);
     let to_archive: fn(&mut SeiNode) = |node| {

@@ -3,31 +3,37 @@
 use std::collections::BTreeSet;
 
 use sei_api::SeiNodeSpec;
-use sei_api::condition::{ConditionType, Reason, Truth, Verdict};
+use sei_api::condition::{ConditionStatus, ConditionType, Reason, Verdict};
 
-use crate::observation::Syncers;
+use crate::observation::RegisteredWitnesses;
 
 /// Fewest witnesses that state sync can be trusted with: one alone could lie.
 const WITNESSES_MIN: usize = 2;
 
 /// The gate's verdict on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Gate {
+pub struct StateSyncCheck {
     pub verdict: Verdict,
-    pub syncers: Option<Vec<String>>,
+    pub witnesses: Option<Vec<String>>,
     /// No first plan while this is so.
     pub blocked: bool,
 }
 
 /// Judges the witnesses of a node: its own list if it is long enough, else the platform's.
-pub fn judge(spec: &SeiNodeSpec, registry: &Syncers) -> Gate {
+pub fn check_state_sync(spec: &SeiNodeSpec, registry: &RegisteredWitnesses) -> StateSyncCheck {
     let Some(source) = spec.snapshot() else {
-        return gate(Truth::False, Reason::NotApplicable, "the node uses no snapshot", None, false);
+        return result(
+            ConditionStatus::False,
+            Reason::NotApplicable,
+            "the node uses no snapshot",
+            None,
+            false,
+        );
     };
     let own = sorted(source.rpc_servers.iter().flatten());
     if own.len() >= WITNESSES_MIN {
-        return gate(
-            Truth::True,
+        return result(
+            ConditionStatus::True,
             Reason::Ready,
             "witnesses are declared on the spec",
             Some(own),
@@ -35,10 +41,10 @@ pub fn judge(spec: &SeiNodeSpec, registry: &Syncers) -> Gate {
         );
     }
     match registry {
-        Syncers::Unreadable(text) => {
-            gate(Truth::Unknown, Reason::SyncerSourceError, text, None, true)
+        RegisteredWitnesses::Unreadable(text) => {
+            result(ConditionStatus::Unknown, Reason::SyncerSourceError, text, None, true)
         }
-        Syncers::Known(known) => {
+        RegisteredWitnesses::Known(known) => {
             let known = sorted(known.iter());
             if known.len() < WITNESSES_MIN {
                 let message = format!(
@@ -46,9 +52,21 @@ pub fn judge(spec: &SeiNodeSpec, registry: &Syncers) -> Gate {
                     known.len(),
                     spec.chain_id
                 );
-                return gate(Truth::False, Reason::NoSyncersConfigured, &message, None, true);
+                return result(
+                    ConditionStatus::False,
+                    Reason::NoSyncersConfigured,
+                    &message,
+                    None,
+                    true,
+                );
             }
-            gate(Truth::True, Reason::Ready, "witnesses of the platform", Some(known), false)
+            result(
+                ConditionStatus::True,
+                Reason::Ready,
+                "witnesses of the platform",
+                Some(known),
+                false,
+            )
         }
     }
 }
@@ -57,15 +75,15 @@ fn sorted<'a>(entries: impl Iterator<Item = &'a String>) -> Vec<String> {
     entries.cloned().collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-fn gate(
-    status: Truth,
+fn result(
+    status: ConditionStatus,
     reason: Reason,
     message: &str,
-    syncers: Option<Vec<String>>,
+    witnesses: Option<Vec<String>>,
     blocked: bool,
-) -> Gate {
+) -> StateSyncCheck {
     let verdict = Verdict::new(ConditionType::StateSyncReady, status, reason, message);
-    Gate { verdict, syncers, blocked }
+    StateSyncCheck { verdict, witnesses, blocked }
 }
 
 #[cfg(test)]
@@ -91,15 +109,15 @@ mod tests {
         }))
     }
 
-    fn known(entries: &[&str]) -> Syncers {
-        Syncers::Known(entries.iter().map(|one| (*one).to_owned()).collect())
+    fn known(entries: &[&str]) -> RegisteredWitnesses {
+        RegisteredWitnesses::Known(entries.iter().map(|one| (*one).to_owned()).collect())
     }
 
-    fn check(spec: &SeiNodeSpec, registry: &Syncers) -> String {
-        let gate = judge(spec, registry);
-        let list = gate.syncers.map_or_else(|| "none".to_owned(), |all| all.join(" "));
-        let blocked = if gate.blocked { " blocked" } else { "" };
-        format!("{}/{} {list}{blocked}", gate.verdict.status.as_str(), gate.verdict.reason)
+    fn check(spec: &SeiNodeSpec, registry: &RegisteredWitnesses) -> String {
+        let check = check_state_sync(spec, registry);
+        let list = check.witnesses.map_or_else(|| "none".to_owned(), |all| all.join(" "));
+        let blocked = if check.blocked { " blocked" } else { "" };
+        format!("{}/{} {list}{blocked}", check.verdict.status.as_str(), check.verdict.reason)
     }
 
     // SS2
@@ -111,17 +129,17 @@ mod tests {
     // SS3
     #[test]
     fn witnesses_on_the_spec_need_no_platform() {
-        let broken = Syncers::Unreadable("bad file".into());
+        let broken = RegisteredWitnesses::Unreadable("bad file".into());
         let spec = state_sync(&["b:1", "a:1"]);
         assert_eq!(check(&spec, &broken), "True/Ready a:1 b:1");
-        assert!(judge(&spec, &broken).verdict.message.contains("declared on the spec"));
+        assert!(check_state_sync(&spec, &broken).verdict.message.contains("declared on the spec"));
     }
 
     // SS4
     #[test]
     fn an_entry_of_the_spec_is_never_split() {
-        let gate = judge(&state_sync(&["a:1,b:1", "c:1"]), &known(&[]));
-        assert_eq!(gate.syncers.unwrap(), ["a:1,b:1", "c:1"]);
+        let check = check_state_sync(&state_sync(&["a:1,b:1", "c:1"]), &known(&[]));
+        assert_eq!(check.witnesses.unwrap(), ["a:1,b:1", "c:1"]);
     }
 
     // SS5
@@ -144,7 +162,7 @@ mod tests {
     // SS7
     #[test]
     fn an_unreadable_platform_blocks_and_says_so() {
-        let text = check(&state_sync(&[]), &Syncers::Unreadable("line 3: tab".into()));
+        let text = check(&state_sync(&[]), &RegisteredWitnesses::Unreadable("line 3: tab".into()));
         assert_eq!(text, "Unknown/SyncerSourceError none blocked");
     }
 
@@ -162,7 +180,7 @@ mod tests {
     // SS9
     #[test]
     fn a_node_without_a_snapshot_is_not_gated() {
-        let text = check(&node(None), &Syncers::Unreadable(String::new()));
+        let text = check(&node(None), &RegisteredWitnesses::Unreadable(String::new()));
         assert_eq!(text, "False/NotApplicable none");
     }
 }
