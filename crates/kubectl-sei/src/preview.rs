@@ -11,8 +11,8 @@ use jiff::Timestamp;
 use sei_api::SeiNode;
 use sei_api::status::{Cause, FieldChange};
 use sei_plan::budget::{Budget, Member};
-use sei_plan::observation::Observation;
 use sei_plan::platform::Platform;
+use sei_plan::snapshot::Snapshot;
 use sei_plan::timing::Timing;
 use serde::Serialize;
 
@@ -206,12 +206,12 @@ struct Candidate<'a> {
 }
 
 async fn look_ahead(node: &SeiNode, sight: &Sight, candidate: &Candidate<'_>) -> order::Contender {
-    let mut observation = sight.observe(node, candidate);
-    let outlook = match forecast(&observation) {
-        Outlook::NeedsJudgement { pod_uid } => match sight.judge(&observation, &pod_uid).await {
+    let mut snapshot = sight.observe(node, candidate);
+    let outlook = match forecast(&snapshot) {
+        Outlook::NeedsComparison { pod_uid } => match sight.judge(&snapshot, &pod_uid).await {
             Ok(comparison) => {
-                observation.adoption = Some((pod_uid, comparison));
-                forecast(&observation)
+                snapshot.adoption = Some((pod_uid, comparison));
+                forecast(&snapshot)
             }
             Err(why) => Outlook::unknown(one_line(&why)),
         },
@@ -222,15 +222,15 @@ async fn look_ahead(node: &SeiNode, sight: &Sight, candidate: &Candidate<'_>) ->
     if let (Some(status), Outlook::Known { update, .. }) = (then.status.as_mut(), &outlook) {
         status.pending_update = update.as_deref().cloned();
     }
-    let member = Member::of(&then, observation.pod(), &candidate.budget, candidate.now);
-    order::Contender { forecast: forecast_of(&observation, outlook), member }
+    let member = Member::of(&then, snapshot.pod(), &candidate.budget, candidate.now);
+    order::Contender { forecast: forecast_of(&snapshot, outlook), member }
 }
 
-fn forecast_of(observation: &Observation, outlook: Outlook) -> Forecast {
-    let node = &observation.node;
+fn forecast_of(snapshot: &Snapshot, outlook: Outlook) -> Forecast {
+    let node = &snapshot.node;
     let (effect, why, update) = match outlook {
         Outlook::Known { effect, why, update } => (effect, why, update),
-        Outlook::NeedsJudgement { .. } => {
+        Outlook::NeedsComparison { .. } => {
             let why = "nobody knows what its pod was made from".to_owned();
             (Effect::Unknown, Some(why), None)
         }
@@ -246,17 +246,17 @@ fn forecast_of(observation: &Observation, outlook: Outlook) -> Forecast {
         cause: update.as_ref().map(|update| update.cause),
         why,
         target_hash: update.map(|update| update.target_hash),
-        changes: sight::known_changes(observation, changes),
-        might_roll: might_roll(observation),
+        changes: sight::known_changes(snapshot, changes),
+        might_roll: might_roll(snapshot),
     }
 }
 
 /// Whether a difference of a pod that another operator made would roll it.
-fn might_roll(observation: &Observation) -> bool {
-    let Ok(desired) = &observation.desired else { return false };
-    let pending = observation.status().pending_update.as_ref();
-    observation.rollout.adopt_automatically
-        || observation.approved() == Some(desired.hash.as_str())
+fn might_roll(snapshot: &Snapshot) -> bool {
+    let Ok(desired) = &snapshot.desired else { return false };
+    let pending = snapshot.status().pending_update.as_ref();
+    snapshot.rollout.adopt_automatically
+        || snapshot.approved() == Some(desired.hash.as_str())
         || pending.is_some_and(|pending| pending.base_inputs_hash != desired.inputs_hash)
 }
 

@@ -19,6 +19,7 @@
 #![allow(unreachable_pub, reason = "KubeSchema repeats each struct inside a private block")]
 
 pub mod condition;
+pub mod key;
 pub mod metric;
 pub mod mode;
 pub mod names;

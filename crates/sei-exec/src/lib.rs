@@ -13,7 +13,7 @@
 //!   `an_endless_answer_is_cut` and `a_redirect_is_not_followed`.
 
 pub mod call;
-pub mod judge;
+pub mod compare;
 pub mod perform;
 pub mod sidecar;
 pub mod status;

@@ -6,13 +6,18 @@ use k8s_openapi::api::core::v1::{
     ConfigMap, PersistentVolume, PersistentVolumeClaim, Pod, Secret, Service,
 };
 use kube::api::{
-    DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy,
+    ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams,
+    Preconditions, PropagationPolicy,
 };
 use kube::{Api, Client};
+use sei_api::SeiNode;
+use sei_api::key::ObjectKey;
 use sei_api::names::{self, label};
 use sei_plan::request::{
-    ClaimView, Failure, Outcome, PodDelete, Read, Request, SecretView, VolumeView,
+    ClaimView, Failure, MountView, Outcome, PodDelete, Read, Request, SecretView, VolumeView,
 };
+use sei_plan::shared::Shared;
+use sei_plan::signers;
 use sei_plan::view::{JobView, ObjectView, PodView, StatefulSetView};
 use serde_json::Value;
 
@@ -26,11 +31,24 @@ pub struct Cluster {
     sidecar: Sidecar,
     namespace: String,
     node: String,
+    /// Only the nodes of this namespace are the operator's; all without it.
+    scope: Option<String>,
 }
 
 impl Cluster {
-    pub fn new(client: Client, sidecar: Sidecar, namespace: &str, node: &str) -> Self {
-        Self { client, sidecar, namespace: namespace.to_owned(), node: node.to_owned() }
+    pub fn new(client: Client, sidecar: Sidecar, key: &ObjectKey, scope: Option<&str>) -> Self {
+        Self {
+            client,
+            sidecar,
+            namespace: key.namespace.clone(),
+            node: key.name.clone(),
+            scope: scope.map(str::to_owned),
+        }
+    }
+
+    /// The node's own kind, in its namespace.
+    pub fn nodes(&self) -> Api<SeiNode> {
+        self.api()
     }
 
     fn api<K>(&self) -> Api<K>
@@ -45,9 +63,10 @@ impl Cluster {
         let outcome = match request {
             Request::Read(read) => self.read(read).await,
             Request::Sidecar(request) => self.sidecar.call(request).await,
-            Request::DeletePod(_) | Request::DeleteJob { .. } | Request::DeleteService { .. } => {
-                self.delete(request).await
-            }
+            Request::DeletePod(_)
+            | Request::DeleteJob { .. }
+            | Request::DeleteService { .. }
+            | Request::DeleteClaim { .. } => self.delete(request).await,
             _ => self.write(request).await,
         };
         outcome.unwrap_or_else(Outcome::Failed)
@@ -55,11 +74,11 @@ impl Cluster {
 
     async fn read(&self, read: &Read) -> Result<Outcome, Failure> {
         Ok(match read {
-            Read::StatefulSet => Outcome::StatefulSet(self.statefulset().await?.map(Box::new)),
+            Read::StatefulSet => Outcome::StatefulSet(self.statefulset().await?.map(Shared::new)),
             Read::Pods => Outcome::Pods(self.pods().await?),
             Read::Pod(name) => {
                 let found = find("get pod", self.api::<Pod>().get(name)).await?;
-                Outcome::Pod(found.map(|pod| Box::new(PodView::from(&pod))))
+                Outcome::Pod(found.map(|pod| Shared::new(PodView::from(&pod))))
             }
             Read::Claim(name) => Outcome::Claim(self.claim(name).await?),
             Read::Volume(name) => {
@@ -85,6 +104,17 @@ impl Cluster {
                 let found = find("get controllerrevision", revisions.get(name)).await?;
                 Outcome::Revision(found.map(|revision| revision.data.0))
             }
+            Read::Node => {
+                let found = find("get seinode", self.nodes().get(&self.node)).await?;
+                Outcome::Node(found.map(Box::new))
+            }
+            Read::Nodes => Outcome::Nodes(self.all_nodes().await?),
+            Read::HasStatefulSet(key) => {
+                let sets: Api<StatefulSet> = Api::namespaced(self.client.clone(), &key.namespace);
+                let found = find("get statefulset", sets.get(&key.name)).await?;
+                Outcome::HasStatefulSet(found.is_some())
+            }
+            Read::Mounts => Outcome::Mounts(self.mounts().await?),
         })
     }
 
@@ -93,14 +123,34 @@ impl Cluster {
         Ok(found.map(|object| StatefulSetView::from(&object)))
     }
 
-    async fn pods(&self) -> Result<Vec<PodView>, Failure> {
+    /// Every node, also one that does not decode as a whole.
+    async fn all_nodes(&self) -> Result<Vec<SeiNode>, Failure> {
+        let resource = ApiResource::erase::<SeiNode>(&());
+        let nodes: Api<DynamicObject> = match &self.scope {
+            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &resource),
+            None => Api::all_with(self.client.clone(), &resource),
+        };
+        let nodes = call("list seinodes", nodes.list(&ListParams::default())).await?;
+        let stored = nodes.items.iter().filter_map(|node| serde_json::to_value(node).ok());
+        Ok(stored.filter_map(|node| signers::read(&node)).collect())
+    }
+
+    async fn mounts(&self) -> Result<Vec<MountView>, Failure> {
+        let ours = ListParams::default().labels(label::NODE);
+        let sets = call("list statefulsets", self.api::<StatefulSet>().list(&ours)).await?;
+        let pods = call("list pods", self.api::<Pod>().list(&ours)).await?;
+        let sets = sets.items.iter().map(signers::statefulset_mounts);
+        Ok(sets.chain(pods.items.iter().map(signers::pod_mounts)).collect())
+    }
+
+    async fn pods(&self) -> Result<Vec<Shared<PodView>>, Failure> {
         let params = ListParams::default().labels(&format!("{}={}", label::NODE, self.node));
         let found = call("list pods", self.api::<Pod>().list(&params)).await?;
-        Ok(found.items.iter().map(PodView::from).collect())
+        Ok(found.items.iter().map(|pod| Shared::new(PodView::from(pod))).collect())
     }
 
     /// The claim of this name, as far as decisions need to know it.
-    pub async fn claim(&self, name: &str) -> Result<Option<ClaimView>, Failure> {
+    async fn claim(&self, name: &str) -> Result<Option<ClaimView>, Failure> {
         let claims = self.api::<PersistentVolumeClaim>();
         let found = find("get persistentvolumeclaim", claims.get(name)).await?;
         Ok(found.map(|claim| claim_view(&claim)))
@@ -139,14 +189,35 @@ impl Cluster {
             Request::CreateStatefulSet(object) => {
                 let sets = self.api::<StatefulSet>();
                 let made = call("create statefulset", sets.create(&create, object)).await?;
-                return Ok(Outcome::Applied(Box::new(StatefulSetView::from(&made))));
+                return Ok(Outcome::Applied(StatefulSetView::from(&made).into()));
             }
             Request::ApplyStatefulSet(object) => {
                 let sets = self.api::<StatefulSet>();
                 let patch = Patch::Apply(object.as_ref());
                 let made = sets.patch(&self.node, &apply, &patch);
                 let made = call("apply statefulset", made).await?;
-                return Ok(Outcome::Applied(Box::new(StatefulSetView::from(&made))));
+                return Ok(Outcome::Applied(StatefulSetView::from(&made).into()));
+            }
+            Request::DryRunStatefulSet(object) => {
+                let sets = self.api::<StatefulSet>();
+                let patch = Patch::Apply(object.as_ref());
+                let params = apply.dry_run();
+                let tried = sets.patch(&self.node, &params, &patch);
+                let tried = call("dry-run apply statefulset", tried).await?;
+                let template = serde_json::to_value(&tried.spec.template).unwrap_or_default();
+                return Ok(Outcome::DryRun(template));
+            }
+            Request::PatchFinalizers { resource_version, finalizers } => {
+                // The metadata alone: a write of the whole object would drop fields that this
+                // operator does not know.
+                let patch = serde_json::json!({ "metadata": {
+                    "resourceVersion": resource_version, "finalizers": finalizers,
+                }});
+                let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
+                let nodes = self.nodes();
+                let patched = nodes.patch(&self.node, &params, &patch);
+                let patched = call("patch finalizers", patched).await?;
+                return Ok(Outcome::Node(Some(Box::new(patched))));
             }
             Request::TryPod(pod) => {
                 let dry_run = PostParams { dry_run: true, ..create };
@@ -163,9 +234,11 @@ impl Cluster {
             }
             Request::Read(_)
             | Request::Sidecar(_)
+            | Request::TakeSlot
             | Request::DeletePod(_)
             | Request::DeleteJob { .. }
-            | Request::DeleteService { .. } => {}
+            | Request::DeleteService { .. }
+            | Request::DeleteClaim { .. } => {}
         }
         Ok(Outcome::Accepted)
     }
@@ -188,16 +261,14 @@ impl Cluster {
                 let params = exactly(uid, None);
                 call("delete service", self.api::<Service>().delete(&self.node, &params)).await?;
             }
+            Request::DeleteClaim { name, uid } => {
+                let claims = self.api::<PersistentVolumeClaim>();
+                let params = exactly(uid, None);
+                call("delete persistentvolumeclaim", claims.delete(name, &params)).await?;
+            }
             _ => {}
         }
         Ok(Outcome::Accepted)
-    }
-
-    /// Deletes a claim of this uid and no other.
-    pub async fn delete_claim(&self, name: &str, uid: &str) -> Result<(), Failure> {
-        let claims = self.api::<PersistentVolumeClaim>();
-        let params = exactly(uid, None);
-        call("delete persistentvolumeclaim", claims.delete(name, &params)).await.map(drop)
     }
 }
 

@@ -1,10 +1,13 @@
 //! Status writes: the difference, with the resourceVersion it was decided on.
 
+use std::fmt::Debug;
+
 use kube::api::{Patch, PatchParams};
-use kube::{Api, ResourceExt};
-use sei_api::SeiNode;
-use sei_api::status::SeiNodeStatus;
+use kube::core::object::HasStatus;
+use kube::{Api, Resource, ResourceExt};
 use sei_plan::request::Failure;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use crate::call::call;
@@ -12,8 +15,8 @@ use crate::call::call;
 /// How a status write went.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// Somebody wrote the node meanwhile: look again, nothing is wrong.
-    #[error("the node has changed meanwhile")]
+    /// Another client wrote the object meanwhile: read it again.
+    #[error("the object has changed meanwhile")]
     Stale,
     /// The installed CRD dropped fields of the status: nothing may be done on its strength.
     #[error("the installed CRD drops status fields: {0}")]
@@ -22,15 +25,19 @@ pub enum WriteError {
     Call(Failure),
 }
 
-/// Writes the status of a node if it differs from the stored one. Returns the node as it is stored
-/// now, or `None` if there was nothing to write.
-pub async fn write_status(
-    nodes: &Api<SeiNode>,
-    stored: &SeiNode,
-    status: &SeiNodeStatus,
-) -> Result<Option<SeiNode>, WriteError> {
-    let before = stored.status.clone().unwrap_or_default();
-    let Some(difference) = difference_of(&before, status) else { return Ok(None) };
+/// Writes the status of an object if it differs from the stored one. Returns the object as it is
+/// stored now, or `None` if there was nothing to write.
+pub async fn write_status<K>(
+    api: &Api<K>,
+    stored: &K,
+    status: &K::Status,
+) -> Result<Option<K>, WriteError>
+where
+    K: Resource<DynamicType = ()> + HasStatus + Clone + Debug + DeserializeOwned,
+    K::Status: Serialize + Default + PartialEq,
+{
+    let before = stored.status().map_or_else(|| json!({}), to_value);
+    let Some(difference) = difference(&before, &to_value(status)) else { return Ok(None) };
     let patch = json!({
         "metadata": { "resourceVersion": stored.resource_version() },
         "status": difference,
@@ -38,8 +45,9 @@ pub async fn write_status(
     let params = PatchParams::default();
     let patch = Patch::Merge(&patch);
     let name = stored.name_any();
-    match call("patch status", nodes.patch_status(&name, &params, &patch)).await {
-        Ok(written) => match missing(status, &written.status.clone().unwrap_or_default()) {
+    match call("patch status", api.patch_status(&name, &params, &patch)).await {
+        Ok(written) if written.status() == Some(status) => Ok(Some(written)),
+        Ok(written) => match missing(status, written.status()) {
             None => Ok(Some(written)),
             Some(field) => Err(WriteError::Pruned(field)),
         },
@@ -48,10 +56,8 @@ pub async fn write_status(
     }
 }
 
-fn difference_of(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Value> {
-    let before = serde_json::to_value(before).unwrap_or_default();
-    let after = serde_json::to_value(after).unwrap_or_default();
-    difference(&before, &after)
+fn to_value(status: &impl Serialize) -> Value {
+    serde_json::to_value(status).unwrap_or_default()
 }
 
 /// The merge patch that makes `after` of `before`: what changed, and null for what is gone.
@@ -76,10 +82,9 @@ pub fn difference(before: &Value, after: &Value) -> Option<Value> {
 }
 
 /// The first field that was sent and did not come back.
-fn missing(sent: &SeiNodeStatus, returned: &SeiNodeStatus) -> Option<String> {
-    let sent = serde_json::to_value(sent).unwrap_or_default();
-    let returned = serde_json::to_value(returned).unwrap_or_default();
-    first_missing(&sent, &returned, "status")
+fn missing<S: Serialize>(sent: &S, returned: Option<&S>) -> Option<String> {
+    let returned = returned.map_or_else(|| json!({}), to_value);
+    first_missing(&to_value(sent), &returned, "status")
 }
 
 fn first_missing(sent: &Value, returned: &Value, path: &str) -> Option<String> {
@@ -113,7 +118,8 @@ mod tests {
     fn an_equal_status_is_no_difference() {
         let value = json!({ "phase": "Running", "plan": { "tasks": [1, 2] } });
         assert_eq!(difference(&value, &value), None);
-        assert_eq!(difference_of(&SeiNodeStatus::default(), &SeiNodeStatus::default()), None);
+        let empty = to_value(&sei_api::SeiNodeStatus::default());
+        assert_eq!(difference(&empty, &empty), None);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use clap::{Parser, ValueEnum};
 use uuid::Uuid;
 
-use crate::serve::{Bind, parse_bind_address};
+use crate::runtime::serve::{Bind, parse_bind_address};
 
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 

@@ -8,12 +8,13 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, bail};
 use clap::Parser as _;
 use kube::Client;
-use sei_operator::context::read_platform;
 use sei_operator::flags::{Flags, LogFormat, from_go_style};
-use sei_operator::lease::Elector;
-use sei_operator::metrics::Metrics;
-use sei_operator::serve::{Bind, Ready, health_router, listen, metrics_router, serve_on};
-use sei_operator::{Options, client, run};
+use sei_operator::node::read_platform;
+use sei_operator::runtime::client;
+use sei_operator::runtime::lease::Elector;
+use sei_operator::runtime::metrics::Metrics;
+use sei_operator::runtime::serve::{Bind, Ready, health_router, listen, metrics_router, serve_on};
+use sei_operator::{Options, run};
 use sei_plan::fingerprint::Algorithm;
 use sei_plan::timing::Timing;
 use tokio::signal::unix::{SignalKind, signal};
@@ -66,10 +67,10 @@ async fn operate() -> Result<()> {
     // The file may have changed while we waited: who leads next must not lead back.
     let platform = match (read_platform(&path), elector.as_mut()) {
         (Ok(platform), _) => platform,
-        (Err(told), None) => bail!(told),
-        (Err(told), Some(elector)) => {
+        (Err(message), None) => bail!(message),
+        (Err(message), Some(elector)) => {
             elector.release().await.context("failed to release the lease")?;
-            bail!(told);
+            bail!(message);
         }
     };
     // A leader that has not seen its nodes yet, or cannot, does nothing for them.

@@ -15,10 +15,10 @@ use sei_api::condition::{self, ConditionStatus, ConditionType};
 use sei_api::plan::TaskPlan;
 use sei_api::status::{LastUpdate, PendingUpdate, SeiNodePhase, SeiNodeStatus, UpdateState};
 
-use crate::observation::Slot;
 use crate::planner::later;
 use crate::platform::Rollout;
 use crate::signers;
+use crate::snapshot::Slot;
 use crate::timing::Timing;
 use crate::view::PodView;
 

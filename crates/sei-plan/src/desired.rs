@@ -12,8 +12,14 @@ use crate::fingerprint::{Algorithm, digest_of, fingerprint, fingerprint_with};
 use crate::inputs::{SpecError, TemplateInputs, check_spec};
 use crate::platform::Platform;
 use crate::render::{self, Owner, RenderError};
+use crate::view::{Identity, identity_of};
 
 impl Desired {
+    /// What of the node's identity the rendered template carries.
+    pub fn identity(&self) -> Identity {
+        identity_of(&self.template)
+    }
+
     /// The same with its fingerprint by another algorithm.
     #[must_use]
     pub fn hashed_by(self, algorithm: Algorithm) -> Self {
@@ -37,6 +43,8 @@ pub struct Desired {
     /// Digests of the configuration that is not in the template.
     pub config: BTreeMap<String, String>,
     pub statefulset: StatefulSet,
+    /// The pod template of `statefulset` as JSON, for comparisons with live ones.
+    pub template: Value,
     pub service: Service,
     pub proxy_config: ConfigMap,
     /// The claim that an init plan creates; `None` when one is imported.
@@ -79,13 +87,13 @@ fn all_of(errors: &[SpecError]) -> String {
     told.join("; ")
 }
 
-/// Renders what a node should be made of. `peers` are its resolved peers, `syncers` the witnesses
-/// that the gate let through.
+/// Renders what a node should be made of. `peers` are its resolved peers, `witnesses` those
+/// that passed the state-sync check.
 pub fn render_desired(
     node: &SeiNode,
     platform: &Platform,
     peers: &[String],
-    syncers: &[String],
+    witnesses: &[String],
 ) -> Result<Desired, DesiredError> {
     let errors = check_spec(node);
     if !errors.is_empty() {
@@ -105,8 +113,10 @@ pub fn render_desired(
     } else {
         None
     };
+    let template = serde_json::to_value(&statefulset.spec.template).unwrap_or_default();
     Ok(Desired {
         hash: fingerprint(&statefulset.spec.template).to_string(),
+        template,
         inputs_hash: digest_of(&inputs),
         image: inputs.image.clone(),
         sidecar_image: render::effective_sidecar_image(&inputs, platform).to_owned(),
@@ -119,7 +129,7 @@ pub fn render_desired(
         bootstrap,
         config_apply: render::config_apply_params(node, peers),
         config_patch: render::config_patch_params(node, peers),
-        configure_state_sync: render::configure_state_sync_params(node, syncers)
+        configure_state_sync: render::configure_state_sync_params(node, witnesses)
             .unwrap_or(Value::Null),
     })
 }

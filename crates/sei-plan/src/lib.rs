@@ -26,21 +26,26 @@
 pub mod adoption;
 pub mod budget;
 pub mod check_plan;
+pub mod deletion;
 pub mod desired;
 pub mod diff;
 pub mod endpoint;
 pub mod executor;
 pub mod fingerprint;
 pub mod inputs;
-pub mod observation;
+
 pub mod pass;
+pub mod peers;
 pub mod planner;
 pub mod platform;
 pub mod quantity;
 pub mod render;
 pub mod request;
 pub mod seen;
+pub mod shared;
 pub mod signers;
+pub mod snapshot;
+pub mod start_check;
 pub mod tasks;
 pub mod timing;
 pub mod view;

@@ -1,57 +1,81 @@
-//! One pass over a node, as a conversation: the pass asks, the shell performs and tells.
+//! One pass over a node, as a conversation: the pass asks, the shell performs and returns outcomes.
 //!
-//! The order is always the same: decide, repair, step the current task, decide again on what that
-//! brought, write the status once. Nothing is executed of a plan that was not stored when the pass
-//! began, so whatever happens to the operator, somebody can read what it was about to do.
+//! The order is always the same: add the finalizer, decide, repair, step the current task, decide
+//! again on what that brought, write the status once. A pass executes only the plan that was stored
+//! when it began, so after a crash at any point the stored plan says what was about to happen.
 
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use sei_api::SeiNode;
 use sei_api::condition::{ConditionType, Reason};
+use sei_api::names::{NODE_FINALIZER, data_claim};
 use sei_api::plan::{PlanKind, TaskPlan};
-use sei_api::status::{SeiNodePhase, SeiNodeStatus};
+use sei_api::status::{Blocked, ClaimRef, SeiNodePhase, SeiNodeStatus};
 use sei_api::task::TaskType;
+use serde_json::Value;
 
-use crate::adoption::Comparison;
+use crate::adoption::{compare, template_of_revision};
 use crate::endpoint::endpoint;
 use crate::executor::{self, Progress};
-use crate::observation::{Observation, Sidecar, Slot};
-use crate::planner::repair::{self, Others};
-use crate::planner::{self, Decision, Note};
+use crate::planner::{self, Decision, Note, PlanMove, repair};
 use crate::request::{Failure, Outcome, Read, Request, SidecarCall};
 use crate::seen::{PodTry, Reading, Seen};
+use crate::shared::Shared;
+use crate::snapshot::{Claim, Current, Sidecar, Snapshot};
+use crate::start_check::{StartCheck, Verdict};
 use crate::tasks::sidecar::attempt_id;
 use crate::tasks::{Next, Waiting, in_bootstrap, step, takes_a_key};
 
-/// More requests than any pass needs; past it something answers in circles.
+/// More requests than any pass needs; past it the answers of the cluster change in circles.
 const REQUESTS_MAX: usize = 64;
+
+/// How long progress may stay unwritten.
+pub const DEFER_MAX: Duration = Duration::from_secs(5);
 
 /// What the pass asks of the shell.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Ask {
-    /// Perform this and tell the outcome.
+    /// Perform this and return its outcome.
     Perform(Box<Request>),
-    /// Let the server judge what this pod was made from, and tell the comparison.
-    Judge {
-        pod_uid: String,
-    },
-    /// Ask the chain's budget for a slot, and tell its answer.
-    Slot,
-    /// Write this status, with the resourceVersion that the pass began with.
+    /// Write this status with the resourceVersion of the node, and return the written node.
     Write(Box<SeiNodeStatus>),
-    End(Box<Ending>),
+    Done(Box<Ending>),
 }
 
 /// How a pass ended.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Ending {
     pub report: Vec<Note>,
-    pub wake: Option<Duration>,
+    pub requeue: Option<Duration>,
     pub waiting: Option<Waiting>,
+    /// Progress that is not written yet: the next pass begins with it.
+    pub deferred: Option<Box<SeiNodeStatus>>,
+    /// The node was written by somebody else since it was read; everything has to be read again.
+    pub is_stale: bool,
+    /// The node no longer has our finalizer: nothing of it is kept.
+    pub is_released: bool,
+    /// This pass has opened the readiness gate of the node's pod.
+    pub opened_gate: bool,
+    /// Conflicts in a row on deleting the node's pod.
+    pub delete_conflicts: u32,
+    /// A call failed that nothing can be decided without.
+    pub failure: Option<Failure>,
+}
+
+/// What earlier passes leave to the next one, in memory. All of it can be lost.
+#[derive(Clone, Debug, Default)]
+pub struct Carried {
+    /// Progress that was not written, and for how long.
+    pub deferred: Option<(SeiNodeStatus, Duration)>,
+    /// Conflicts in a row on deleting the node's pod.
+    pub delete_conflicts: u32,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 enum Stage {
+    AddFinalizer,
+    ReadClaim,
     Decide,
     Repair(Vec<Request>),
     Step,
@@ -60,235 +84,387 @@ enum Stage {
     End,
 }
 
+/// A question that the pass needs answered before it can go on with its stage.
+#[derive(Clone, Debug)]
+enum Question {
+    /// What the running pod was made from; the body of its revision once that is read.
+    Compare {
+        pod_uid: String,
+        revision: Option<Value>,
+    },
+    Slot,
+    /// Whether a start is allowed.
+    Start(Box<StartCheck>),
+}
+
 /// A pass over one node.
 #[derive(Clone, Debug)]
 pub struct Pass {
-    observation: Observation,
+    snapshot: Snapshot,
     seen: Seen,
-    others: Others,
-    /// The status as it is stored.
-    before: SeiNodeStatus,
-    status: SeiNodeStatus,
     /// Id of the plan that was stored when the pass began: the only one that may be executed.
     stored_plan: Option<String>,
+    /// How long the progress that the pass began with has been unwritten.
+    deferred_for: Duration,
     stage: Stage,
+    question: Option<Question>,
     pending: Option<Request>,
     requests: usize,
     waiting: Option<Waiting>,
     /// What a failed repair waits for; it stops no plan.
     repair_waits: Option<Waiting>,
-    /// The pod that the server could not judge this time.
-    unjudged: Option<String>,
+    /// The pod whose template the server could not compare this time.
+    uncompared: Option<String>,
     retry: Option<Duration>,
-    opened_gate: bool,
+    /// A plan was stored or cleared in this pass.
+    plan_changed: bool,
     ending: Ending,
 }
 
 impl Pass {
-    /// Begins a pass on what was observed. `others` says what caches know of the node's Service and
-    /// proxy configuration, `delete_conflicts` how often in a row its pod's deletion met a conflict.
-    pub fn begin(observation: Observation, others: Others, delete_conflicts: u32) -> Self {
-        let before = observation.status().clone();
-        Self::resume(observation, before, others, delete_conflicts)
-    }
-
-    /// As [`Pass::begin`], where the status in the observation is ahead of the stored one: an
-    /// earlier pass kept its progress to itself (see [`is_deferrable`]).
-    pub fn resume(
-        observation: Observation,
-        before: SeiNodeStatus,
-        others: Others,
-        delete_conflicts: u32,
-    ) -> Self {
-        let status = observation.status().clone();
-        let active = before.plan.as_ref().filter(|plan| plan.is_active());
-        let desired = observation.desired.clone().unwrap_or_default();
-        let mut seen = Seen::new(observation.node.clone(), desired, observation.now);
-        seen.timing = observation.timing;
-        if observation.rollout.checks_pods {
-            seen.pod_try = PodTry::Due;
+    /// Begins a pass on a snapshot. The status in it is the stored one.
+    pub fn begin(mut snapshot: Snapshot, carried: Carried) -> Self {
+        let stored = snapshot.node.status.as_ref();
+        let active = stored.and_then(|status| status.plan.as_ref()).filter(|plan| plan.is_active());
+        let stored_plan = active.and_then(|plan| plan.id.clone());
+        let mut deferred_for = Duration::ZERO;
+        if let Some((status, age)) = carried.deferred {
+            snapshot.status = status;
+            deferred_for = age;
         }
-        seen.operator_version.clone_from(&observation.operator_version);
-        seen.statefulset = Reading::Cached(observation.statefulset.clone());
-        seen.pods = Reading::Cached(Some(observation.pods.clone()));
-        let present = observation.statefulset.as_ref().and_then(|one| one.replicas);
-        seen.replicas = repair::desired_replicas(&observation, present);
-        seen.service_is_current = others.service_is_current;
-        seen.proxy_config_is_current = others.proxy_config_is_current;
-        seen.delete_conflicts = delete_conflicts;
+        snapshot.record_facts();
+        let stage =
+            if has_finalizer(&snapshot.node) { Stage::ReadClaim } else { Stage::AddFinalizer };
+        let mut seen = seen_in(&snapshot);
+        seen.delete_conflicts = carried.delete_conflicts;
         Self {
-            stored_plan: active.and_then(|plan| plan.id.clone()),
-            status,
-            before,
-            observation,
+            snapshot,
             seen,
-            others,
-            stage: Stage::Decide,
+            stored_plan,
+            deferred_for,
+            stage,
+            question: None,
             pending: None,
             requests: 0,
             waiting: None,
             repair_waits: None,
-            unjudged: None,
+            uncompared: None,
             retry: None,
-            opened_gate: false,
+            plan_changed: false,
             ending: Ending::default(),
         }
     }
 
+    /// The node as it was last read or written.
+    pub fn node(&self) -> &Shared<SeiNode> {
+        &self.snapshot.node
+    }
+
+    /// Whether the shell must hold the start lock for the next request: between the checks for
+    /// other signers and the write that starts this one no other signer may start.
+    pub fn is_exclusive(&self) -> bool {
+        matches!(&self.question, Some(Question::Start(check)) if check.is_exclusive())
+    }
+
     /// What is to be done next.
     pub fn ask(&mut self) -> Ask {
+        if let Some(request) = &self.pending {
+            // Nothing is decided while a request is in flight.
+            return Ask::Perform(Box::new(request.clone()));
+        }
+        if let Some(request) = self.answer_question() {
+            return self.perform(request);
+        }
         loop {
-            match self.stage.clone() {
-                Stage::Decide => {
-                    let before = self.status.clone();
-                    if let Some(ask) = self.decide() {
-                        return ask;
-                    }
-                    self.keep_what_blocks(&before);
-                    self.stage = Stage::Repair(repair::repairs(&self.observation, self.others));
+            match &mut self.stage {
+                Stage::AddFinalizer => {
+                    let mut finalizers =
+                        self.snapshot.node.metadata.finalizers.clone().unwrap_or_default();
+                    finalizers.push(NODE_FINALIZER.to_owned());
+                    let resource_version = self.snapshot.node.metadata.resource_version.clone();
+                    return self.perform(Request::PatchFinalizers { resource_version, finalizers });
                 }
-                Stage::Repair(mut writes) => {
-                    if writes.is_empty() {
-                        self.stage = Stage::Step;
-                    } else {
-                        let write = writes.remove(0);
-                        self.stage = Stage::Repair(writes);
-                        return self.perform(write);
+                Stage::ReadClaim => {
+                    self.stage = Stage::Decide;
+                    if let Some(name) = self.unproved_claim() {
+                        return self.perform(Request::Read(Read::Claim(name)));
                     }
+                }
+                Stage::Decide => {
+                    let blocked = Blocker::of(&self.snapshot.status);
+                    if let Some(request) = self.decide() {
+                        return self.perform(request);
+                    }
+                    blocked.keep(&mut self.snapshot.status);
+                    self.stage = Stage::Repair(repair::repairs(&self.snapshot));
+                }
+                Stage::Repair(writes) if writes.is_empty() => self.stage = Stage::Step,
+                Stage::Repair(writes) => {
+                    let write = writes.remove(0);
+                    return self.perform_checked(write);
                 }
                 Stage::Step => match self.step() {
-                    Some(request) => return self.perform(request),
+                    Some(request) => return self.perform_checked(request),
                     None => self.stage = Stage::DecideAgain,
                 },
                 Stage::DecideAgain => {
                     self.stage = Stage::Write;
-                    if let Some(ask) = self.decide() {
+                    if self.has_news()
+                        && let Some(request) = self.decide()
+                    {
                         self.stage = Stage::DecideAgain;
-                        return ask;
+                        return self.perform(request);
                     }
                 }
                 Stage::Write => {
                     self.stage = Stage::End;
-                    self.tell_endpoint();
-                    if self.status != self.before {
-                        return Ask::Write(Box::new(self.status.clone()));
+                    if let Some(status) = self.status_to_write() {
+                        return Ask::Write(Box::new(status));
                     }
                 }
-                Stage::End => {
-                    self.ending.waiting = self.waiting.clone().or(self.repair_waits.clone());
-                    return Ask::End(Box::new(self.ending.clone()));
+                Stage::End => return self.done(),
+            }
+        }
+    }
+
+    fn done(&mut self) -> Ask {
+        self.ending.waiting = self.waiting.take().or(self.repair_waits.take());
+        self.ending.delete_conflicts = self.seen.delete_conflicts;
+        Ask::Done(Box::new(std::mem::take(&mut self.ending)))
+    }
+
+    /// The status, if it has to be written now.
+    fn status_to_write(&mut self) -> Option<SeiNodeStatus> {
+        // A node that runs has its endpoint in the same write as the phase.
+        if self.snapshot.status.phase == Some(SeiNodePhase::Running)
+            && let Some(endpoint) = endpoint(&self.snapshot.node)
+        {
+            self.snapshot.status.endpoint = Some(endpoint);
+        }
+        let none = SeiNodeStatus::default();
+        let stored = self.snapshot.node.status.as_ref().unwrap_or(&none);
+        if self.snapshot.status == *stored {
+            return None;
+        }
+        if is_deferrable(stored, &self.snapshot.status) && self.deferred_for < DEFER_MAX {
+            self.ending.deferred = Some(Box::new(self.snapshot.status.clone()));
+            requeue_within(&mut self.ending, DEFER_MAX.saturating_sub(self.deferred_for));
+            return None;
+        }
+        Some(self.snapshot.status.clone())
+    }
+
+    /// Whether anything happened since the last decision that could change it.
+    fn has_news(&self) -> bool {
+        self.requests > 0 || self.snapshot.status.plan.as_ref().is_some_and(TaskPlan::is_active)
+    }
+
+    /// A claim that caches do not show. Only a live read proves that a volume is lost.
+    fn unproved_claim(&self) -> Option<String> {
+        let unknown = self.snapshot.claim == Claim::Unknown
+            && self.snapshot.status.data_claim.is_some()
+            && self.snapshot.node.spec.imported_claim().is_none();
+        let name = self.snapshot.node.metadata.name.as_deref().unwrap_or_default();
+        unknown.then(|| data_claim(name))
+    }
+
+    /// Takes in the outcome of what was asked for.
+    pub fn absorb(&mut self, outcome: Outcome) {
+        let Some(request) = self.pending.take() else { return self.absorb_write(outcome) };
+        if self.question.is_some() {
+            return self.absorb_answer(request, outcome);
+        }
+        match (&self.stage, outcome) {
+            (Stage::AddFinalizer, outcome) => self.absorb_finalizer(outcome),
+            (Stage::Decide, Outcome::Claim(found)) => {
+                self.snapshot.claim = found.map_or(Claim::Missing, Claim::Present);
+            }
+            // The claim could not be read; the decision takes it for unknown.
+            (Stage::Decide, _) => {}
+            (Stage::Repair(_), outcome) => self.absorb_repair(&request, outcome),
+            (_, outcome) => self.absorb_step(&request, outcome),
+        }
+    }
+
+    /// The status was written: the node has another version, and the rest of the pass none to write.
+    fn absorb_write(&mut self, outcome: Outcome) {
+        if let Outcome::Node(Some(node)) = outcome {
+            self.snapshot.node = Shared::new(*node);
+        }
+    }
+
+    fn absorb_finalizer(&mut self, outcome: Outcome) {
+        match outcome {
+            Outcome::Node(Some(node)) => {
+                self.snapshot.node = Shared::new(*node);
+                self.stage = Stage::ReadClaim;
+            }
+            Outcome::Failed(Failure::Conflict(_) | Failure::NotFound) => {
+                self.ending.is_stale = true;
+                self.stage = Stage::End;
+            }
+            Outcome::Failed(failure) => {
+                self.ending.failure = Some(failure);
+                self.stage = Stage::End;
+            }
+            _ => self.stage = Stage::End,
+        }
+    }
+
+    fn absorb_repair(&mut self, request: &Request, outcome: Outcome) {
+        match outcome {
+            Outcome::StatefulSet(found) => {
+                self.snapshot.statefulset = found;
+                if self.snapshot.statefulset.is_some() {
+                    // All else was repaired before it was read.
+                    self.snapshot.current = Current {
+                        template: self.snapshot.compare_template(),
+                        ..Current::default()
+                    };
+                    self.stage = Stage::Repair(repair::repairs(&self.snapshot));
                 }
             }
-        }
-    }
-
-    /// A node that runs says where, in the same write as that it does.
-    fn tell_endpoint(&mut self) {
-        if self.status.phase == Some(SeiNodePhase::Running)
-            && let Some(endpoint) = endpoint(&self.observation.node)
-        {
-            self.status.endpoint = Some(endpoint);
-        }
-    }
-
-    /// Takes in the outcome of the request that was asked for.
-    pub fn tell(&mut self, outcome: Outcome) {
-        let Some(request) = self.pending.take() else { return };
-        if let Outcome::Failed(failure) = &outcome
-            && matches!(self.stage, Stage::Repair(_))
-        {
-            self.repair_failed(failure);
-        }
-        let submitted = matches!(&request, Request::Sidecar(call)
-            if matches!(call.call, SidecarCall::Submit { .. }));
-        // A record of it proves the same, where whoever submitted it did not live to write so.
-        let is_found = matches!(outcome, Outcome::Task(Some(_))) && self.asks_for_current(&request);
-        if (submitted && outcome == Outcome::Accepted) || is_found {
-            executor::record_submission(&mut self.status, self.observation.now);
-        }
-        if let (Outcome::StatefulSet(found), Stage::Repair(_)) = (&outcome, &self.stage) {
-            self.observation.statefulset = found.as_deref().cloned();
-            if found.is_some() {
-                // All else was repaired before it was asked for.
-                let others = Others { service_is_current: true, proxy_config_is_current: true };
-                self.stage = Stage::Repair(repair::repairs(&self.observation, others));
-            }
-            return;
-        }
-        if let (Outcome::Applied(view), Stage::Repair(_)) = (&outcome, &self.stage) {
             // A repair's own write is no task's apply.
-            self.observation.statefulset = Some((**view).clone());
-            self.seen.statefulset = Reading::Unread;
-            return;
-        }
-        self.seen.absorb(&request, outcome);
-        if matches!(self.stage, Stage::Repair(_)) {
-            self.seen.failure = None;
-            self.seen.accepted.clear();
+            Outcome::Applied(view) => {
+                self.snapshot.statefulset = Some(view);
+                self.seen.statefulset = Reading::Unread;
+            }
+            outcome => {
+                if let Outcome::Failed(failure) = &outcome {
+                    self.repair_failed(failure);
+                }
+                self.seen.absorb(request, outcome);
+                self.seen.failure = None;
+                self.seen.accepted.clear();
+            }
         }
     }
 
-    /// Whether this asks the sidecar for the task that the plan is at.
-    fn asks_for_current(&self, request: &Request) -> bool {
+    fn absorb_step(&mut self, request: &Request, outcome: Outcome) {
+        let submitted = matches!(request, Request::Sidecar(call)
+            if matches!(call.call, SidecarCall::Submit { .. }));
+        // A record of the task proves its submission, where a crash came before that was written.
+        let is_found = matches!(outcome, Outcome::Task(Some(_))) && self.polls_current(request);
+        if (submitted && outcome == Outcome::Accepted) || is_found {
+            executor::record_submission(&mut self.snapshot.status, self.snapshot.now);
+        }
+        self.seen.absorb(request, outcome);
+    }
+
+    /// Whether this polls the task that the plan is at.
+    fn polls_current(&self, request: &Request) -> bool {
         let Request::Sidecar(call) = request else { return false };
         let SidecarCall::Poll { id } = &call.call else { return false };
-        let plan = self.status.plan.as_ref().filter(|plan| plan.is_active());
+        let plan = self.snapshot.status.plan.as_ref().filter(|plan| plan.is_active());
         plan.and_then(|plan| plan.current().map(|(index, task)| attempt_id(plan, index, task)))
             .is_some_and(|current| current == *id)
     }
 
-    /// Nothing else may come to tell of what a repair was about: it is tried again by the clock.
+    /// No watch reports what a repair was about, so it is tried again by the clock.
     fn repair_failed(&mut self, failure: &Failure) {
         self.repair_waits = self.repair_waits.take().or(refused(failure));
         if let (Failure::AlreadyExists, Stage::Repair(writes)) = (failure, &mut self.stage) {
-            // Nobody sees it by its labels: somebody took them, or it is another's.
+            // The watch selects by label, so it does not show an object that lost its labels.
             writes.insert(0, Request::Read(Read::StatefulSet));
         }
-        let poll = self.observation.timing.poll();
-        let pause = match failure {
+        let poll = self.snapshot.timing.poll();
+        self.retry_within(match failure {
             Failure::FieldManagerConflict(_) | Failure::Forbidden(_) | Failure::Rejected(_) => {
                 poll * 6
             }
             _ => poll,
-        };
+        });
+    }
+
+    fn retry_within(&mut self, pause: Duration) {
         self.retry = Some(self.retry.map_or(pause, |retry| retry.min(pause)));
     }
 
-    /// Takes in the server's judgement of a pod.
-    pub fn tell_judgement(&mut self, pod_uid: String, comparison: Comparison) {
-        self.observation.adoption = Some((pod_uid, comparison));
+    /// The next request of an open question. `None`: there is none, or it was answered.
+    fn answer_question(&mut self) -> Option<Request> {
+        match self.question.as_ref()? {
+            Question::Slot => Some(Request::TakeSlot),
+            Question::Start(check) => match check.next() {
+                Verdict::Read(read) => Some(Request::Read(read)),
+                Verdict::Allowed(request) => Some(request),
+            },
+            Question::Compare { pod_uid, revision: None } => {
+                let pod = self.snapshot.pods().find(|pod| pod.uid == *pod_uid);
+                let name = pod.and_then(|pod| pod.revision.clone());
+                Some(Request::Read(Read::Revision(name.unwrap_or_default())))
+            }
+            Question::Compare { revision: Some(_), .. } => {
+                let desired = self.snapshot.desired.as_ref().ok()?;
+                Some(Request::DryRunStatefulSet(Box::new(desired.statefulset.clone())))
+            }
+        }
     }
 
-    /// Takes in what the chain's budget says. It counts for the rest of this pass.
-    pub fn tell_slot(&mut self, slot: Slot) {
-        self.observation.slot = Some(slot);
+    fn absorb_answer(&mut self, request: Request, outcome: Outcome) {
+        match self.question.take() {
+            Some(Question::Slot) => {
+                if let Outcome::Slot(slot) = outcome {
+                    self.snapshot.slot = Some(slot);
+                }
+            }
+            Some(Question::Compare { pod_uid, revision }) => {
+                if let Err(failure) = self.absorb_comparison(&pod_uid, revision, outcome) {
+                    self.uncompared = Some(pod_uid);
+                    self.repair_waits = self.repair_waits.take().or(refused(&failure));
+                    self.retry_within(self.snapshot.timing.poll() * 6);
+                }
+            }
+            Some(Question::Start(check)) if *check.request() == request => {
+                self.pending = Some(request);
+                self.absorb(outcome);
+            }
+            Some(Question::Start(mut check)) => match check.absorb(&self.snapshot.node, outcome) {
+                Ok(()) => self.question = Some(Question::Start(check)),
+                Err(failure) => {
+                    self.pending = Some(check.request().clone());
+                    self.absorb(Outcome::Failed(failure));
+                }
+            },
+            None => {}
+        }
     }
 
-    /// The server could not be asked; the pod stays unjudged for now.
-    pub fn judgement_failed(&mut self, pod_uid: String, failure: &Failure) {
-        self.unjudged = Some(pod_uid);
-        self.repair_waits = self.repair_waits.take().or(refused(failure));
-        self.retry = Some(self.observation.timing.poll() * 6);
+    fn absorb_comparison(
+        &mut self,
+        pod_uid: &str,
+        revision: Option<Value>,
+        outcome: Outcome,
+    ) -> Result<(), Failure> {
+        let missing = |what: &str| Failure::Indeterminate(format!("{what} was not found"));
+        match (revision, outcome) {
+            (_, Outcome::Failed(failure)) => Err(failure),
+            (None, Outcome::Revision(found)) => {
+                let body = found.ok_or_else(|| missing("the revision of the pod"))?;
+                let body = template_of_revision(&body)
+                    .map_err(|error| Failure::Indeterminate(error.to_string()))?;
+                let pod_uid = pod_uid.to_owned();
+                self.question = Some(Question::Compare { pod_uid, revision: Some(body) });
+                Ok(())
+            }
+            (Some(body), Outcome::DryRun(tried)) => {
+                let Ok(desired) = &self.snapshot.desired else { return Ok(()) };
+                let comparison = compare(&desired.template, &tried, &body);
+                self.snapshot.adoption = Some((pod_uid.to_owned(), comparison));
+                Ok(())
+            }
+            _ => Err(missing("an answer to the comparison")),
+        }
     }
 
     /// Whether this request lets a pod start, or lets one sign that did not: of nodes with one key
     /// or volume only one may do so.
-    pub fn must_be_alone(&self, request: &Request) -> bool {
+    fn starts(&self, request: &Request) -> bool {
         match request {
             Request::ApplyStatefulSet(object) => {
-                takes_a_key(object, self.observation.own_statefulset())
+                takes_a_key(object, self.snapshot.own_statefulset())
             }
             other => other.starts_a_pod(),
         }
-    }
-
-    /// Whether this pass has opened the gate of the node's pod.
-    pub fn opened_gate(&self) -> bool {
-        self.opened_gate
-    }
-
-    pub fn delete_conflicts(&self) -> u32 {
-        self.seen.delete_conflicts
     }
 
     fn perform(&mut self, request: Request) -> Ask {
@@ -297,70 +473,65 @@ impl Pass {
         Ask::Perform(Box::new(request))
     }
 
-    /// Decides, and applies the decision to the status. Returns what must be known first.
-    fn decide(&mut self) -> Option<Ask> {
-        self.observation.node.status = Some(self.status.clone());
-        self.observation.waiting = self.waiting.clone().or_else(|| self.repair_waits.clone());
-        let decision = planner::plan(&self.observation);
-        if let Some(uid) = &decision.judge {
-            let known = self.observation.adoption.as_ref().is_some_and(|(known, _)| known == uid);
-            if !known && self.unjudged.as_ref() != Some(uid) {
-                return Some(Ask::Judge { pod_uid: uid.clone() });
+    /// Performs a write, after the checks that a start needs.
+    fn perform_checked(&mut self, request: Request) -> Ask {
+        if !self.starts(&request) {
+            return self.perform(request);
+        }
+        let check = StartCheck::new(&self.snapshot.node, request);
+        self.question = Some(Question::Start(Box::new(check)));
+        let first = self.answer_question().expect("a start check begins with a read");
+        self.perform(first)
+    }
+
+    /// Decides, and applies the decision to the status. Returns what must be asked first.
+    fn decide(&mut self) -> Option<Request> {
+        self.snapshot.waiting = self.waiting.clone().or_else(|| self.repair_waits.clone());
+        let decision = planner::plan(&self.snapshot);
+        if let Some(uid) = &decision.compare {
+            let known = self.snapshot.adoption.as_ref().is_some_and(|(known, _)| known == uid);
+            if !known && self.uncompared.as_ref() != Some(uid) {
+                self.question = Some(Question::Compare { pod_uid: uid.clone(), revision: None });
+                return self.answer_question();
             }
         }
-        if decision.asks_slot && self.observation.slot.is_none() {
-            return Some(Ask::Slot);
+        if decision.asks_slot && self.snapshot.slot.is_none() {
+            self.question = Some(Question::Slot);
+            return self.answer_question();
         }
-        self.take(&decision);
+        self.take(decision);
         None
     }
 
-    /// Before the current task was stepped nobody knows whether it still waits. What it was known to
-    /// wait for, and since when, stays until then.
-    fn keep_what_blocks(&mut self, before: &SeiNodeStatus) {
-        let same = |status: &SeiNodeStatus| {
-            status.plan.as_ref().filter(|plan| plan.is_active()).and_then(|plan| plan.id.clone())
-        };
-        if same(before).is_none() || same(before) != same(&self.status) {
-            return;
-        }
-        self.status.blocked.clone_from(&before.blocked);
-        let stalled = |one: &Condition| one.type_ == ConditionType::Stalled.as_str();
-        let known = before.conditions.iter().find(|one| stalled(one)).cloned();
-        if let (Some(known), Some(now)) =
-            (known, self.status.conditions.iter_mut().find(|one| stalled(one)))
-        {
-            *now = known;
-        }
-        self.observation.node.status = Some(self.status.clone());
-    }
-
-    fn take(&mut self, decision: &Decision) {
-        let generation = self.observation.generation();
-        decision.apply(&mut self.status, generation, self.observation.now);
-        self.observation.node.status = Some(self.status.clone());
-        self.ending.report.clone_from(&decision.report);
-        self.ending.wake = match (decision.wake, self.retry) {
-            (Some(wake), Some(retry)) => Some(wake.min(retry)),
-            (wake, retry) => wake.or(retry),
-        };
+    fn take(&mut self, decision: Decision) {
+        let generation = self.snapshot.generation();
+        decision.apply(&mut self.snapshot.status, generation, self.snapshot.now);
+        // What was just stored, or cleared, is followed up as soon as it is written.
+        self.plan_changed |= decision.plan != PlanMove::Keep;
+        let again = self.plan_changed.then_some(Duration::ZERO);
+        let pauses = [decision.requeue, self.retry, again];
+        self.ending.requeue = pauses.into_iter().flatten().min();
+        self.ending.report = decision.report;
     }
 
     /// Steps the stored plan as far as it goes; returns the request it needs next.
     fn step(&mut self) -> Option<Request> {
         loop {
-            let plan = self.status.plan.as_ref().filter(|plan| plan.is_active())?;
+            let status = &self.snapshot.status;
+            let plan = status.plan.as_ref().filter(|plan| plan.is_active())?;
             let stored = plan.id.is_some() && plan.id == self.stored_plan;
-            let frozen = self.observation.node.spec.is_paused() && !is_allowed_while_stopped(plan);
-            if !stored || frozen || self.observation.in_flight || self.waiting.is_some() {
+            let frozen = self.snapshot.node.spec.is_paused() && !is_allowed_while_stopped(plan);
+            if !stored || frozen || self.waiting.is_some() {
                 return None;
             }
-            self.seen.node.status = Some(self.status.clone());
-            self.seen.stored.identity =
-                self.before.signing_identity == self.status.signing_identity;
-            self.seen.stored.replay = self.before.plan.as_ref().is_some_and(has_replayed);
+            let before = self.snapshot.node.status.as_ref();
+            self.seen.stored.identity = before.and_then(|one| one.signing_identity.as_ref())
+                == status.signing_identity.as_ref();
+            self.seen.stored.replay =
+                before.and_then(|one| one.plan.as_ref()).is_some_and(has_replayed);
+            self.seen.node.status = Some(status.clone());
             let Some(next) = step(plan, &self.seen) else {
-                executor::finish(&mut self.status, self.observation.now);
+                executor::finish(&mut self.snapshot.status, self.snapshot.now);
                 return None;
             };
             if let Next::Request(request) = next {
@@ -372,27 +543,137 @@ impl Pass {
                 }
                 return Some(*request);
             }
-            let opens_gate = matches!(next, Next::Done(_)) && opens_gate(plan);
-            let generation = self.observation.generation();
-            let (now, timing) = (self.observation.now, self.observation.timing);
-            let progress = executor::record(&mut self.status, next, generation, now, timing);
-            if opens_gate {
-                // The sidecar has said so itself; the last probe is older than that.
-                self.observation.sidecar = Sidecar::Ready;
-                self.opened_gate = true;
+            if !self.record(next) {
+                return None;
             }
-            match progress {
-                Progress::Continue => {
-                    self.seen.failure = None;
-                    self.seen.applied = None;
-                }
-                Progress::Waiting(waiting) => self.waiting = Some(waiting),
-                Progress::Retrying(pause) => {
-                    self.retry = Some(pause);
-                    return None;
-                }
-                Progress::Complete | Progress::Failed => return None,
+        }
+    }
+
+    /// Records a step in the status. False: the plan does not go on in this pass.
+    fn record(&mut self, next: Next) -> bool {
+        let plan = self.snapshot.status.plan.as_ref();
+        let opens_gate = matches!(next, Next::Done(_)) && plan.is_some_and(opens_gate);
+        let generation = self.snapshot.generation();
+        let (now, timing) = (self.snapshot.now, self.snapshot.timing);
+        let progress = executor::record(&mut self.snapshot.status, next, generation, now, timing);
+        if opens_gate {
+            // The sidecar has confirmed it; the last probe is older than that.
+            self.snapshot.sidecar = Sidecar::Ready;
+            self.ending.opened_gate = true;
+        }
+        match progress {
+            Progress::Continue => {
+                self.seen.failure = None;
+                self.seen.applied = None;
+                true
             }
+            Progress::Waiting(waiting) => {
+                self.waiting = Some(waiting);
+                false
+            }
+            Progress::Retrying(pause) => {
+                self.retry = Some(pause);
+                false
+            }
+            Progress::Complete | Progress::Failed => false,
+        }
+    }
+}
+
+fn requeue_within(ending: &mut Ending, pause: Duration) {
+    ending.requeue = Some(ending.requeue.map_or(pause, |requeue| requeue.min(pause)));
+}
+
+fn has_finalizer(node: &SeiNode) -> bool {
+    node.metadata.finalizers.iter().flatten().any(|name| name == NODE_FINALIZER)
+}
+
+/// What the steps of tasks see when a pass begins.
+fn seen_in(snapshot: &Snapshot) -> Seen {
+    let desired = snapshot.desired.clone().unwrap_or_default();
+    let mut seen = Seen::new(snapshot.node.clone(), desired, snapshot.now);
+    seen.timing = snapshot.timing;
+    if snapshot.rollout.checks_pods {
+        seen.pod_try = PodTry::Due;
+    }
+    seen.operator_version.clone_from(&snapshot.operator_version);
+    seen.statefulset = Reading::Cached(snapshot.statefulset.clone());
+    seen.pods = Reading::Cached(Some(snapshot.pods.clone()));
+    let present = snapshot.statefulset.as_ref().and_then(|set| set.replicas);
+    seen.replicas = repair::desired_replicas(snapshot, present);
+    seen.service_is_current = snapshot.current.service;
+    seen.proxy_config_is_current = snapshot.current.proxy_config;
+    seen
+}
+
+/// What blocked an active plan before its current task was stepped. Until then it is not known
+/// whether the task still waits, so the record and its start stay.
+struct Blocker {
+    plan: Option<String>,
+    blocked: Option<Blocked>,
+    stalled: Option<Condition>,
+}
+
+impl Blocker {
+    fn of(status: &SeiNodeStatus) -> Self {
+        let plan = active_id(status).map(str::to_owned);
+        if plan.is_none() {
+            return Self { plan, blocked: None, stalled: None };
+        }
+        let stalled = status.conditions.iter().find(|one| is_stalled(one)).cloned();
+        Self { plan, blocked: status.blocked.clone(), stalled }
+    }
+
+    fn keep(self, status: &mut SeiNodeStatus) {
+        if self.plan.is_none() || self.plan.as_deref() != active_id(status) {
+            return;
+        }
+        status.blocked = self.blocked;
+        let now = status.conditions.iter_mut().find(|one| is_stalled(one));
+        if let (Some(before), Some(now)) = (self.stalled, now) {
+            *now = before;
+        }
+    }
+}
+
+fn active_id(status: &SeiNodeStatus) -> Option<&str> {
+    status.plan.as_ref().filter(|plan| plan.is_active())?.id.as_deref()
+}
+
+fn is_stalled(condition: &Condition) -> bool {
+    condition.type_ == ConditionType::Stalled.as_str()
+}
+
+impl Snapshot {
+    /// Records in the status what the snapshot itself shows: mode, resolved peers, and the claim of
+    /// a node that ran before claims were recorded.
+    fn record_facts(&mut self) {
+        if let Some(peers) = self.peers.take() {
+            self.status.resolved_peers = (!peers.is_empty()).then_some(peers);
+        }
+        let mode = self.node.spec.mode().map(sei_api::Mode::as_str);
+        if self.status.mode.as_deref() != mode {
+            self.status.mode = mode.map(str::to_owned);
+        }
+        if let Claim::Present(claim) = &self.claim
+            && self.status.data_claim.is_none()
+            && self.status.phase == Some(SeiNodePhase::Running)
+            && claim.controller.is_some()
+            && claim.controller == self.node.metadata.uid
+            && self.node.spec.imported_claim().is_none()
+        {
+            let name = data_claim(self.node.metadata.name.as_deref().unwrap_or_default());
+            self.status.data_claim = Some(ClaimRef { name, uid: claim.uid.clone() });
+        }
+    }
+
+    /// Whether the live template has no difference from the rendered one.
+    pub fn compare_template(&self) -> bool {
+        match (&self.desired, &self.statefulset) {
+            (Ok(desired), Some(set)) => {
+                crate::diff::against_live(&set.template, &desired.template).is_empty()
+            }
+            _ => true,
         }
     }
 }

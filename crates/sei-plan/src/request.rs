@@ -1,15 +1,19 @@
 //! The calls that a step may ask for, and what can come back.
 //!
-//! A request leaves nothing to decide: the shell performs it as it stands and hands the outcome to
-//! [`crate::seen::Seen::absorb`].
+//! A request leaves nothing to decide: the shell performs it as it stands and returns the outcome to
+//! [`crate::pass::Pass::absorb`].
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Service};
+use sei_api::SeiNode;
+use sei_api::key::ObjectKey;
 use serde_json::Value;
 
+use crate::shared::Shared;
+use crate::snapshot::Slot;
 use crate::view::{JobView, ObjectView, PodView, StatefulSetView};
 
 /// One call.
@@ -26,6 +30,8 @@ pub enum Request {
     CreateStatefulSet(Box<StatefulSet>),
     /// Full server-side apply. The object carries the uid and resourceVersion it was decided on.
     ApplyStatefulSet(Box<StatefulSet>),
+    /// Dry-run apply: what would the server make of this object? Nothing is written.
+    DryRunStatefulSet(Box<StatefulSet>),
     /// Dry-run create: would the server admit this pod? Nothing is made.
     TryPod(Box<Pod>),
     /// Merge patch of fields outside of the template; the patch carries the resourceVersion.
@@ -38,6 +44,17 @@ pub enum Request {
     DeleteService {
         uid: String,
     },
+    DeleteClaim {
+        name: String,
+        uid: String,
+    },
+    /// Merge patch of the node's finalizers; carries the resourceVersion it was decided on.
+    PatchFinalizers {
+        resource_version: Option<String>,
+        finalizers: Vec<String>,
+    },
+    /// Ask the chain's budget for a slot. The shell's ledger answers, without a call.
+    TakeSlot,
     Sidecar(SidecarRequest),
 }
 
@@ -66,6 +83,14 @@ pub enum Read {
     Service,
     /// Body of a `ControllerRevision`: the template that a pod was made from.
     Revision(String),
+    /// The node itself.
+    Node,
+    /// Every node that the operator manages.
+    Nodes,
+    /// Whether this node, which is another one, has a StatefulSet.
+    HasStatefulSet(ObjectKey),
+    /// Every StatefulSet and pod of nodes in the namespace, with the Secrets and claims it mounts.
+    Mounts,
 }
 
 /// Deletion of one pod, and of no namesake.
@@ -95,19 +120,27 @@ pub enum SidecarCall {
 /// What came back.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
-    StatefulSet(Option<Box<StatefulSetView>>),
-    Pods(Vec<PodView>),
-    Pod(Option<Box<PodView>>),
+    StatefulSet(Option<Shared<StatefulSetView>>),
+    Pods(Vec<Shared<PodView>>),
+    Pod(Option<Shared<PodView>>),
     Claim(Option<ClaimView>),
     Volume(Option<VolumeView>),
     Secret(Option<SecretView>),
     Job(Option<JobView>),
     Service(Option<ObjectView>),
     Revision(Option<Value>),
+    /// The node: read, or as a write returned it.
+    Node(Option<Box<SeiNode>>),
+    Nodes(Vec<SeiNode>),
+    HasStatefulSet(bool),
+    Mounts(Vec<MountView>),
+    /// The pod template that a dry run returned.
+    DryRun(Value),
+    Slot(Slot),
     /// The write was accepted.
     Accepted,
     /// An apply or create of the StatefulSet was accepted and returned this.
-    Applied(Box<StatefulSetView>),
+    Applied(Shared<StatefulSetView>),
     /// A claim was created.
     Created(ObjectView),
     /// What a poll found; `None`: the sidecar knows no such task.
@@ -137,6 +170,20 @@ pub enum Failure {
     Unreachable(String),
     /// The sidecar's proxy refuses us.
     Unauthorized(String),
+}
+
+/// A StatefulSet or pod of some node, with what it mounts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MountView {
+    /// `StatefulSet` or `pod`.
+    pub kind: &'static str,
+    pub name: String,
+    /// Label of the node it belongs to.
+    pub node: Option<String>,
+    pub secrets: Vec<String>,
+    pub claims: Vec<String>,
+    /// A pod in which nothing runs or will run.
+    pub ended: bool,
 }
 
 /// A claim, as far as its use depends on it.

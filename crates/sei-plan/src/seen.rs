@@ -10,6 +10,7 @@ use crate::desired::Desired;
 use crate::request::{
     ClaimView, Failure, Outcome, Read, Request, SecretView, SidecarCall, TaskRecord, VolumeView,
 };
+use crate::shared::Shared;
 use crate::timing::Timing;
 use crate::view::{JobView, ObjectView, PodView, StatefulSetView};
 
@@ -49,17 +50,17 @@ pub enum PodTry {
 #[derive(Clone, Debug)]
 pub struct Seen {
     /// The node, its status as this pass has changed it so far.
-    pub node: SeiNode,
+    pub node: Shared<SeiNode>,
     pub now: Timestamp,
     pub timing: Timing,
     pub operator_version: String,
-    pub desired: Desired,
+    pub desired: Shared<Desired>,
     /// How many pods the node should have now.
     pub replicas: i32,
-    pub statefulset: Reading<StatefulSetView>,
-    pub pods: Reading<Vec<PodView>>,
+    pub statefulset: Reading<Shared<StatefulSetView>>,
+    pub pods: Reading<Vec<Shared<PodView>>>,
     /// The one pod that a stamp depends on.
-    pub pod: Reading<PodView>,
+    pub pod: Reading<Shared<PodView>>,
     pub claim: Reading<ClaimView>,
     pub volume: Reading<VolumeView>,
     pub secrets: BTreeMap<String, Reading<SecretView>>,
@@ -75,7 +76,7 @@ pub struct Seen {
     pub pod_try: PodTry,
     pub stored: Stored,
     /// What this plan's own apply returned in this pass.
-    pub applied: Option<StatefulSetView>,
+    pub applied: Option<Shared<StatefulSetView>>,
     /// The claim that was created in this pass.
     pub created: Option<ObjectView>,
     /// The cached Service and `ConfigMap` already say what is desired: no write is needed.
@@ -99,13 +100,17 @@ pub struct Stored {
 }
 
 impl Seen {
-    pub fn new(node: SeiNode, desired: Desired, now: Timestamp) -> Self {
+    pub fn new(
+        node: impl Into<Shared<SeiNode>>,
+        desired: impl Into<Shared<Desired>>,
+        now: Timestamp,
+    ) -> Self {
         Self {
-            node,
+            node: node.into(),
             now,
             timing: Timing::default(),
             operator_version: String::new(),
-            desired,
+            desired: desired.into(),
             replicas: 1,
             statefulset: Reading::Unread,
             pods: Reading::Unread,
@@ -135,9 +140,9 @@ impl Seen {
     pub fn absorb(&mut self, request: &Request, outcome: Outcome) {
         self.failure = None;
         match outcome {
-            Outcome::StatefulSet(found) => self.statefulset = Reading::Live(found.map(|one| *one)),
+            Outcome::StatefulSet(found) => self.statefulset = Reading::Live(found),
             Outcome::Pods(found) => self.pods = Reading::Live(Some(found)),
-            Outcome::Pod(found) => self.pod = Reading::Live(found.map(|one| *one)),
+            Outcome::Pod(found) => self.pod = Reading::Live(found),
             Outcome::Claim(found) => self.claim = Reading::Live(found),
             Outcome::Volume(found) => self.volume = Reading::Live(found),
             Outcome::Secret(found) => {
@@ -152,12 +157,9 @@ impl Seen {
                 // Its status still speaks of the template before: never used to judge a pod. That
                 // its controller has yet to look at it is no judgement, and saves a read.
                 let unobserved = view.observed_generation < view.generation;
-                self.statefulset = if unobserved {
-                    Reading::Cached(Some((*view).clone()))
-                } else {
-                    Reading::Unread
-                };
-                self.applied = Some(*view);
+                self.statefulset =
+                    if unobserved { Reading::Cached(Some(view.clone())) } else { Reading::Unread };
+                self.applied = Some(view);
             }
             Outcome::Created(view) => self.created = Some(view),
             Outcome::Task(record) => {
@@ -168,6 +170,13 @@ impl Seen {
                 }
             }
             Outcome::Accepted => self.absorb_write(request),
+            // These answer the pass itself, not a task.
+            Outcome::Node(_)
+            | Outcome::Nodes(_)
+            | Outcome::HasStatefulSet(_)
+            | Outcome::Mounts(_)
+            | Outcome::DryRun(_)
+            | Outcome::Slot(_) => {}
             Outcome::Failed(failure) => self.absorb_failure(request, failure),
         }
     }
@@ -200,7 +209,11 @@ impl Seen {
             Request::Read(_)
             | Request::CreateClaim(_)
             | Request::CreateStatefulSet(_)
-            | Request::ApplyStatefulSet(_) => {}
+            | Request::ApplyStatefulSet(_)
+            | Request::DryRunStatefulSet(_)
+            | Request::DeleteClaim { .. }
+            | Request::PatchFinalizers { .. }
+            | Request::TakeSlot => {}
         }
     }
 
@@ -237,7 +250,11 @@ impl Seen {
             Request::Read(_)
             | Request::TryPod(_)
             | Request::ApplyConfigMap(_)
-            | Request::ApplyService(_) => {}
+            | Request::ApplyService(_)
+            | Request::DryRunStatefulSet(_)
+            | Request::DeleteClaim { .. }
+            | Request::PatchFinalizers { .. }
+            | Request::TakeSlot => {}
         }
         self.failure = Some(failure);
     }

@@ -1,11 +1,13 @@
-//! One key, one signer: who stands in the way of a node that is about to sign.
+//! One key, one signer: which other node or pod holds the key or volume of a node.
 
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use k8s_openapi::api::core::v1::{Pod, PodSpec, Volume};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use sei_api::SeiNode;
 use sei_api::names::label;
 use serde_json::{Value, json};
+
+use crate::request::MountView;
 
 /// A stored node as far as it tells whose key and volume it has. One that a newer operator wrote may
 /// hold what this one does not know; it must not keep others from starting, nor be overlooked.
@@ -46,27 +48,19 @@ pub fn rivals<'a>(node: &SeiNode, all: impl IntoIterator<Item = &'a SeiNode>) ->
     all.into_iter().filter(|other| shares(node, other)).collect()
 }
 
-/// Whatever still has the node's key or volume in its own namespace: a StatefulSet that could start
-/// a pod with it, or a pod that has not ended, long after its node is gone.
-pub fn still_used<'a>(
-    node: &SeiNode,
-    sets: impl IntoIterator<Item = &'a StatefulSet>,
-    pods: impl IntoIterator<Item = &'a Pod>,
-) -> Option<String> {
-    let is_others = |metadata: &ObjectMeta| {
-        let labels = metadata.labels.as_ref();
-        labels.and_then(|labels| labels.get(label::NODE)) != node.metadata.name.as_ref()
+/// The StatefulSet or pod in the node's namespace that still mounts its key or volume: a StatefulSet
+/// can start a pod with it, and a pod signs until it has ended, long after its node was deleted.
+pub fn still_used(node: &SeiNode, mounts: &[MountView]) -> Option<String> {
+    let (secret, claim) = (node.spec.signing_secret(), node.spec.imported_claim());
+    let mounted = |names: &[String], name: Option<&str>| {
+        name.is_some_and(|name| names.iter().any(|mounted| mounted == name))
     };
-    let name = |metadata: &ObjectMeta| metadata.name.clone().unwrap_or_default();
-    let sets = sets.into_iter().filter_map(|one| {
-        let used = uses(one.spec.template.spec.as_ref(), node) && is_others(&one.metadata);
-        used.then(|| format!("StatefulSet {}", name(&one.metadata)))
-    });
-    let pods = pods.into_iter().filter_map(|one| {
-        let used = uses(one.spec.as_ref(), node) && is_others(&one.metadata) && !has_ended(one);
-        used.then(|| format!("pod {}", name(&one.metadata)))
-    });
-    sets.chain(pods).next()
+    let user = mounts.iter().find(|mount| {
+        mount.node != node.metadata.name
+            && !mount.ended
+            && (mounted(&mount.secrets, secret) || mounted(&mount.claims, claim))
+    })?;
+    Some(format!("{} {}", user.kind, user.name))
 }
 
 /// Whether a node has anything that only one may have.
@@ -100,20 +94,30 @@ pub fn named(node: &SeiNode) -> String {
     format!("{namespace}/{}", node.metadata.name.as_deref().unwrap_or_default())
 }
 
-fn uses(pod: Option<&PodSpec>, node: &SeiNode) -> bool {
-    let (secret, claim) = (node.spec.signing_secret(), node.spec.imported_claim());
-    let volumes = pod.and_then(|pod| pod.volumes.as_ref());
-    volumes.into_iter().flatten().any(|volume| {
-        let of_secret = volume.secret.as_ref().and_then(|one| one.secret_name.as_deref());
-        let of_claim = volume.persistent_volume_claim.as_ref().map(|one| one.claim_name.as_str());
-        (of_secret.is_some() && of_secret == secret) || (of_claim.is_some() && of_claim == claim)
-    })
+/// A StatefulSet with what its pods mount.
+pub fn statefulset_mounts(set: &StatefulSet) -> MountView {
+    mounts("StatefulSet", &set.metadata, set.spec.template.spec.as_ref())
 }
 
-/// Ended for good: nothing in it runs or will run.
-fn has_ended(pod: &Pod) -> bool {
+/// A pod with what it mounts.
+pub fn pod_mounts(pod: &Pod) -> MountView {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    matches!(phase, Some("Succeeded" | "Failed"))
+    let ended = matches!(phase, Some("Succeeded" | "Failed"));
+    MountView { ended, ..mounts("pod", &pod.metadata, pod.spec.as_ref()) }
+}
+
+fn mounts(kind: &'static str, metadata: &ObjectMeta, spec: Option<&PodSpec>) -> MountView {
+    let volumes = || spec.and_then(|spec| spec.volumes.as_ref()).into_iter().flatten();
+    let secret = |volume: &Volume| volume.secret.as_ref().and_then(|one| one.secret_name.clone());
+    let claim = |volume: &Volume| Some(volume.persistent_volume_claim.as_ref()?.claim_name.clone());
+    MountView {
+        kind,
+        name: metadata.name.clone().unwrap_or_default(),
+        node: metadata.labels.as_ref().and_then(|labels| labels.get(label::NODE).cloned()),
+        secrets: volumes().filter_map(secret).collect(),
+        claims: volumes().filter_map(claim).collect(),
+        ended: false,
+    }
 }
 
 #[cfg(test)]
@@ -187,7 +191,7 @@ mod tests {
         };
         let key = json!([{ "name": "k", "secret": { "secretName": "key" } }]);
         let plain = json!([{ "name": "e", "emptyDir": {} }]);
-        let used = |pod: Pod| still_used(&node, [], [&pod]);
+        let used = |pod: Pod| still_used(&node, &[pod_mounts(&pod)]);
         assert_eq!(used(pod("x", key.clone(), "Running")).as_deref(), Some("pod x"));
         assert_eq!(used(pod("x", key.clone(), "Failed")), None);
         assert_eq!(used(pod("n", key, "Running")), None, "its own");

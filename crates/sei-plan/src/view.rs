@@ -50,6 +50,42 @@ pub struct StatefulSetView {
 }
 
 impl StatefulSetView {
+    /// Whether both are equal in everything but their version: most updates of a status change
+    /// nothing that decisions read.
+    pub fn equals_but_version(&self, other: &Self) -> bool {
+        let Self {
+            name,
+            uid,
+            resource_version: _,
+            generation,
+            observed_generation,
+            controller,
+            replicas,
+            on_delete,
+            selector,
+            labels,
+            template_hash,
+            terminating,
+            update_revision,
+            template,
+            handover,
+        } = self;
+        *name == other.name
+            && *uid == other.uid
+            && *generation == other.generation
+            && *observed_generation == other.observed_generation
+            && *controller == other.controller
+            && *replicas == other.replicas
+            && *on_delete == other.on_delete
+            && *selector == other.selector
+            && *labels == other.labels
+            && *template_hash == other.template_hash
+            && *terminating == other.terminating
+            && *update_revision == other.update_revision
+            && *template == other.template
+            && *handover == other.handover
+    }
+
     /// The revision that pods are made from, once the newest template was looked at.
     pub fn observed_revision(&self) -> Option<&str> {
         let observed = self.observed_generation >= self.generation;
@@ -118,6 +154,45 @@ pub struct PodView {
 }
 
 impl PodView {
+    /// Whether both are equal in everything but their version.
+    pub fn equals_but_version(&self, other: &Self) -> bool {
+        let Self {
+            name,
+            uid,
+            resource_version: _,
+            controller,
+            revision,
+            is_bootstrap,
+            deleted_at,
+            ip,
+            ready,
+            ready_since,
+            host,
+            unschedulable,
+            host_lost,
+            volumes_missing,
+            seid,
+            sidecar,
+            troubles,
+        } = self;
+        *name == other.name
+            && *uid == other.uid
+            && *controller == other.controller
+            && *revision == other.revision
+            && *is_bootstrap == other.is_bootstrap
+            && *deleted_at == other.deleted_at
+            && *ip == other.ip
+            && *ready == other.ready
+            && *ready_since == other.ready_since
+            && *host == other.host
+            && *unschedulable == other.unschedulable
+            && *host_lost == other.host_lost
+            && *volumes_missing == other.volumes_missing
+            && *seid == other.seid
+            && *sidecar == other.sidecar
+            && *troubles == other.troubles
+    }
+
     pub fn is_terminating(&self) -> bool {
         self.deleted_at.is_some()
     }

@@ -14,19 +14,19 @@ use sei_api::status::{SeiNodePhase, SeiNodeStatus};
 use sei_api::task::TaskType;
 use serde_json::{Value, json};
 
-use crate::adoption::compare;
 use crate::budget::{self, Budget, Member, Standing};
 use crate::check_plan::check_plan;
+use crate::deletion::Deletion;
 use crate::fingerprint::digest_of;
-use crate::observation::{Claim, Observation, Sidecar, Slot};
-use crate::pass::{Ask, Pass};
+use crate::pass::{Ask, Carried, Pass};
 use crate::planner::fixture::{self, NODE_UID};
-use crate::planner::repair::Others;
 use crate::planner::{self, PlanMove};
 use crate::request::{
     ClaimView, Failure, Outcome, PodDelete, Read, Request, SecretView, SidecarCall, SidecarRequest,
     TaskRecord, TaskState,
 };
+use crate::shared::Shared;
+use crate::snapshot::{Claim, Sidecar, Slot, Snapshot};
 use crate::view::{ContainerView, ObjectView, PodView, StatefulSetView, Trouble, TroubleKind};
 
 mod tests;
@@ -54,6 +54,9 @@ pub(crate) struct World {
     pub(crate) signing_secret_missing: bool,
     /// Another node of the chain has the only slot.
     pub(crate) slot_taken: bool,
+    /// A younger node with the same signing key, and whether it has started.
+    pub(crate) rival: Option<SeiNode>,
+    pub(crate) rival_started: bool,
     /// Uids of pods whose deletion by us was accepted.
     pub(crate) deleted: Vec<String>,
     /// Images that a pod was seen running, by the checker.
@@ -119,6 +122,8 @@ impl World {
             failing: BTreeSet::new(),
             signing_secret_missing: false,
             slot_taken: false,
+            rival: None,
+            rival_started: false,
             deleted: Vec::new(),
             ran: BTreeSet::new(),
             serial: 0,
@@ -208,40 +213,71 @@ impl World {
 
     /// One pass of the operator; it dies after `calls` calls.
     pub(crate) fn pass_dying_after(&mut self, calls: usize) -> Trace {
-        let others = Others { service_is_current: true, proxy_config_is_current: true };
-        let mut pass = Pass::begin(self.observe(), others, self.delete_conflicts);
+        if self.node.metadata.deletion_timestamp.is_some() {
+            return self.deletion_dying_after(calls);
+        }
+        let carried = Carried { delete_conflicts: self.delete_conflicts, deferred: None };
+        let mut pass = Pass::begin(self.observe(), carried);
         let mut trace = Trace::default();
         loop {
             match pass.ask() {
-                Ask::End(ending) => {
-                    self.delete_conflicts = pass.delete_conflicts();
+                Ask::Done(ending) => {
+                    self.delete_conflicts = ending.delete_conflicts;
                     trace.report = ending
                         .report
                         .iter()
                         .map(ToString::to_string)
                         .collect::<Vec<_>>()
                         .join("; ");
+                    // Deferred progress is lost with the operator; this one always writes.
+                    if let Some(status) = ending.deferred {
+                        trace.calls += 1;
+                        trace.writes += 1;
+                        if trace.calls <= calls {
+                            self.write(*status);
+                        }
+                    }
                     return trace;
+                }
+                Ask::Perform(request) if *request == Request::TakeSlot => {
+                    pass.absorb(Outcome::Slot(self.slot()));
                 }
                 _ if trace.calls >= calls => return trace,
                 Ask::Perform(request) => {
                     trace.calls += 1;
                     let outcome = self.perform(&request);
                     trace.requests.push(name(&request));
-                    pass.tell(outcome);
+                    pass.absorb(outcome);
                 }
-                Ask::Judge { pod_uid } => {
-                    trace.calls += 1;
-                    let rendered = self.rendered_template();
-                    let body = self.pod.as_ref().map(|pod| pod.template.clone());
-                    let comparison = compare(&rendered, &rendered, &body.unwrap_or_default());
-                    pass.tell_judgement(pod_uid, comparison);
-                }
-                Ask::Slot => pass.tell_slot(self.slot()),
                 Ask::Write(status) => {
                     trace.calls += 1;
                     trace.writes += 1;
                     self.write(*status);
+                    pass.absorb(Outcome::Node(Some(Box::new(self.node.clone()))));
+                }
+            }
+        }
+    }
+
+    /// One pass over a deleted node; it dies after `calls` calls.
+    fn deletion_dying_after(&mut self, calls: usize) -> Trace {
+        let mut trace = Trace::default();
+        let mut deletion = Deletion::new(self.node.clone().into());
+        loop {
+            match deletion.ask() {
+                Ask::Done(_) => return trace,
+                _ if trace.calls >= calls => return trace,
+                Ask::Perform(request) => {
+                    trace.calls += 1;
+                    trace.requests.push(name(&request));
+                    let outcome = self.perform(&request);
+                    deletion.absorb(outcome);
+                }
+                Ask::Write(status) => {
+                    trace.calls += 1;
+                    trace.writes += 1;
+                    self.write(*status);
+                    deletion.absorb(Outcome::Node(Some(Box::new(self.node.clone()))));
                 }
             }
         }
@@ -249,13 +285,13 @@ impl World {
 
     /// The status after one decision, and after deciding again on it.
     fn decide_twice(&mut self) -> (SeiNodeStatus, SeiNodeStatus) {
-        let mut observation = self.observe();
-        observation.slot = Some(self.slot());
+        let mut snapshot = self.observe();
+        snapshot.slot = Some(self.slot());
         let mut decide = || {
-            let decision = planner::plan(&observation);
-            let mut status = observation.status().clone();
-            decision.apply(&mut status, observation.generation(), observation.now);
-            observation.node.status = Some(status.clone());
+            let decision = planner::plan(&snapshot);
+            let mut status = snapshot.status().clone();
+            decision.apply(&mut status, snapshot.generation(), snapshot.now);
+            snapshot.store(status.clone());
             // A failure is shown before anything follows it, and only then is it decided upon.
             let shown = matches!(decision.plan, PlanMove::Clear);
             (status, shown)
@@ -277,18 +313,18 @@ impl World {
         let (ready_deadline, outage) = (Duration::from_secs(1800), Duration::from_secs(300));
         let budget = Budget { limit: 1, halt_after: 1, ready_deadline, outage };
         let pods = self.pods();
-        let me = Member::of(&self.node, pods.first(), &budget, self.now);
+        let pod = pods.first().map(|pod| &**pod);
+        let me = Member::of(&self.node, pod, &budget, self.now);
         let standing = if self.slot_taken { Standing::Rolls } else { Standing::Idle };
         let other = Member { name: "ns/other".into(), signs: false, is_out: false, standing };
         budget::grant(&me, &[other], &budget)
     }
 
     fn rendered_template(&self) -> Value {
-        let desired = fixture::desired(&self.node.spec, &self.platform);
-        serde_json::to_value(&desired.statefulset.spec.template).unwrap()
+        fixture::desired(&self.node.spec, &self.platform).template
     }
 
-    fn observe(&mut self) -> Observation {
+    fn observe(&mut self) -> Snapshot {
         let serial = self.next();
         let sidecar = match &self.pod {
             Some(pod) if pod.answers() && pod.gate_open => Sidecar::Ready,
@@ -296,12 +332,13 @@ impl World {
             Some(pod) if !pod.terminating => Sidecar::Unreachable("refused".to_owned()),
             _ => Sidecar::Unknown,
         };
-        Observation {
-            node: self.node.clone(),
+        Snapshot {
+            node: self.node.clone().into(),
+            status: self.status(),
             now: self.now,
             plan_id: format!("00000000-0000-4000-8000-{serial:012}"),
-            desired: Ok(fixture::desired(&self.node.spec, &self.platform)),
-            statefulset: self.statefulset.clone(),
+            desired: Ok(fixture::desired(&self.node.spec, &self.platform).into()),
+            statefulset: self.statefulset.clone().map(Shared::new),
             pods: self.pods(),
             claim: match &self.claim {
                 Some(uid) => Claim::Present(ClaimView {
@@ -317,7 +354,7 @@ impl World {
         }
     }
 
-    fn pods(&self) -> Vec<PodView> {
+    fn pods(&self) -> Vec<Shared<PodView>> {
         let Some((pod, one)) = self.pod.as_ref().zip(self.statefulset.as_ref()) else {
             return Vec::new();
         };
@@ -339,7 +376,7 @@ impl World {
                 message: "seid: ErrImagePull".to_owned(),
             });
         }
-        vec![PodView {
+        vec![Shared::new(PodView {
             name: "n-0".to_owned(),
             uid: pod.uid.clone(),
             resource_version: pod.version.to_string(),
@@ -352,7 +389,7 @@ impl World {
             sidecar: container(pod.sidecar_image(), false),
             troubles,
             ..PodView::default()
-        }]
+        })]
     }
 
     fn stored_plan(&self) -> Option<TaskPlan> {
@@ -381,6 +418,14 @@ impl World {
             Request::ApplyStatefulSet(object) => self.apply(object),
             Request::PatchStatefulSet(patch) => self.patch(patch),
             Request::DeletePod(delete) => self.delete(delete),
+            Request::DryRunStatefulSet(object) => {
+                Outcome::DryRun(serde_json::to_value(&object.spec.template).unwrap())
+            }
+            Request::DeleteClaim { uid, .. } => self.delete_claim(uid),
+            Request::PatchFinalizers { finalizers, .. } => {
+                self.node.metadata.finalizers = Some(finalizers.clone());
+                Outcome::Node(Some(Box::new(self.node.clone())))
+            }
             Request::Sidecar(call) => self.sidecar(call),
             other => panic!("not in this world: {other:?}"),
         }
@@ -388,9 +433,9 @@ impl World {
 
     fn read(&self, read: &Read) -> Outcome {
         match read {
-            Read::StatefulSet => Outcome::StatefulSet(self.statefulset.clone().map(Box::new)),
+            Read::StatefulSet => Outcome::StatefulSet(self.statefulset.clone().map(Shared::new)),
             Read::Pods => Outcome::Pods(self.pods()),
-            Read::Pod(_) => Outcome::Pod(self.pods().pop().map(Box::new)),
+            Read::Pod(_) => Outcome::Pod(self.pods().pop()),
             Read::Claim(_) => Outcome::Claim(self.claim.clone().map(|uid| ClaimView {
                 uid,
                 controller: Some(NODE_UID.to_owned()),
@@ -398,6 +443,12 @@ impl World {
                 ..ClaimView::default()
             })),
             Read::Secret(name) => Outcome::Secret(self.secret(name)),
+            Read::Node => Outcome::Node(Some(Box::new(self.node.clone()))),
+            Read::Nodes => Outcome::Nodes(
+                [Some(&self.node), self.rival.as_ref()].into_iter().flatten().cloned().collect(),
+            ),
+            Read::HasStatefulSet(_) => Outcome::HasStatefulSet(self.rival_started),
+            Read::Mounts => Outcome::Mounts(Vec::new()),
             Read::Revision(name) => Outcome::Revision(
                 self.revisions
                     .get(name)
@@ -440,7 +491,7 @@ impl World {
             ..fixture::statefulset(&template, "", "")
         };
         self.statefulset = Some(view.clone());
-        Outcome::Applied(Box::new(view))
+        Outcome::Applied(view.into())
     }
 
     fn apply(&mut self, object: &k8s_openapi::api::apps::v1::StatefulSet) -> Outcome {
@@ -463,7 +514,7 @@ impl World {
         one.replicas = object.spec.replicas;
         one.template_hash = stamped(object);
         one.resource_version = serial.to_string();
-        Outcome::Applied(Box::new(one.clone()))
+        Outcome::Applied(one.clone().into())
     }
 
     fn patch(&mut self, patch: &Value) -> Outcome {
@@ -486,6 +537,16 @@ impl World {
             one.template_hash = Some(hash.to_owned());
         }
         one.resource_version = serial.to_string();
+        Outcome::Accepted
+    }
+
+    fn delete_claim(&mut self, uid: &str) -> Outcome {
+        let deleted = self.node.metadata.deletion_timestamp.is_some();
+        assert!(deleted, "the claim of a node that is not deleted was deleted");
+        if self.claim.as_deref() != Some(uid) {
+            return Outcome::Failed(Failure::NotFound);
+        }
+        self.claim = None;
         Outcome::Accepted
     }
 

@@ -2,9 +2,9 @@
 
 use sei_api::plan::PlanKind;
 use sei_api::status::PendingUpdate;
-use sei_plan::observation::Observation;
 use sei_plan::planner::drift::{self, Drift};
 use sei_plan::planner::{self, Decision, Note, PlanMove};
+use sei_plan::snapshot::Snapshot;
 use sei_plan::tasks::kind_of;
 
 use super::Effect;
@@ -19,7 +19,7 @@ pub(super) enum Outlook {
         update: Option<Box<PendingUpdate>>,
     },
     /// The server has to judge what this pod was made from.
-    NeedsJudgement { pod_uid: String },
+    NeedsComparison { pod_uid: String },
 }
 
 impl Outlook {
@@ -32,39 +32,39 @@ impl Outlook {
 /// after it is decided in the next.
 const DECISIONS_MAX: usize = 3;
 
-/// What would happen to the node of this observation.
-pub(super) fn forecast(observation: &Observation) -> Outlook {
-    let mut observation = without_small_plan(observation);
+/// What would happen to the node of this snapshot.
+pub(super) fn forecast(snapshot: &Snapshot) -> Outlook {
+    let mut snapshot = without_small_plan(snapshot);
     for _ in 0..DECISIONS_MAX {
-        let decision = planner::plan(&observation);
-        if let Some(pod_uid) = decision.judge.clone() {
-            return Outlook::NeedsJudgement { pod_uid };
+        let decision = planner::plan(&snapshot);
+        if let Some(pod_uid) = decision.compare.clone() {
+            return Outlook::NeedsComparison { pod_uid };
         }
         let cleared = matches!(decision.plan, PlanMove::Clear);
         let failed = decision.report.iter().any(|note| matches!(note, Note::PlanFailed { .. }));
         if !(cleared && failed) {
-            return interpret(&observation, &decision);
+            return interpret(&snapshot, &decision);
         }
-        let (generation, now) = (observation.generation(), observation.now);
-        let status = observation.node.status.get_or_insert_default();
+        let (generation, now) = (snapshot.generation(), snapshot.now);
+        let status = snapshot.node.status.get_or_insert_default();
         decision.apply(status, generation, now);
     }
     Outlook::unknown("its plans fail again and again".to_owned())
 }
 
 /// A plan of one step, which replaces no pod, is done before anything else is decided.
-fn without_small_plan(observation: &Observation) -> Observation {
-    let mut observation = observation.clone();
-    if let Some(status) = observation.node.status.as_mut() {
+fn without_small_plan(snapshot: &Snapshot) -> Snapshot {
+    let mut snapshot = snapshot.clone();
+    if let Some(status) = snapshot.node.status.as_mut() {
         let small = |kind| matches!(kind, PlanKind::MarkReady | PlanKind::ApplyTemplate);
         if status.plan.as_ref().is_some_and(|plan| small(kind_of(plan))) {
             status.plan = None;
         }
     }
-    observation
+    snapshot
 }
 
-fn interpret(observation: &Observation, decision: &Decision) -> Outlook {
+fn interpret(snapshot: &Snapshot, decision: &Decision) -> Outlook {
     let plan = match &decision.plan {
         PlanMove::Start(plan) => Some(plan),
         PlanMove::Keep | PlanMove::Clear => None,
@@ -75,8 +75,8 @@ fn interpret(observation: &Observation, decision: &Decision) -> Outlook {
     let update = decision.pending_update.clone().map(Box::new);
     let known = |effect, why: Option<String>, update| Outlook::Known { effect, why, update };
     if started == Some(PlanKind::NodeUpdate) {
-        let desired = observation.desired.as_ref().ok();
-        let drift = desired.map(|desired| drift::judge(observation, desired));
+        let desired = snapshot.desired.as_ref().ok();
+        let drift = desired.map(|desired| drift::classify(snapshot, desired));
         if drift == Some(Drift::Reapply) {
             let why = "its template is put back; no pod is restarted".to_owned();
             return known(Effect::Nothing, Some(why), None);
@@ -86,7 +86,7 @@ fn interpret(observation: &Observation, decision: &Decision) -> Outlook {
     }
     if started == Some(PlanKind::Init) {
         let anew = decision.report.iter().any(|note| matches!(note, Note::Superseded { .. }));
-        let has_pod = observation.pod().is_some();
+        let has_pod = snapshot.pod().is_some();
         let effect = if anew && has_pod { Effect::RollsAtOnce } else { Effect::NoPod };
         let why = "its first start begins anew".to_owned();
         return known(effect, anew.then_some(why), None);
@@ -97,10 +97,10 @@ fn interpret(observation: &Observation, decision: &Decision) -> Outlook {
         .find_map(|note| at_rest(note).map(|effect| (effect, note.to_string())))
         .unwrap_or((Effect::Nothing, String::new()));
     let why = Some(why).filter(|why| !why.is_empty() && effect != Effect::Nothing);
-    let desired = observation.desired.as_ref().ok();
+    let desired = snapshot.desired.as_ref().ok();
     match effect {
         Effect::Held | Effect::Rolling | Effect::RollsAgain | Effect::RollsInTurn => {
-            let drift = desired.map(|desired| drift::judge(observation, desired));
+            let drift = desired.map(|desired| drift::classify(snapshot, desired));
             let why = match (effect, &update) {
                 (Effect::Held, Some(update)) => update.reason.clone().or(why),
                 _ => why,
@@ -150,7 +150,7 @@ fn at_rest(note: &Note) -> Option<Effect> {
         | Note::Superseded { .. }
         | Note::GoesOnLate { .. }
         | Note::ApprovalRefused { .. }
-        | Note::Judging
+        | Note::Comparing
         | Note::ConfigRidesNextRoll { .. }
         | Note::PlanAbandoned { .. } => return None,
     })

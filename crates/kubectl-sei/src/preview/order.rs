@@ -3,8 +3,8 @@
 use std::cmp::Ordering;
 
 use sei_plan::budget::{self, Budget, Member, Standing};
-use sei_plan::observation::Slot;
 use sei_plan::planner::halted;
+use sei_plan::snapshot::Slot;
 
 use super::{Effect, Forecast};
 

@@ -12,11 +12,11 @@ use sei_exec::judge;
 use sei_exec::perform::claim_view;
 use sei_plan::adoption::Comparison;
 use sei_plan::desired::render_desired;
-use sei_plan::observation::{Claim, Observation, RegisteredWitnesses, Rollout, Sidecar, Slot};
 use sei_plan::planner::state_sync;
 use sei_plan::platform::Adoption;
 use sei_plan::request::ClaimView;
 use sei_plan::signers::older_holder;
+use sei_plan::snapshot::{Claim, RegisteredWitnesses, Rollout, Sidecar, Slot, Snapshot};
 use sei_plan::timing::Timing;
 use sei_plan::view::{PodView, StatefulSetView};
 use serde_json::Value;
@@ -76,17 +76,17 @@ impl Sight {
     /// The node as an operator with the candidate configuration would observe it: settled, with a
     /// slot for everyone, and with every sidecar as it should be. What it then starts is what it
     /// would start in the end; in which order is another question.
-    pub(super) fn observe(&self, node: &SeiNode, candidate: &Candidate<'_>) -> Observation {
+    pub(super) fn observe(&self, node: &SeiNode, candidate: &Candidate<'_>) -> Snapshot {
         let key = key_of(node);
         let platform = candidate.platform;
         let status = node.status.as_ref();
         let peers = status.and_then(|status| status.resolved_peers.clone()).unwrap_or_default();
-        let syncers = RegisteredWitnesses::Known(platform.syncers(&node.spec.chain_id));
+        let witnesses = RegisteredWitnesses::Known(platform.syncers(&node.spec.chain_id));
         let witnesses =
             state_sync::check_state_sync(&node.spec, &syncers).witnesses.unwrap_or_default();
         let desired = render_desired(node, platform, &peers, &witnesses);
         let (statefulset, pods) = self.objects(node, &key);
-        Observation {
+        Snapshot {
             node: node.clone(),
             now: candidate.now,
             plan_id: "preview".to_owned(),
@@ -99,7 +99,7 @@ impl Sight {
                 ..Rollout::default()
             },
             desired: desired.map_err(|error| error.to_string()),
-            syncers,
+            witnesses,
             statefulset,
             pods,
             job: None,
@@ -143,15 +143,15 @@ impl Sight {
     /// Lets the server judge what a pod was made from, by a dry run.
     pub(super) async fn judge(
         &self,
-        observation: &Observation,
+        snapshot: &Snapshot,
         pod_uid: &str,
     ) -> Result<Comparison, String> {
         let Some(client) = &self.client else {
             return Err("only a server can judge what its pod was made from".to_owned());
         };
-        let namespace = observation.node.namespace().unwrap_or_default();
-        let pod = observation.pods.iter().find(|pod| pod.uid == pod_uid);
-        let (Some(pod), Ok(desired)) = (pod, &observation.desired) else {
+        let namespace = snapshot.node.namespace().unwrap_or_default();
+        let pod = snapshot.pods.iter().find(|pod| pod.uid == pod_uid);
+        let (Some(pod), Ok(desired)) = (pod, &snapshot.desired) else {
             return Err("its pod is gone".to_owned());
         };
         judge::judge(client, &namespace, &desired.statefulset, pod)
@@ -163,15 +163,15 @@ impl Sight {
 /// The changes as far as they can be known. Where no template was given to compare with, only
 /// images are: the status tells those.
 pub(super) fn known_changes(
-    observation: &Observation,
+    snapshot: &Snapshot,
     changes: Option<Vec<FieldChange>>,
 ) -> Option<Vec<FieldChange>> {
     let changes = changes?;
-    let template = observation.statefulset.as_ref().map(|set| &set.template);
+    let template = snapshot.statefulset.as_ref().map(|set| &set.template);
     if template != Some(&Value::Null) {
         return Some(changes);
     }
-    let (pod, desired) = (observation.pod()?, observation.desired.as_ref().ok()?);
+    let (pod, desired) = (snapshot.pod()?, snapshot.desired.as_ref().ok()?);
     let images = [
         ("containers[seid].image", &pod.seid.image, &desired.image),
         ("initContainers[sei-sidecar].image", &pod.sidecar.image, &desired.sidecar_image),

@@ -201,7 +201,7 @@ proptest! {
 }
 
 /// A running node whose last roll held a slot and ended at second 0.
-fn rolled(spec: sei_api::SeiNodeSpec) -> crate::observation::Observation {
+fn rolled(spec: sei_api::SeiNodeSpec) -> crate::snapshot::Snapshot {
     running(spec).with(|seen| {
         let status = seen.status_mut();
         status.last_update = Some(LastUpdate {
@@ -220,14 +220,13 @@ fn rolled(spec: sei_api::SeiNodeSpec) -> crate::observation::Observation {
     })
 }
 
-fn stands(seen: &crate::observation::Observation) -> Standing {
+fn stands(seen: &crate::snapshot::Snapshot) -> Standing {
     Member::of(&seen.node, seen.pod(), &budget(1), seen.now).standing
 }
 
 #[test]
 fn a_slot_ends_with_ready_and_fails_by_its_deadline() {
-    let unready =
-        |seen: crate::observation::Observation| seen.with(|seen| seen.pods[0].ready = false);
+    let unready = |seen: crate::snapshot::Snapshot| seen.with(|seen| seen.pods[0].ready = false);
     assert_eq!(stands(&rolled(full_node())), Standing::Idle);
     assert_eq!(stands(&unready(rolled(full_node()))), Standing::Rolls);
     let late = unready(rolled(full_node())).with(|seen| seen.now = at(600));
@@ -289,7 +288,7 @@ fn being_ready_again_is_recorded_once() {
     let unready = rolled(full_node()).with(|seen| seen.pods[0].ready = false);
     let decision = plan(&unready);
     assert_eq!(decision.last_update, None);
-    assert!(decision.wake <= Some(Duration::from_secs(1800)), "looked at when it is due");
+    assert!(decision.requeue <= Some(Duration::from_secs(1800)), "looked at when it is due");
 }
 
 #[test]
@@ -313,7 +312,7 @@ fn a_node_that_cannot_be_updated_leaves_the_line() {
         plan(&queued).apply(&mut status, 1, queued.now);
         status
     };
-    let waits = queued.clone().with(|seen| seen.node.status = Some(status.clone()));
+    let waits = queued.clone().with(|seen| seen.store(status.clone()));
     assert_eq!(stands(&waits), Standing::Waits);
     let refused = waits.with(|seen| seen.desired = Err("spec.image is bad".into()));
     let pending = plan(&refused).pending_update.unwrap();
@@ -338,7 +337,7 @@ fn who_was_cut_off_for_a_moment_is_not_down() {
 
 #[test]
 fn nobody_waits_for_a_node_that_its_owner_stopped_or_holds() {
-    let unready = |seen: crate::observation::Observation| {
+    let unready = |seen: crate::snapshot::Snapshot| {
         seen.with(|seen| {
             seen.pods[0].ready = false;
             seen.now = at(601);

@@ -136,16 +136,19 @@ fn all_seen() -> Vec<Seen> {
     gone.service = Reading::Live(None);
     gone.revision = Reading::Live(None);
     let mut there = rendered.clone();
-    there.statefulset = Reading::Live(Some(StatefulSetView {
-        uid: "u".to_owned(),
-        on_delete: true,
-        controller: object.metadata.uid.clone(),
-        ..StatefulSetView::from(&desired.statefulset)
-    }));
+    there.statefulset = Reading::Live(Some(
+        StatefulSetView {
+            uid: "u".to_owned(),
+            on_delete: true,
+            controller: object.metadata.uid.clone(),
+            ..StatefulSetView::from(&desired.statefulset)
+        }
+        .into(),
+    ));
     let owner = Some(("StatefulSet".to_owned(), "u".to_owned()));
     let pod = PodView { controller: owner, ip: Some("10.0.0.1".to_owned()), ..PodView::default() };
-    there.pods = Reading::Live(Some(vec![pod.clone()]));
-    there.pod = Reading::Live(Some(pod));
+    there.pods = Reading::Live(Some(vec![pod.clone().into()]));
+    there.pod = Reading::Live(Some(pod.into()));
     there.claim = Reading::Live(Some(ClaimView::default()));
     there.volume = Reading::Live(Some(VolumeView::default()));
     there.job = Reading::Live(Some(JobView::default()));

@@ -4,45 +4,53 @@ use serde_json::json;
 use super::*;
 use crate::planner::fixture::{full_node, observer, running, validator};
 
-const CURRENT: Others = Others { service_is_current: true, proxy_config_is_current: true };
+fn begin(snapshot: Snapshot) -> Pass {
+    Pass::begin(snapshot, Carried::default())
+}
+
+/// The progress that a pass ends with and does not write yet.
+fn deferred(pass: &mut Pass) -> SeiNodeStatus {
+    let Ask::Done(ending) = pass.ask() else { panic!("the pass ends") };
+    *ending.deferred.expect("progress")
+}
 
 /// A running node whose image was bumped, with its plan stored.
-fn updating() -> Observation {
-    let mut observation = running(full_node()).edit(|spec| spec.image = "seid:2".into());
-    let mut pass = Pass::begin(observation.clone(), CURRENT, 0);
+fn updating() -> Snapshot {
+    let mut snapshot = running(full_node()).edit(|spec| spec.image = "seid:2".into());
+    let mut pass = begin(snapshot.clone());
     let Ask::Write(status) = pass.ask() else { panic!("a plan is stored first") };
-    observation.node.status = Some(*status);
-    observation
+    snapshot.store(*status);
+    snapshot
 }
 
 #[test]
 fn a_refused_repair_stops_no_plan_and_is_told() {
-    let others = Others { service_is_current: false, ..CURRENT };
-    let mut pass = Pass::begin(updating(), others, 0);
+    let mut pass = begin(updating().with(|seen| seen.current.service = false));
     let Ask::Perform(repair) = pass.ask() else { panic!("the Service is repaired") };
     assert!(matches!(*repair, Request::ApplyService(_)));
-    pass.tell(Outcome::Failed(Failure::Forbidden("cannot patch services".to_owned())));
+    pass.absorb(Outcome::Failed(Failure::Forbidden("cannot patch services".to_owned())));
     let Ask::Perform(step) = pass.ask() else { panic!("the plan goes on") };
     assert!(matches!(*step, Request::Sidecar(_)), "{step:?}");
-    pass.tell(Outcome::Failed(Failure::Unreachable("no answer".to_owned())));
-    let Ask::Write(status) = pass.ask() else { panic!("what blocks is told") };
+    pass.absorb(Outcome::Failed(Failure::Unreachable("no answer".to_owned())));
+    let status = deferred(&mut pass);
     assert_eq!(status.blocked.map(|one| one.reason).as_deref(), Some("SidecarUnreachable"));
 }
 
 #[test]
 fn a_pod_that_cannot_be_judged_is_let_in_all_the_same() {
-    let observation = running(full_node()).with(|seen| {
+    let snapshot = running(full_node()).with(|seen| {
         seen.status_mut().pod_template = None;
         seen.status_mut().pod_template_hash = None;
         seen.sidecar = Sidecar::NotReady;
     });
-    let mut pass = Pass::begin(observation, CURRENT, 0);
-    let Ask::Judge { pod_uid } = pass.ask() else { panic!("the server is asked") };
-    pass.judgement_failed(pod_uid, &Failure::Indeterminate("no answer".to_owned()));
+    let mut pass = begin(snapshot);
+    let Ask::Perform(read) = pass.ask() else { panic!("the server is asked") };
+    assert_eq!(*read, Request::Read(Read::Revision("rev-1".to_owned())));
+    pass.absorb(Outcome::Failed(Failure::Indeterminate("no answer".to_owned())));
     let Ask::Write(status) = pass.ask() else { panic!("the gate is opened by a plan") };
     assert_eq!(status.plan.and_then(|plan| plan.kind), Some(PlanKind::MarkReady));
-    let Ask::End(ending) = pass.ask() else { panic!("the pass ends") };
-    assert!(ending.wake.is_some(), "the server is asked again");
+    let Ask::Done(ending) = pass.ask() else { panic!("the pass ends") };
+    assert!(ending.requeue.is_some(), "the server is asked again");
 }
 
 #[test]
@@ -112,53 +120,54 @@ fn what_follows_from_a_replacement_need_not_be_written_at_once() {
 
 #[test]
 fn a_failed_repair_is_tried_again_by_the_clock() {
-    let others = Others { service_is_current: false, ..CURRENT };
     for (failure, at_most) in [
         (Failure::Indeterminate("timeout".to_owned()), 5),
         (Failure::SigningKey("pod other-0 has it".to_owned()), 5),
         (Failure::Forbidden("no".to_owned()), 30),
     ] {
-        let mut pass = Pass::begin(running(full_node()), others, 0);
+        let mut pass = begin(running(full_node()).with(|seen| seen.current.service = false));
         let Ask::Perform(_) = pass.ask() else { panic!("the Service is repaired") };
-        pass.tell(Outcome::Failed(failure.clone()));
+        pass.absorb(Outcome::Failed(failure.clone()));
         let ending = loop {
             match pass.ask() {
-                Ask::End(ending) => break ending,
+                Ask::Done(ending) => break ending,
                 Ask::Write(_) => {}
                 other => panic!("{other:?}"),
             }
         };
-        assert!(ending.wake.unwrap() <= Duration::from_secs(at_most), "{failure:?}");
+        assert!(ending.requeue.unwrap() <= Duration::from_secs(at_most), "{failure:?}");
     }
 }
 
 /// A stopped validator that is let go on, with its next template still to be applied.
-fn unpaused() -> Observation {
+fn unpaused() -> Snapshot {
     let stopped = running(validator()).edit(|spec| spec.image = "seid:2".into()).with(|seen| {
         seen.pods.clear();
         seen.node.spec.paused = Some(true);
         seen.statefulset.as_mut().unwrap().replicas = Some(0);
     });
-    let mut pass = Pass::begin(stopped.clone(), CURRENT, 0);
+    let mut pass = begin(stopped.clone());
     let Ask::Write(status) = pass.ask() else { panic!("its next start is prepared") };
     assert_eq!(status.plan.as_ref().unwrap().kind, Some(PlanKind::ApplyTemplate));
     stopped.with(|seen| {
         seen.node.spec.paused = None;
-        seen.node.status = Some(*status);
+        seen.store(*status);
     })
 }
 
 #[test]
 fn no_apply_starts_a_signer_that_may_not_be_started() {
-    let observation = unpaused();
-    let statefulset = observation.statefulset.clone();
-    let mut pass = Pass::begin(observation, CURRENT, 0);
-    let Ask::Perform(start) = pass.ask() else { panic!("it is scaled up") };
-    assert!(pass.must_be_alone(&start), "{start:?}");
-    pass.tell(Outcome::Failed(Failure::SigningKey("pod other-0 has it".to_owned())));
+    let snapshot = unpaused();
+    let statefulset = snapshot.statefulset.clone();
+    let mut pass = begin(snapshot);
+    let Ask::Perform(check) = pass.ask() else { panic!("it is scaled up") };
+    assert_eq!(*check, Request::Read(Read::Node));
+    assert!(pass.is_exclusive());
+    pass.absorb(Outcome::Failed(Failure::SigningKey("pod other-0 has it".to_owned())));
     let Ask::Perform(look) = pass.ask() else { panic!("the plan goes on") };
     assert_eq!(*look, Request::Read(Read::StatefulSet));
-    pass.tell(Outcome::StatefulSet(statefulset.map(Box::new)));
+    assert!(!pass.is_exclusive());
+    pass.absorb(Outcome::StatefulSet(statefulset));
     let Ask::Perform(apply) = pass.ask() else { panic!("the template is applied") };
     let Request::ApplyStatefulSet(object) = *apply else { panic!("{apply:?}") };
     assert_eq!(object.spec.replicas, Some(0), "and nothing is started by it");
@@ -169,10 +178,11 @@ fn whoever_takes_a_key_must_be_alone() {
     let taking = running(observer()).edit(|spec| spec.validator = validator().validator);
     let desired = taking.desired.clone().unwrap();
     let apply = Request::ApplyStatefulSet(Box::new(desired.statefulset.clone()));
-    assert!(Pass::begin(taking, CURRENT, 0).must_be_alone(&apply));
+    assert!(begin(taking).starts(&apply));
     let has_it = running(validator()).edit(|spec| spec.image = "seid:2".into());
-    let apply = Request::ApplyStatefulSet(Box::new(has_it.desired.clone().unwrap().statefulset));
-    assert!(!Pass::begin(has_it, CURRENT, 0).must_be_alone(&apply));
+    let apply =
+        Request::ApplyStatefulSet(Box::new(has_it.desired.clone().unwrap().statefulset.clone()));
+    assert!(!begin(has_it).starts(&apply));
 }
 
 #[test]
@@ -184,13 +194,16 @@ fn a_statefulset_whose_labels_somebody_took_gets_them_back() {
         seen.desired = Ok(desired);
     });
     let there = hidden.statefulset.clone();
-    let mut pass = Pass::begin(hidden.with(|seen| seen.statefulset = None), CURRENT, 0);
+    let mut pass = begin(hidden.with(|seen| seen.statefulset = None));
+    let Ask::Perform(check) = pass.ask() else { panic!("it is missing") };
+    assert_eq!(*check, Request::Read(Read::Node));
+    pass.absorb(Outcome::Node(Some(Box::new((**pass.node()).clone()))));
     let Ask::Perform(create) = pass.ask() else { panic!("it is missing") };
     assert!(matches!(*create, Request::CreateStatefulSet(_)), "{create:?}");
-    pass.tell(Outcome::Failed(Failure::AlreadyExists));
+    pass.absorb(Outcome::Failed(Failure::AlreadyExists));
     let Ask::Perform(look) = pass.ask() else { panic!("it is looked for by its name") };
     assert_eq!(*look, Request::Read(Read::StatefulSet));
-    pass.tell(Outcome::StatefulSet(there.map(Box::new)));
+    pass.absorb(Outcome::StatefulSet(there));
     let Ask::Perform(patch) = pass.ask() else { panic!("it is mended") };
     let Request::PatchStatefulSet(patch) = *patch else { panic!("{patch:?}") };
     assert_eq!(patch["metadata"]["labels"], json!({ "sei.io/node": "n" }));
@@ -198,12 +211,24 @@ fn a_statefulset_whose_labels_somebody_took_gets_them_back() {
 
 #[test]
 fn a_task_that_another_operator_submitted_counts_from_its_first_sight() {
-    let mut pass = Pass::begin(updating(), CURRENT, 0);
+    let mut pass = begin(updating());
     let Ask::Perform(poll) = pass.ask() else { panic!("the sidecar is asked") };
     let Request::Sidecar(call) = &*poll else { panic!("{poll:?}") };
     assert!(matches!(call.call, SidecarCall::Poll { .. }));
     let record = crate::request::TaskRecord { state: crate::request::TaskState::Running };
-    pass.tell(Outcome::Task(Some(record)));
-    let Ask::Write(status) = pass.ask() else { panic!("it waits for the task") };
+    pass.absorb(Outcome::Task(Some(record)));
+    let status = deferred(&mut pass);
     assert!(status.plan.unwrap().tasks[0].submitted_at.is_some());
+}
+
+#[test]
+fn a_plan_is_never_superseded_under_a_request_in_flight() {
+    let edited = updating().edit(|spec| spec.image = "seid:3".into());
+    let plan = edited.status().plan.clone();
+    let mut pass = begin(updating());
+    let Ask::Perform(poll) = pass.ask() else { panic!("the sidecar is polled") };
+    pass.snapshot.node = edited.node;
+    pass.snapshot.desired = edited.desired;
+    assert_eq!(pass.ask(), Ask::Perform(poll));
+    assert_eq!(pass.snapshot.status.plan, plan);
 }

@@ -12,31 +12,27 @@ use super::{
 use crate::budget;
 use crate::check_plan::{Severity, check_plan};
 use crate::desired::Desired;
-use crate::observation::{Observation, Sidecar};
+use crate::snapshot::{Sidecar, Snapshot};
 use crate::tasks::{before_replacement, in_bootstrap, kind_of};
 use crate::view::is_owned;
 
 /// Decides what becomes of an active plan.
-pub(super) fn decide(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
+pub(super) fn decide(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
     if let Some(why) = broken(plan) {
         decision.report.push(Note::PlanAbandoned { why: why.clone() });
-        supersede(observation, plan, &why, decision);
-        return;
-    }
-    if observation.in_flight {
-        resume(observation, plan, decision);
+        supersede(snapshot, plan, &why, decision);
         return;
     }
     let kind = kind_of(plan);
     if plan.kind.is_none() && matches!(kind, PlanKind::NodeUpdate | PlanKind::MarkReady) {
         // It has no target: nobody can say whether it still leads where it should.
-        supersede(observation, plan, "a plan with a target", decision);
+        supersede(snapshot, plan, "a plan with a target", decision);
         return;
     }
     match kind {
-        PlanKind::Init => decide_init(observation, plan, decision),
-        PlanKind::NodeUpdate => decide_update(observation, plan, decision),
-        PlanKind::MarkReady | PlanKind::ApplyTemplate => decide_small(observation, plan, decision),
+        PlanKind::Init => decide_init(snapshot, plan, decision),
+        PlanKind::NodeUpdate => decide_update(snapshot, plan, decision),
+        PlanKind::MarkReady | PlanKind::ApplyTemplate => decide_small(snapshot, plan, decision),
     }
 }
 
@@ -48,82 +44,82 @@ fn broken(plan: &TaskPlan) -> Option<String> {
 
 /// An init plan gives way to other images, or while its pod does not run: a restore of hours is
 /// not thrown away for a label.
-fn decide_init(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
-    let (Ok(desired), Some(target)) = (&observation.desired, &plan.target) else {
-        resume(observation, plan, decision);
+fn decide_init(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
+    let (Ok(desired), Some(target)) = (&snapshot.desired, &plan.target) else {
+        resume(snapshot, plan, decision);
         return;
     };
-    let superseded = if observation.node.spec.is_paused() {
+    let superseded = if snapshot.node.spec.is_paused() {
         false
     } else if in_bootstrap(plan) {
         // Its pod belongs to the Job, which only other images of its own make useless.
         let bootstrap_image = desired.bootstrap.as_ref().map(|one| one.image.as_str());
-        observation.job.as_ref().is_some_and(|job| {
+        snapshot.job.as_ref().is_some_and(|job| {
             bootstrap_image.is_some_and(|image| image != job.image)
                 || job.sidecar_image != desired.sidecar_image
         })
     } else {
         let images = target.image != desired.image || target.sidecar_image != desired.sidecar_image;
-        let runs = observation.pod().is_some_and(|pod| pod.seid.running && pod.sidecar.running);
+        let runs = snapshot.pod().is_some_and(|pod| pod.seid.running && pod.sidecar.running);
         // Before the apply there is nothing to throw away yet, and nothing else left to apply.
         let applied = plan.has_completed(TaskType::ApplyStatefulSet);
         let moved = target.hash != desired.hash && !(runs && applied);
         // A plan whose template is no longer applied would wait for its own pod for ever.
-        images || moved || is_undone(observation, plan)
+        images || moved || is_undone(snapshot, plan)
     };
     if !superseded {
-        resume(observation, plan, decision);
+        resume(snapshot, plan, decision);
         return;
     }
     decision.report.push(Note::Superseded { kind: PlanKind::Init, by: desired.hash.clone() });
     decision.plan = PlanMove::Clear;
-    super::init::decide(&without_plan(observation), Some(plan), decision);
+    super::init::decide(&without_plan(snapshot), Some(plan), decision);
     hand_over(plan, decision);
 }
 
-fn decide_update(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
-    let spec = &observation.node.spec;
-    let Some(target) = &plan.target else { return resume(observation, plan, decision) };
+fn decide_update(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
+    let spec = &snapshot.node.spec;
+    let Some(target) = &plan.target else { return resume(snapshot, plan, decision) };
     if spec.is_paused() {
-        decide_stopped(observation, plan, decision);
+        decide_stopped(snapshot, plan, decision);
         return;
     }
-    let replaceable = before_replacement(plan) && observation.pod().is_some();
+    let replaceable = before_replacement(plan) && snapshot.pod().is_some();
     // A plan back to what runs is how a pause is carried out, not what it holds.
-    let leads_back = observation.status().pod_template_hash.as_ref() == Some(&target.hash);
+    let leads_back = snapshot.status().pod_template_hash.as_ref() == Some(&target.hash);
     if spec.updates_are_paused() && replaceable && !leads_back {
-        supersede(observation, plan, "spec.update.paused", decision);
+        supersede(snapshot, plan, "spec.update.paused", decision);
         return;
     }
-    if replaceable && stall::volume_going(observation) {
+    if replaceable && stall::volume_going(snapshot) {
         // The claim lives for as long as this pod does.
-        supersede(observation, plan, "a volume that is being deleted", decision);
+        supersede(snapshot, plan, "a volume that is being deleted", decision);
         return;
     }
-    if let Ok(desired) = &observation.desired
+    if let Ok(desired) = &snapshot.desired
         && leads_elsewhere(target, desired)
     {
-        match stall::changed_identity(observation, desired) {
+        match stall::changed_identity(snapshot, desired) {
             None => {
-                supersede(observation, plan, &desired.hash, decision);
+                supersede(snapshot, plan, &desired.hash, decision);
                 return;
             }
             Some(why) => decision.report.push(Note::Refused { why }),
         }
     }
-    if is_undone(observation, plan) {
-        supersede(observation, plan, "its template is no longer applied", decision);
+    if is_undone(snapshot, plan) {
+        supersede(snapshot, plan, "its template is no longer applied", decision);
         return;
     }
-    if replaceable && must_open_gate_first(observation, plan) {
-        open_gate_first(observation, plan, decision);
+    if replaceable && must_open_gate_first(snapshot, plan) {
+        open_gate_first(snapshot, plan, decision);
         return;
     }
-    if config_is_unanswered(observation, plan) {
-        start_late(observation, plan, decision);
+    if config_is_unanswered(snapshot, plan) {
+        start_late(snapshot, plan, decision);
         return;
     }
-    resume(observation, plan, decision);
+    resume(snapshot, plan, decision);
 }
 
 /// Whether a plan's target is not what is desired now. The images are part of the fingerprint, but a
@@ -136,62 +132,61 @@ fn leads_elsewhere(target: &PlanTarget, desired: &Desired) -> bool {
 
 /// Somebody made the StatefulSet anew or wrote another template since the plan applied its own. A
 /// cache that has not caught up with our own apply says nothing.
-fn is_undone(observation: &Observation, plan: &TaskPlan) -> bool {
+fn is_undone(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
     let (Some(target), Some(applied)) = (&plan.target, &plan.applied) else { return false };
-    observation.own_statefulset().is_some_and(|one| {
+    snapshot.own_statefulset().is_some_and(|one| {
         let newer = one.uid != applied.uid || one.generation >= applied.generation;
         newer && one.template_hash.as_ref() != Some(&target.hash)
     })
 }
 
 /// A stopped node's update is frozen; once the pod is gone it has nothing left to do.
-fn decide_stopped(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
-    let has_pod = observation
-        .own_statefulset()
-        .is_none_or(|one| observation.pods.iter().any(|pod| is_owned(pod, one)));
+fn decide_stopped(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
+    let has_pod =
+        snapshot.own_statefulset().is_none_or(|one| snapshot.pods().any(|pod| is_owned(pod, one)));
     if has_pod {
         decision.report.push(Note::NodePaused);
     } else {
-        supersede(observation, plan, "spec.paused", decision);
+        supersede(snapshot, plan, "spec.paused", decision);
     }
 }
 
 /// The plan waits for something while the pod it would replace is shut out: the pod comes first.
-fn must_open_gate_first(observation: &Observation, plan: &TaskPlan) -> bool {
-    let Some(waiting) = &observation.waiting else { return false };
+fn must_open_gate_first(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
+    let Some(waiting) = &snapshot.waiting else { return false };
     // Where the sidecar refuses this plan's tasks, it would refuse the one that opens the gate too.
     let hopeless = [Reason::PodTerminating, Reason::SidecarAuth, Reason::SidecarUnreachable];
     let waits = match waiting.reason {
         Some(reason) => !hopeless.contains(&reason),
-        None => is_older_than_pod(observation, plan),
+        None => is_older_than_pod(snapshot, plan),
     };
-    observation.sidecar == Sidecar::NotReady && waits
+    snapshot.sidecar == Sidecar::NotReady && waits
 }
 
 /// Whether the sidecar's task was there before the pod that it runs on now: the pod it was given to
 /// was evicted, and nobody knows how long the task takes this time. One that was given to a pod
 /// which was shut out already is let finish; both times are known to the second.
-fn is_older_than_pod(observation: &Observation, plan: &TaskPlan) -> bool {
+fn is_older_than_pod(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
     let task = plan.current().map(|(_, task)| task).filter(|task| is_of_sidecar(task));
     let submitted = task.and_then(|task| task.submitted_at.as_ref());
-    let started = observation.pod().and_then(|pod| pod.sidecar.running_since);
+    let started = snapshot.pod().and_then(|pod| pod.sidecar.running_since);
     submitted
         .zip(started)
         .is_some_and(|(submitted, started)| submitted.0.as_second() <= started.as_second())
 }
 
 /// A plan of one step gives way as soon as it waits and something else could start.
-fn decide_small(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
-    if is_pointless(observation, plan) {
-        supersede(observation, plan, "a newer wish", decision);
+fn decide_small(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
+    if is_pointless(snapshot, plan) {
+        supersede(snapshot, plan, "a newer wish", decision);
         return;
     }
-    if observation.waiting.is_none() || observation.node.spec.is_paused() {
-        resume(observation, plan, decision);
+    if snapshot.waiting.is_none() || snapshot.node.spec.is_paused() {
+        resume(snapshot, plan, decision);
         return;
     }
     let mut instead = decision.clone();
-    decide_at_rest(&without_plan(observation), &mut instead);
+    decide_at_rest(&without_plan(snapshot), &mut instead);
     let kind = kind_of(plan);
     match &instead.plan {
         PlanMove::Start(next) if kind_of(next) != kind => {
@@ -202,81 +197,81 @@ fn decide_small(observation: &Observation, plan: &TaskPlan, decision: &mut Decis
         }
         _ => {
             decision.asks_slot = instead.asks_slot;
-            decision.judge = instead.judge;
-            resume(observation, plan, decision);
+            decision.compare = instead.compare;
+            resume(snapshot, plan, decision);
         }
     }
 }
 
 /// A gate of a node that is stopped, or a template that is neither desired nor running any more.
-fn is_pointless(observation: &Observation, plan: &TaskPlan) -> bool {
+fn is_pointless(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
     if kind_of(plan) == PlanKind::MarkReady {
-        return observation.node.spec.is_paused();
+        return snapshot.node.spec.is_paused();
     }
     let target = plan.target.as_ref().map(|target| &target.hash);
-    let desired = observation.desired.as_ref().ok().map(|desired| &desired.hash);
-    target != desired && target != observation.status().pod_template_hash.as_ref()
+    let desired = snapshot.desired.as_ref().ok().map(|desired| &desired.hash);
+    target != desired && target != snapshot.status().pod_template_hash.as_ref()
 }
 
-fn resume(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
+fn resume(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
     let task = plan.current().map_or("its end", |(_, task)| task.r#type.as_str());
     decision.report.push(Note::Resumes { kind: kind_of(plan), task: task.to_owned() });
     if kind_of(plan) == PlanKind::NodeUpdate
         && let Some(pending) = decision.pending_update.as_mut()
     {
         pending.state = UpdateState::Rolling;
-        if let Ok(desired) = &observation.desired
+        if let Ok(desired) = &snapshot.desired
             && desired.hash == pending.target_hash
         {
-            set_drift(decision, ConditionStatus::True, Reason::Rolling, drift_message(observation));
+            set_drift(decision, ConditionStatus::True, Reason::Rolling, drift_message(snapshot));
         }
     }
-    if let Some(again) = observation.waiting.as_ref().and_then(|waiting| waiting.again) {
-        decision.wake = Some(again);
+    if let Some(again) = snapshot.waiting.as_ref().and_then(|waiting| waiting.again) {
+        decision.requeue = Some(again);
     }
 }
 
-fn drift_message(observation: &Observation) -> String {
-    let conditions = &observation.status().conditions;
+fn drift_message(snapshot: &Snapshot) -> String {
+    let conditions = &snapshot.status().conditions;
     let kind = sei_api::condition::ConditionType::PodTemplateDrift;
     sei_api::condition::find(conditions, kind).map(|one| one.message.clone()).unwrap_or_default()
 }
 
 /// Ends a plan for something newer. It counts no failure, and what comes after it is decided in the
 /// same breath.
-fn supersede(observation: &Observation, plan: &TaskPlan, by: &str, decision: &mut Decision) {
+fn supersede(snapshot: &Snapshot, plan: &TaskPlan, by: &str, decision: &mut Decision) {
     let kind = kind_of(plan);
     decision.report.push(Note::Superseded { kind, by: by.to_owned() });
     decision.plan = PlanMove::Clear;
     if kind == PlanKind::NodeUpdate {
         let detail = Some(format!("superseded by {by}"));
-        decision.last_update = Some(ended(observation, plan, UpdateOutcome::Superseded, detail));
+        decision.last_update = Some(ended(snapshot, plan, UpdateOutcome::Superseded, detail));
     }
-    let mut after = without_plan(observation);
-    if let (Some(status), Some(last)) = (after.node.status.as_mut(), &decision.last_update) {
-        status.last_update = Some(last.clone());
+    let mut after = without_plan(snapshot);
+    if let Some(last) = &decision.last_update {
+        after.status.last_update = Some(last.clone());
     }
     decide_at_rest(&after, decision);
     hand_over(plan, decision);
     let goes_on =
         matches!(&decision.plan, PlanMove::Start(next) if kind_of(next) == PlanKind::NodeUpdate);
-    if is_updating(observation) && !goes_on {
+    if is_updating(snapshot) && !goes_on {
         let message = format!("superseded by {by}");
         set_update(decision, ConditionStatus::False, Reason::UpdateSuperseded, message);
     }
 }
 
 /// Gives up an update that waits, opens the gate, and leaves the update to be built again after.
-fn open_gate_first(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
+fn open_gate_first(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
     let by = "the gate of the running pod";
     decision.report.push(Note::Superseded { kind: kind_of(plan), by: by.to_owned() });
     let detail = format!("superseded by {by}");
-    let record = ended(observation, plan, UpdateOutcome::Superseded, Some(detail.clone()));
+    let record = ended(snapshot, plan, UpdateOutcome::Superseded, Some(detail.clone()));
     decision.last_update = Some(record);
-    if is_updating(observation) {
+    if is_updating(snapshot) {
         set_update(decision, ConditionStatus::False, Reason::UpdateSuperseded, detail);
     }
-    running::start(decision, build::mark_ready(observation), "the gate is closed");
+    running::start(decision, build::mark_ready(snapshot), "the gate is closed");
     hand_over(plan, decision);
 }
 
@@ -309,22 +304,22 @@ fn is_early_config(plan: &TaskPlan, task: &PlannedTask) -> bool {
 }
 
 /// The old pod's sidecar has left a configuration task unanswered, or unfinished, for too long.
-fn config_is_unanswered(observation: &Observation, plan: &TaskPlan) -> bool {
+fn config_is_unanswered(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
     let Some((_, task)) = plan.current().filter(|(_, task)| is_early_config(plan, task)) else {
         return false;
     };
-    let patience = observation.timing.config_answer();
-    let Some(waiting) = &observation.waiting else { return false };
+    let patience = snapshot.timing.config_answer();
+    let Some(waiting) = &snapshot.waiting else { return false };
     let silent = matches!(waiting.reason, Some(Reason::SidecarUnreachable | Reason::SidecarAuth));
     // Whatever the node is blocked by, the silence is no younger than that.
-    let blocked = observation.status().blocked.as_ref().filter(|_| silent);
+    let blocked = snapshot.status().blocked.as_ref().filter(|_| silent);
     let since = [blocked.map(|blocked| &blocked.since), task.submitted_at.as_ref()];
-    since.into_iter().flatten().any(|since| super::later(since.0, patience) <= observation.now)
+    since.into_iter().flatten().any(|since| super::later(since.0, patience) <= snapshot.now)
 }
 
 /// Replaces an early update by a late one to the same target.
-pub(super) fn start_late(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
-    let Ok(desired) = &observation.desired else { return resume(observation, plan, decision) };
+pub(super) fn start_late(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
+    let Ok(desired) = &snapshot.desired else { return resume(snapshot, plan, decision) };
     let cause = plan.target.as_ref().map_or(Cause::Spec, |target| target.cause);
     let why = match &plan.failed_task_detail {
         Some(_) => super::failure_text(plan),
@@ -333,11 +328,11 @@ pub(super) fn start_late(observation: &Observation, plan: &TaskPlan, decision: &
     decision.report.push(Note::GoesOnLate { why: why.clone() });
     let moved = plan.target.as_ref().is_some_and(|target| leads_elsewhere(target, desired));
     if moved {
-        supersede(observation, plan, &desired.hash, decision);
+        supersede(snapshot, plan, &desired.hash, decision);
         return;
     }
     let (late, slot) = (build::Shape::Late, budget::has_slot(plan));
-    let next = build::node_update(observation, desired, cause, late, slot);
+    let next = build::node_update(snapshot, desired, cause, late, slot);
     running::start(decision, next, &why);
     set_update(
         decision,

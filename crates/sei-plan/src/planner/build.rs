@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::budget;
 use crate::desired::Desired;
-use crate::observation::Observation;
+use crate::snapshot::Snapshot;
 
 use TaskType as T;
 
@@ -27,31 +27,31 @@ pub enum Shape {
 /// The plan that brings a new node up.
 ///
 /// `bootstrapped`: an earlier plan has already replayed to the target height and torn its Job down.
-pub fn init(observation: &Observation, desired: &Desired, bootstrapped: bool) -> TaskPlan {
-    let spec = &observation.node.spec;
+pub fn init(snapshot: &Snapshot, desired: &Desired, bootstrapped: bool) -> TaskPlan {
+    let spec = &snapshot.node.spec;
     let tasks = if spec.genesis_ceremony().is_some() {
         ceremony_tasks()
     } else if spec.needs_bootstrap() && !bootstrapped {
         bootstrap_tasks(spec)
     } else {
-        init_tasks(spec, bootstrapped, observation.job.is_some())
+        init_tasks(spec, bootstrapped, snapshot.job.is_some())
     };
-    let mut plan = assemble(observation, desired, PlanKind::Init, &tasks);
+    let mut plan = assemble(snapshot, desired, PlanKind::Init, &tasks);
     plan.failed_phase = Some(SeiNodePhase::Failed);
-    plan.target = Some(target(observation, desired, Cause::Spec));
+    plan.target = Some(target(snapshot, desired, Cause::Spec));
     plan
 }
 
 /// The plan that brings a running node to the desired template. `takes_slot`: it was granted a slot
 /// of its chain's budget.
 pub fn node_update(
-    observation: &Observation,
+    snapshot: &Snapshot,
     desired: &Desired,
     cause: Cause,
     shape: Shape,
     takes_slot: bool,
 ) -> TaskPlan {
-    let mut tasks = key_tasks(&observation.node.spec);
+    let mut tasks = key_tasks(&snapshot.node.spec);
     let config = [T::ConfigPatch, T::ConfigValidate];
     let roll = [T::ApplyStatefulSet, T::ApplyService, T::ReplacePod, T::ObserveImage];
     match shape {
@@ -59,40 +59,40 @@ pub fn node_update(
         Shape::Late => tasks.extend(roll.into_iter().chain(config)),
     }
     tasks.push(T::MarkReady);
-    let mut plan = assemble(observation, desired, PlanKind::NodeUpdate, &tasks);
+    let mut plan = assemble(snapshot, desired, PlanKind::NodeUpdate, &tasks);
     // A slot that an earlier roll has not given back goes on with this one.
-    let status = observation.status();
+    let status = snapshot.status();
     let holds = budget::open_roll(status).is_some()
         || status.plan.as_ref().is_some_and(|plan| plan.is_active() && budget::has_slot(plan));
     plan.target = Some(PlanTarget {
         slot: (takes_slot || holds).then_some(true),
-        ..target(observation, desired, cause)
+        ..target(snapshot, desired, cause)
     });
     plan
 }
 
 /// The plan that opens the gate again. It needs nothing rendered.
-pub fn mark_ready(observation: &Observation) -> TaskPlan {
-    assemble(observation, &Desired::default(), PlanKind::MarkReady, &[T::MarkReady])
+pub fn mark_ready(snapshot: &Snapshot) -> TaskPlan {
+    assemble(snapshot, &Desired::default(), PlanKind::MarkReady, &[T::MarkReady])
 }
 
 /// The plan that writes a template and touches no pod.
-pub fn apply_template(observation: &Observation, desired: &Desired, hash: &str) -> TaskPlan {
-    let mut plan = assemble(observation, desired, PlanKind::ApplyTemplate, &[T::ApplyStatefulSet]);
+pub fn apply_template(snapshot: &Snapshot, desired: &Desired, hash: &str) -> TaskPlan {
+    let mut plan = assemble(snapshot, desired, PlanKind::ApplyTemplate, &[T::ApplyStatefulSet]);
     plan.target =
-        Some(PlanTarget { hash: hash.to_owned(), ..target(observation, desired, Cause::Spec) });
+        Some(PlanTarget { hash: hash.to_owned(), ..target(snapshot, desired, Cause::Spec) });
     plan
 }
 
-fn target(observation: &Observation, desired: &Desired, cause: Cause) -> PlanTarget {
+fn target(snapshot: &Snapshot, desired: &Desired, cause: Cause) -> PlanTarget {
     PlanTarget {
         hash: desired.hash.clone(),
         image: desired.image.clone(),
         sidecar_image: desired.sidecar_image.clone(),
-        generation: observation.generation(),
+        generation: snapshot.generation(),
         cause,
-        retry: observation.annotation(annotation::RETRY).map(str::to_owned),
-        from: observation.status().pod_template_hash.clone(),
+        retry: snapshot.annotation(annotation::RETRY).map(str::to_owned),
+        from: snapshot.status().pod_template_hash.clone(),
         config: desired.config.clone(),
         inputs_hash: Some(desired.inputs_hash.clone()),
         slot: None,
@@ -179,14 +179,14 @@ fn key_tasks(spec: &SeiNodeSpec) -> Vec<TaskType> {
 }
 
 fn assemble(
-    observation: &Observation,
+    snapshot: &Snapshot,
     desired: &Desired,
     kind: PlanKind,
     tasks: &[TaskType],
 ) -> TaskPlan {
-    let id = &observation.plan_id;
+    let id = &snapshot.plan_id;
     let tasks = tasks.iter().enumerate().map(|(index, task)| {
-        let params = params(observation, desired, *task);
+        let params = params(snapshot, desired, *task);
         PlannedTask::pending(id, index, *task, params, task.max_retries())
     });
     TaskPlan {
@@ -201,13 +201,13 @@ fn assemble(
         target: None,
         applied: None,
         abandoned: Vec::new(),
-        created_at: Some(Time(observation.now)),
+        created_at: Some(Time(snapshot.now)),
     }
 }
 
 /// Parameters as the peer stores them, key by key.
-fn params(observation: &Observation, desired: &Desired, task: TaskType) -> Value {
-    let node = &observation.node;
+fn params(snapshot: &Snapshot, desired: &Desired, task: TaskType) -> Value {
+    let node = &snapshot.node;
     let spec = &node.spec;
     let name = node.metadata.name.as_deref().unwrap_or_default();
     let namespace = node.metadata.namespace.as_deref().unwrap_or_default();

@@ -15,7 +15,7 @@ use crate::adoption::Comparison;
 use crate::desired::Desired;
 use crate::diff;
 use crate::fingerprint::TemplateHash;
-use crate::observation::{Observation, Slot};
+use crate::snapshot::{Slot, Snapshot};
 use crate::tasks::{MadeFrom, Stamp, observe};
 use crate::view::{PodView, StatefulSetView, is_owned};
 
@@ -28,7 +28,7 @@ pub enum Drift {
     NotRunning,
     InSync,
     /// Nobody knows what the pod was made from; the server has to judge.
-    Unjudged,
+    Unknown,
     /// The pod is what is desired, and status does not say so yet.
     Record(Box<Stamp>),
     /// The pod is what is desired; the StatefulSet would make another one (O = R ≠ A).
@@ -45,19 +45,19 @@ pub struct Difference {
 }
 
 /// Compares the running pod with the desired template.
-pub fn judge(observation: &Observation, desired: &Desired) -> Drift {
-    let Some(statefulset) = observation.own_statefulset() else { return Drift::NoPod };
-    let Some(pod) = observation.pod() else {
-        return judge_without_pod(observation, desired, statefulset);
+pub fn classify(snapshot: &Snapshot, desired: &Desired) -> Drift {
+    let Some(statefulset) = snapshot.own_statefulset() else { return Drift::NoPod };
+    let Some(pod) = snapshot.pod() else {
+        return classify_without_pod(snapshot, desired, statefulset);
     };
-    match observed_hash(observation, desired, pod) {
-        None => judge_unknown(observation, desired, pod),
+    match observed_hash(snapshot, desired, pod) {
+        None => classify_unrecorded(snapshot, desired, pod),
         Some(observed) if observed == desired.hash => {
-            judge_same(observation, desired, pod, statefulset)
+            classify_same(snapshot, desired, pod, statefulset)
         }
         Some(_) => Drift::Differs(Difference {
-            cause: cause(observation, desired),
-            image_changed: images_differ(observation, pod, desired),
+            cause: cause(snapshot, desired),
+            image_changed: images_differ(snapshot, pod, desired),
             changes: changes(statefulset, desired, pod),
         }),
     }
@@ -65,24 +65,24 @@ pub fn judge(observation: &Observation, desired: &Desired) -> Drift {
 
 /// No pod at all, where there should be one: the server may refuse what the StatefulSet would make,
 /// and then only another template helps.
-fn judge_without_pod(
-    observation: &Observation,
+fn classify_without_pod(
+    snapshot: &Snapshot,
     desired: &Desired,
     statefulset: &StatefulSetView,
 ) -> Drift {
     let is_due = statefulset.replicas == Some(1) && !statefulset.terminating;
-    let has_pod = observation.pods.iter().any(|pod| is_owned(pod, statefulset));
+    let has_pod = snapshot.pods().any(|pod| is_owned(pod, statefulset));
     let applied = statefulset.template_hash.as_deref();
     let differs =
         applied.is_some_and(|hash| hash != desired.hash && same_algorithm(hash, &desired.hash));
     if !is_due || has_pod || !differs {
         return Drift::NoPod;
     }
-    if observation.status().pod_template_hash.as_ref() == Some(&desired.hash) {
+    if snapshot.status().pod_template_hash.as_ref() == Some(&desired.hash) {
         return Drift::Reapply;
     }
     Drift::Differs(Difference {
-        cause: cause(observation, desired),
+        cause: cause(snapshot, desired),
         image_changed: false,
         changes: template_changes(statefulset, desired),
     })
@@ -91,15 +91,15 @@ fn judge_without_pod(
 /// O, where it speaks for this pod: same revision, same algorithm. That a pod was made from what is
 /// desired is not believed of one that has other images, whoever wrote it down.
 pub fn observed_hash<'a>(
-    observation: &'a Observation,
+    snapshot: &'a Snapshot,
     desired: &Desired,
     pod: &PodView,
 ) -> Option<&'a str> {
-    let status = observation.status();
+    let status = snapshot.status();
     let hash = status.pod_template_hash.as_deref()?;
     let template = status.pod_template.as_ref()?;
     let speaks = pod.revision.as_deref() == Some(template.revision.as_str());
-    let lies = hash == desired.hash && images_differ(observation, pod, desired);
+    let lies = hash == desired.hash && images_differ(snapshot, pod, desired);
     (speaks && !lies && same_algorithm(hash, &desired.hash)).then_some(hash)
 }
 
@@ -112,14 +112,14 @@ pub fn same_algorithm(one: &str, other: &str) -> bool {
 }
 
 /// O = R.
-fn judge_same(
-    observation: &Observation,
+fn classify_same(
+    snapshot: &Snapshot,
     desired: &Desired,
     pod: &PodView,
     statefulset: &StatefulSetView,
 ) -> Drift {
-    if !is_recorded(observation, desired, pod)
-        && let Some(stamp) = stamp(observation, desired, pod)
+    if !is_recorded(snapshot, desired, pod)
+        && let Some(stamp) = stamp(snapshot, desired, pod)
     {
         return Drift::Record(Box::new(stamp));
     }
@@ -137,8 +137,8 @@ fn judge_same(
 }
 
 /// Whether status already says of this pod that it was made from the desired template.
-fn is_recorded(observation: &Observation, desired: &Desired, pod: &PodView) -> bool {
-    let status = observation.status();
+fn is_recorded(snapshot: &Snapshot, desired: &Desired, pod: &PodView) -> bool {
+    let status = snapshot.status();
     let revision = status.pod_template.as_ref().map(|one| one.revision.as_str());
     status.pod_template_hash.as_ref() == Some(&desired.hash)
         && pod.revision.is_some()
@@ -148,42 +148,40 @@ fn is_recorded(observation: &Observation, desired: &Desired, pod: &PodView) -> b
 }
 
 /// No usable O: adoption. The images speak for themselves; the rest the server has to judge.
-fn judge_unknown(observation: &Observation, desired: &Desired, pod: &PodView) -> Drift {
-    let judged = observation.adoption.as_ref().filter(|(uid, _)| *uid == pod.uid);
+fn classify_unrecorded(snapshot: &Snapshot, desired: &Desired, pod: &PodView) -> Drift {
+    let judged = snapshot.adoption.as_ref().filter(|(uid, _)| *uid == pod.uid);
     let judged = judged.map(|(_, comparison)| comparison);
-    if images_differ(observation, pod, desired) && judged != Some(&Comparison::Equal) {
+    if images_differ(snapshot, pod, desired) && judged != Some(&Comparison::Equal) {
         // Where status says that it is the desired one all the same, somebody wrote that by hand, or
         // the images got their names by admission: the server knows.
-        if judged.is_none()
-            && observation.status().pod_template_hash.as_ref() == Some(&desired.hash)
-        {
-            return Drift::Unjudged;
+        if judged.is_none() && snapshot.status().pod_template_hash.as_ref() == Some(&desired.hash) {
+            return Drift::Unknown;
         }
         let changes = image_changes(pod, desired);
         return Drift::Differs(Difference { cause: Cause::Spec, image_changed: true, changes });
     }
-    if let Some(statefulset) = observation.own_statefulset()
-        && is_of_our_last_roll(observation, statefulset, pod)
+    if let Some(statefulset) = snapshot.own_statefulset()
+        && is_of_our_last_roll(snapshot, statefulset, pod)
         && statefulset.template_hash.as_ref() != Some(&desired.hash)
     {
         // Whoever asked for that roll may take it back.
-        let last = observation.status().last_update.as_ref().map(|last| last.cause);
+        let last = snapshot.status().last_update.as_ref().map(|last| last.cause);
         let asked = last.filter(|cause| *cause == Cause::Spec);
         return Drift::Differs(Difference {
-            cause: asked.unwrap_or_else(|| cause(observation, desired)),
+            cause: asked.unwrap_or_else(|| cause(snapshot, desired)),
             image_changed: false,
             changes: changes(statefulset, desired, pod),
         });
     }
     match judged {
-        None => Drift::Unjudged,
-        Some(Comparison::Equal) if is_recorded(observation, desired, pod) => Drift::InSync,
-        Some(Comparison::Equal) => match stamp(observation, desired, pod) {
+        None => Drift::Unknown,
+        Some(Comparison::Equal) if is_recorded(snapshot, desired, pod) => Drift::InSync,
+        Some(Comparison::Equal) => match stamp(snapshot, desired, pod) {
             Some(stamp) => Drift::Record(Box::new(stamp)),
             None => Drift::NotRunning,
         },
         Some(Comparison::Different(changes)) => Drift::Differs(Difference {
-            cause: adoption_cause(observation, desired),
+            cause: adoption_cause(snapshot, desired),
             image_changed: false,
             changes: changes.clone(),
         }),
@@ -192,12 +190,8 @@ fn judge_unknown(observation: &Observation, desired: &Desired, pod: &PodView) ->
 
 /// Whether a pod that was never seen running was made by the last roll of ours: it may never run,
 /// so nobody else can tell what it was made from, and what replaces it is no adoption.
-fn is_of_our_last_roll(
-    observation: &Observation,
-    statefulset: &StatefulSetView,
-    pod: &PodView,
-) -> bool {
-    let status = observation.status();
+fn is_of_our_last_roll(snapshot: &Snapshot, statefulset: &StatefulSetView, pod: &PodView) -> bool {
+    let status = snapshot.status();
     let rolled = status.last_update.as_ref().and_then(|last| last.to.as_ref());
     rolled.is_some()
         // One that was seen running is judged like any other.
@@ -208,38 +202,38 @@ fn is_of_our_last_roll(
 }
 
 /// A difference that was there before us stays one until somebody changes the spec.
-fn adoption_cause(observation: &Observation, desired: &Desired) -> Cause {
-    match &observation.status().pending_update {
+fn adoption_cause(snapshot: &Snapshot, desired: &Desired) -> Cause {
+    match &snapshot.status().pending_update {
         Some(pending) if pending.base_inputs_hash != desired.inputs_hash => Cause::Spec,
         _ => Cause::Adoption,
     }
 }
 
-fn cause(observation: &Observation, desired: &Desired) -> Cause {
-    let recorded = observation.status().pod_template.as_ref().map(|one| one.inputs_hash.as_str());
+fn cause(snapshot: &Snapshot, desired: &Desired) -> Cause {
+    let recorded = snapshot.status().pod_template.as_ref().map(|one| one.inputs_hash.as_str());
     if recorded == Some(desired.inputs_hash.as_str()) { Cause::Operator } else { Cause::Spec }
 }
 
-fn stamp(observation: &Observation, desired: &Desired, pod: &PodView) -> Option<Stamp> {
+fn stamp(snapshot: &Snapshot, desired: &Desired, pod: &PodView) -> Option<Stamp> {
     // What configuration the pod started with is only known if it was recorded.
-    let recorded = observation.status().pod_template.as_ref().map(|one| &one.config);
+    let recorded = snapshot.status().pod_template.as_ref().map(|one| &one.config);
     observe(
         pod,
         &MadeFrom {
             hash: &desired.hash,
             inputs_hash: &desired.inputs_hash,
             config: recorded.filter(|config| !config.is_empty()).unwrap_or(&desired.config),
-            operator_version: &observation.operator_version,
-            now: observation.now,
+            operator_version: &snapshot.operator_version,
+            now: snapshot.now,
         },
     )
 }
 
 /// Whether the spec itself names another image than the pod has. The platform's sidecar image is
 /// nobody's wish for this node: it waits for its turn like every change of the platform.
-fn images_differ(observation: &Observation, pod: &PodView, desired: &Desired) -> bool {
-    let names_sidecar = observation.node.spec.sidecar_image().is_some();
-    let newest = observation
+fn images_differ(snapshot: &Snapshot, pod: &PodView, desired: &Desired) -> bool {
+    let names_sidecar = snapshot.node.spec.sidecar_image().is_some();
+    let newest = snapshot
         .own_statefulset()
         .filter(|one| pod.revision.is_some() && pod.revision.as_deref() == one.observed_revision());
     // Where admission points images at a mirror, the pod's have other names than the template's.
@@ -280,8 +274,7 @@ fn changes(statefulset: &StatefulSetView, desired: &Desired, pod: &PodView) -> V
 }
 
 fn template_changes(statefulset: &StatefulSetView, desired: &Desired) -> Vec<FieldChange> {
-    let rendered = serde_json::to_value(&desired.statefulset.spec.template).unwrap_or_default();
-    diff::against_live(&statefulset.template, &rendered)
+    diff::against_live(&statefulset.template, &desired.template)
 }
 
 /// Whether a difference may roll now.
@@ -306,31 +299,31 @@ pub enum Permit {
 }
 
 /// Decides whether a difference may roll now.
-pub fn permit(observation: &Observation, desired: &Desired, difference: &Difference) -> Permit {
-    let spec = &observation.node.spec;
+pub fn permit(snapshot: &Snapshot, desired: &Desired, difference: &Difference) -> Permit {
+    let spec = &snapshot.node.spec;
     if spec.updates_are_paused() {
         return Permit::Paused;
     }
-    if let Some(pause) = back_off(observation, desired) {
+    if let Some(pause) = back_off(snapshot, desired) {
         return pause;
     }
-    let approved = observation.approved() == Some(desired.hash.as_str());
+    let approved = snapshot.approved() == Some(desired.hash.as_str());
     match difference.cause {
         Cause::Spec => {
             // A chain upgrade needs many nodes in the same moment, and a node that is down loses
             // nothing by being replaced.
-            let urgent = difference.image_changed || !observation.is_ready();
+            let urgent = difference.image_changed || !snapshot.is_ready();
             if urgent || !spec.signs() {
                 return Permit::Go { takes_slot: false };
             }
-            in_turn(observation)
+            in_turn(snapshot)
         }
-        Cause::Operator => match hold(observation) {
+        Cause::Operator => match hold(snapshot) {
             Some(why) if !approved => Permit::Held(why),
-            _ => settled_turn(observation),
+            _ => settled_turn(snapshot),
         },
-        Cause::Adoption if approved || observation.rollout.adopt_automatically => {
-            settled_turn(observation)
+        Cause::Adoption if approved || snapshot.rollout.adopt_automatically => {
+            settled_turn(snapshot)
         }
         Cause::Adoption => Permit::Held(
             "the pod was made by another operator; it rolls with the next change of the spec or \
@@ -341,36 +334,36 @@ pub fn permit(observation: &Observation, desired: &Desired, difference: &Differe
 }
 
 /// Whether the last attempt at this target failed too short a time ago.
-pub(super) fn back_off(observation: &Observation, desired: &Desired) -> Option<Permit> {
-    let pending = observation.status().pending_update.as_ref()?;
+pub(super) fn back_off(snapshot: &Snapshot, desired: &Desired) -> Option<Permit> {
+    let pending = snapshot.status().pending_update.as_ref()?;
     let until = pending.next_attempt_at.as_ref().filter(|_| pending.target_hash == desired.hash)?;
-    let seconds = until.0.duration_since(observation.now).as_secs();
-    (until.0 > observation.now)
+    let seconds = until.0.duration_since(snapshot.now).as_secs();
+    (until.0 > snapshot.now)
         .then_some(Permit::BacksOff { attempts: pending.attempts.unwrap_or(0), seconds })
 }
 
 /// Why a change that nobody made on this node waits for an approval.
-fn hold(observation: &Observation) -> Option<String> {
-    let own = observation.node.spec.update.as_ref().and_then(|update| update.on_operator_change);
-    let policy = own.unwrap_or(observation.rollout.on_operator_change);
+fn hold(snapshot: &Snapshot) -> Option<String> {
+    let own = snapshot.node.spec.update.as_ref().and_then(|update| update.on_operator_change);
+    let policy = own.unwrap_or(snapshot.rollout.on_operator_change);
     if policy == OnOperatorChange::Hold {
         return Some("changes of the operator wait for an approval".to_owned());
     }
-    let recorded = observation.status().pod_template.as_ref()?.operator_version.as_str();
-    is_older(&observation.operator_version, recorded).then(|| {
+    let recorded = snapshot.status().pod_template.as_ref()?.operator_version.as_str();
+    is_older(&snapshot.operator_version, recorded).then(|| {
         format!(
             "the pod was rolled by the newer operator {recorded}; this is {}",
-            observation.operator_version
+            snapshot.operator_version
         )
     })
 }
 
-fn settled_turn(observation: &Observation) -> Permit {
-    observation.rollout.settles_in.map_or_else(|| in_turn(observation), Permit::Settling)
+fn settled_turn(snapshot: &Snapshot) -> Permit {
+    snapshot.rollout.settles_in.map_or_else(|| in_turn(snapshot), Permit::Settling)
 }
 
-fn in_turn(observation: &Observation) -> Permit {
-    match &observation.slot {
+fn in_turn(snapshot: &Snapshot) -> Permit {
+    match &snapshot.slot {
         None => Permit::AsksSlot,
         Some(Slot::Granted) => Permit::Go { takes_slot: true },
         Some(busy) => Permit::Queued(busy.clone()),
@@ -387,8 +380,8 @@ fn is_older(one: &str, other: &str) -> bool {
 }
 
 /// Names of settings outside of the template that have changed since the pod started.
-pub fn config_changes(observation: &Observation, desired: &Desired) -> Vec<String> {
-    let Some(template) = &observation.status().pod_template else { return Vec::new() };
+pub fn config_changes(snapshot: &Snapshot, desired: &Desired) -> Vec<String> {
+    let Some(template) = &snapshot.status().pod_template else { return Vec::new() };
     let changed = desired.config.iter().filter(|(name, digest)| {
         template.config.get(*name).is_some_and(|recorded| recorded != *digest)
     });

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PodTemplateSpec};
 use sei_api::SeiNode;
+use sei_api::names::NODE_FINALIZER;
 use sei_api::node::{
     ArchiveSpec, FullNodeSpec, KeySource, KeyringSecret, OperatorKeyring, PassphraseRef,
     PeerSource, ReplayerSpec, S3Snapshot, SecretKeySource, SeedSpec, SeiNodeSpec, SnapshotSource,
@@ -16,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::desired::{Bootstrap, Desired};
 use crate::fingerprint::digest_of;
-use crate::observation::{Claim, Observation, RegisteredWitnesses, Rollout, Sidecar, Slot};
+use crate::snapshot::{Claim, Current, RegisteredWitnesses, Rollout, Sidecar, Slot, Snapshot};
 use crate::timing::Timing;
 use crate::view::{ContainerView, PodView, StatefulSetView};
 
@@ -105,6 +106,7 @@ pub(crate) fn node(spec: SeiNodeSpec) -> SeiNode {
     node.metadata.namespace = Some("ns".into());
     node.metadata.uid = Some(NODE_UID.into());
     node.metadata.generation = Some(1);
+    node.metadata.finalizers = Some(vec![NODE_FINALIZER.to_owned()]);
     node
 }
 
@@ -153,6 +155,7 @@ pub(crate) fn desired(spec: &SeiNodeSpec, platform: &str) -> Desired {
         image: spec.image.clone(),
         sidecar_image,
         config,
+        template: serde_json::to_value(&statefulset.spec.template).unwrap(),
         statefulset,
         claim: spec.imported_claim().is_none().then(PersistentVolumeClaim::default),
         claim_size: "10Gi".into(),
@@ -164,18 +167,20 @@ pub(crate) fn desired(spec: &SeiNodeSpec, platform: &str) -> Desired {
     }
 }
 
-/// An observation of a node that has nothing yet.
-pub(crate) fn new_node(spec: SeiNodeSpec) -> Observation {
+/// An snapshot of a node that has nothing yet.
+pub(crate) fn new_node(spec: SeiNodeSpec) -> Snapshot {
     let desired = desired(&spec, "a");
-    Observation {
-        node: node(spec),
+    Snapshot {
+        node: node(spec).into(),
+        status: SeiNodeStatus::default(),
+        peers: None,
         now: at(0),
         plan_id: "11111111-1111-4111-8111-111111111111".into(),
         operator_version: "1.0.0".into(),
         timing: Timing::default(),
         rollout: Rollout::default(),
-        desired: Ok(desired),
-        syncers: RegisteredWitnesses::Known(vec!["a:1".into(), "b:1".into()]),
+        desired: Ok(desired.into()),
+        witnesses: RegisteredWitnesses::Known(vec!["a:1".into(), "b:1".into()]),
         statefulset: None,
         pods: Vec::new(),
         job: None,
@@ -186,19 +191,19 @@ pub(crate) fn new_node(spec: SeiNodeSpec) -> Observation {
         asks_peers: false,
         signing_conflict: None,
         waiting: None,
-        in_flight: false,
+        current: Current::default(),
     }
 }
 
-/// An observation of a node that runs what its spec asked for when it was made.
-pub(crate) fn running(spec: SeiNodeSpec) -> Observation {
-    let mut observation = new_node(spec);
-    let desired = observation.desired.clone().unwrap();
-    let template = serde_json::to_value(&desired.statefulset.spec.template).unwrap();
-    observation.statefulset = Some(statefulset(&template, &desired.hash, "rev-1"));
-    observation.pods = vec![pod(&desired.image, &desired.sidecar_image, "rev-1")];
-    observation.sidecar = Sidecar::Ready;
-    observation.node.status = Some(SeiNodeStatus {
+/// An snapshot of a node that runs what its spec asked for when it was made.
+pub(crate) fn running(spec: SeiNodeSpec) -> Snapshot {
+    let mut snapshot = new_node(spec);
+    let desired = snapshot.desired.clone().unwrap();
+    let set = statefulset(&desired.template, &desired.hash, "rev-1");
+    snapshot.statefulset = Some(set.into());
+    snapshot.pods = vec![pod(&desired.image, &desired.sidecar_image, "rev-1").into()];
+    snapshot.sidecar = Sidecar::Ready;
+    snapshot.store(SeiNodeStatus {
         phase: Some(SeiNodePhase::Running),
         observed_generation: Some(1),
         current_image: Some(desired.image.clone()),
@@ -214,7 +219,7 @@ pub(crate) fn running(spec: SeiNodeSpec) -> Observation {
         }),
         ..SeiNodeStatus::default()
     });
-    observation
+    snapshot
 }
 
 pub(crate) fn statefulset(template: &Value, hash: &str, revision: &str) -> StatefulSetView {
@@ -264,27 +269,37 @@ pub(crate) fn pod(image: &str, sidecar_image: &str, revision: &str) -> PodView {
     }
 }
 
-impl Observation {
+impl Snapshot {
     /// The same world after the user changed the spec.
     pub(crate) fn edit(mut self, change: impl FnOnce(&mut SeiNodeSpec)) -> Self {
         change(&mut self.node.spec);
         *self.node.metadata.generation.get_or_insert(1) += 1;
-        self.desired = Ok(desired(&self.node.spec, "a"));
+        self.desired = Ok(desired(&self.node.spec, "a").into());
+        self.current.template = self.compare_template();
         self
     }
 
     /// The same world under another platform configuration.
     pub(crate) fn platform(mut self, name: &str) -> Self {
-        self.desired = Ok(desired(&self.node.spec, name));
+        self.desired = Ok(desired(&self.node.spec, name).into());
+        self.current.template = self.compare_template();
         self
     }
 
     pub(crate) fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
+        self.node.status = Some(self.status.clone());
+        self.current.template = self.compare_template();
         self
     }
 
+    /// The same with this status stored.
+    pub(crate) fn store(&mut self, status: SeiNodeStatus) {
+        self.node.status = Some(status.clone());
+        self.status = status;
+    }
+
     pub(crate) fn status_mut(&mut self) -> &mut SeiNodeStatus {
-        self.node.status.get_or_insert_default()
+        &mut self.status
     }
 }

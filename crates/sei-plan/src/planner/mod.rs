@@ -1,4 +1,4 @@
-//! The planner: from an observation of a node to the decision what happens next.
+//! The planner: from an snapshot of a node to the decision what happens next.
 //!
 //! [`plan`] is one table from the node's phase and what was observed to what is done; each row is a
 //! function. Everything it decides is in the [`Decision`], with a report that also says why nothing
@@ -16,7 +16,7 @@ use sei_api::status::{
 };
 
 use crate::budget;
-use crate::observation::{Observation, Sidecar};
+use crate::snapshot::{Sidecar, Snapshot};
 use crate::tasks::{Stamp, kind_of};
 
 mod active;
@@ -50,15 +50,15 @@ pub struct Decision {
     pub blocked: Option<Blocked>,
     /// The claim that counts as the node's from now on.
     pub claim: Option<ClaimRef>,
-    pub syncers: Option<Vec<String>>,
+    pub witnesses: Option<Vec<String>>,
     /// The uid of a pod whose template the server must judge before anything can be decided.
-    pub judge: Option<String>,
+    pub compare: Option<String>,
     /// The chain's budget must be asked before anything can be decided.
     pub asks_slot: bool,
     /// What is done and why, or why nothing is.
     pub report: Vec<Note>,
     /// When to look again although nothing was reported.
-    pub wake: Option<Duration>,
+    pub requeue: Option<Duration>,
 }
 
 /// What becomes of the stored plan.
@@ -72,124 +72,122 @@ pub enum PlanMove {
 }
 
 /// Decides what happens next to a node.
-pub fn plan(observation: &Observation) -> Decision {
-    let status = observation.status();
+pub fn plan(snapshot: &Snapshot) -> Decision {
+    let status = snapshot.status();
     let mut decision = Decision {
         pending_update: status.pending_update.clone(),
-        wake: Some(observation.timing.resync()),
+        requeue: Some(snapshot.timing.resync()),
         ..Decision::default()
     };
-    mirror(observation, &mut decision);
-    if observation.node.metadata.deletion_timestamp.is_some() {
+    mirror(snapshot, &mut decision);
+    if snapshot.node.metadata.deletion_timestamp.is_some() {
         decision.report.push(Note::Deleting);
         return decision;
     }
     match status.plan.as_ref().map(|plan| (plan.phase, plan)) {
-        Some((PlanPhase::Active, plan)) => active::decide(observation, plan, &mut decision),
+        Some((PlanPhase::Active, plan)) => active::decide(snapshot, plan, &mut decision),
         Some((PlanPhase::Failed, plan)) if status.phase == Some(SeiNodePhase::Failed) => {
-            init::decide_failed(observation, Some(plan), &mut decision);
+            init::decide_failed(snapshot, Some(plan), &mut decision);
         }
-        Some((_, plan)) => settle(observation, plan, &mut decision),
-        None => decide_at_rest(observation, &mut decision),
+        Some((_, plan)) => settle(snapshot, plan, &mut decision),
+        None => decide_at_rest(snapshot, &mut decision),
     }
-    release_slot(observation, &mut decision);
-    mirror_sidecar(observation, &mut decision);
-    stall::report(observation, &mut decision);
+    release_slot(snapshot, &mut decision);
+    mirror_sidecar(snapshot, &mut decision);
+    stall::report(snapshot, &mut decision);
     decision
 }
 
 /// No plan in the way: the phase alone says which question is next.
-fn decide_at_rest(observation: &Observation, decision: &mut Decision) {
-    let phase = match observation.status().phase {
-        None | Some(SeiNodePhase::Pending) => init::rebuilt_phase(observation),
+fn decide_at_rest(snapshot: &Snapshot, decision: &mut Decision) {
+    let phase = match snapshot.status().phase {
+        None | Some(SeiNodePhase::Pending) => init::rebuilt_phase(snapshot),
         phase => phase,
     };
-    if phase != observation.status().phase {
+    if phase != snapshot.status().phase {
         decision.phase = phase;
     }
     match phase {
-        Some(SeiNodePhase::Running) => running::decide(observation, decision),
-        Some(SeiNodePhase::Failed) => init::decide_failed(observation, None, decision),
+        Some(SeiNodePhase::Running) => running::decide(snapshot, decision),
+        Some(SeiNodePhase::Failed) => init::decide_failed(snapshot, None, decision),
         Some(SeiNodePhase::Terminating) => decision.report.push(Note::Deleting),
         None | Some(SeiNodePhase::Pending | SeiNodePhase::Initializing) => {
-            init::decide(observation, None, decision);
+            init::decide(snapshot, None, decision);
         }
     }
 }
 
 /// Clears a plan that has ended, and says how it ended. A failure is left to be seen: the next plan
 /// is not built before it was written.
-fn settle(observation: &Observation, plan: &TaskPlan, decision: &mut Decision) {
+fn settle(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
     decision.plan = PlanMove::Clear;
     let kind = kind_of(plan);
     if plan.phase == PlanPhase::Complete {
-        if is_updating(observation) {
+        if is_updating(snapshot) {
             set_update(decision, ConditionStatus::False, Reason::UpdateComplete, finished(plan));
         }
-        if kind == PlanKind::NodeUpdate || gave_another_template(observation, plan) {
-            decision.last_update = Some(ended(observation, plan, UpdateOutcome::Complete, None));
+        if kind == PlanKind::NodeUpdate || gave_another_template(snapshot, plan) {
+            decision.last_update = Some(ended(snapshot, plan, UpdateOutcome::Complete, None));
         }
         decision.report.push(Note::PlanComplete { kind });
-        let mut after = without_plan(observation);
+        let mut after = without_plan(snapshot);
         if kind == PlanKind::NodeUpdate {
             decision.pending_update = None;
-            after.node.status.get_or_insert_default().pending_update = None;
+            after.status.pending_update = None;
         }
         decide_at_rest(&after, decision);
         return;
     }
-    if active::goes_on_late(plan) && observation.desired.is_ok() {
-        active::start_late(observation, plan, decision);
+    if active::goes_on_late(plan) && snapshot.desired.is_ok() {
+        active::start_late(snapshot, plan, decision);
         return;
     }
     let detail = failure_text(plan);
-    if is_updating(observation) {
+    if is_updating(snapshot) {
         set_update(decision, ConditionStatus::False, Reason::UpdateFailed, detail.clone());
     }
     if kind == PlanKind::ApplyTemplate {
-        back_off(observation, decision);
+        back_off(snapshot, decision);
     }
     if kind == PlanKind::NodeUpdate {
-        back_off(observation, decision);
+        back_off(snapshot, decision);
         decision.last_update =
-            Some(ended(observation, plan, UpdateOutcome::Failed, Some(detail.clone())));
+            Some(ended(snapshot, plan, UpdateOutcome::Failed, Some(detail.clone())));
     }
     decision.report.push(Note::PlanFailed { kind, detail });
-    decision.wake = Some(observation.timing.poll());
+    decision.requeue = Some(snapshot.timing.poll());
 }
 
 /// Whether a plan without a roll has changed what the next pod is made from: a stopped node got its
 /// template. Nothing else would tell that such a pod is of our making.
-fn gave_another_template(observation: &Observation, plan: &TaskPlan) -> bool {
+fn gave_another_template(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
     let given = plan.target.as_ref().map(|target| &target.hash);
     kind_of(plan) == PlanKind::ApplyTemplate
         && given.is_some()
-        && given != observation.status().pod_template_hash.as_ref()
+        && given != snapshot.status().pod_template_hash.as_ref()
 }
 
-fn is_updating(observation: &Observation) -> bool {
-    let conditions = &observation.status().conditions;
+fn is_updating(snapshot: &Snapshot) -> bool {
+    let conditions = &snapshot.status().conditions;
     condition::is(conditions, ConditionType::NodeUpdateInProgress, ConditionStatus::True)
 }
 
 /// The same world without the plan, to decide what comes after it.
-fn without_plan(observation: &Observation) -> Observation {
-    let mut after = observation.clone();
-    if let Some(status) = after.node.status.as_mut() {
-        status.plan = None;
-    }
+fn without_plan(snapshot: &Snapshot) -> Snapshot {
+    let mut after = snapshot.clone();
+    after.status.plan = None;
     after.waiting = None;
     after
 }
 
 /// Counts a failed attempt and sets the time of the next.
-fn back_off(observation: &Observation, decision: &mut Decision) {
+fn back_off(snapshot: &Snapshot, decision: &mut Decision) {
     if let Some(pending) = decision.pending_update.as_mut() {
         let attempts = pending.attempts.unwrap_or(0).saturating_add(1);
         pending.attempts = Some(attempts);
         pending.state = sei_api::status::UpdateState::Retrying;
-        let pause = observation.timing.update_retry(attempts);
-        pending.next_attempt_at = Some(Time(later(observation.now, pause)));
+        let pause = snapshot.timing.update_retry(attempts);
+        pending.next_attempt_at = Some(Time(later(snapshot.now, pause)));
         let words = format!("{attempts} failed attempts");
         pending.reason = Some(words.clone());
         set_drift(decision, ConditionStatus::True, Reason::BackingOff, words);
@@ -205,8 +203,8 @@ pub(crate) fn later(now: Timestamp, pause: Duration) -> Timestamp {
 }
 
 /// Conditions that only repeat what was observed.
-fn mirror(observation: &Observation, decision: &mut Decision) {
-    let paused = observation.node.spec.is_paused();
+fn mirror(snapshot: &Snapshot, decision: &mut Decision) {
+    let paused = snapshot.node.spec.is_paused();
     decision.conditions.push(if paused {
         Verdict::new(
             ConditionType::Paused,
@@ -217,11 +215,11 @@ fn mirror(observation: &Observation, decision: &mut Decision) {
     } else {
         Verdict::new(ConditionType::Paused, ConditionStatus::False, Reason::NotPaused, "")
     });
-    let state_sync = state_sync::check_state_sync(&observation.node.spec, &observation.syncers);
-    decision.syncers = state_sync.witnesses;
+    let state_sync = state_sync::check_state_sync(&snapshot.node.spec, &snapshot.witnesses);
+    decision.witnesses = state_sync.witnesses;
     decision.conditions.push(state_sync.verdict);
-    decision.conditions.extend(peers_verdict(&observation.node.spec));
-    let conditions = &observation.status().conditions;
+    decision.conditions.extend(peers_verdict(&snapshot.node.spec));
+    let conditions = &snapshot.status().conditions;
     if condition::find(conditions, ConditionType::PodTemplateDrift).is_none() {
         set_drift(decision, ConditionStatus::Unknown, Reason::NotObserved, "");
     }
@@ -241,11 +239,11 @@ fn peers_verdict(spec: &SeiNodeSpec) -> Option<Verdict> {
 }
 
 /// The last health probe of a node that runs.
-fn mirror_sidecar(observation: &Observation, decision: &mut Decision) {
-    if decision.phase.or(observation.status().phase) != Some(SeiNodePhase::Running) {
+fn mirror_sidecar(snapshot: &Snapshot, decision: &mut Decision) {
+    if decision.phase.or(snapshot.status().phase) != Some(SeiNodePhase::Running) {
         return;
     }
-    let (status, reason, message) = match &observation.sidecar {
+    let (status, reason, message) = match &snapshot.sidecar {
         Sidecar::Unknown => return,
         Sidecar::Ready => (ConditionStatus::True, Reason::Ready, ""),
         Sidecar::NotReady => (ConditionStatus::False, Reason::NotReady, "the gate is closed"),
@@ -291,20 +289,20 @@ pub fn failure_text(plan: &TaskPlan) -> String {
 
 /// The record of an update that has ended.
 pub(crate) fn ended(
-    observation: &Observation,
+    snapshot: &Snapshot,
     plan: &TaskPlan,
     outcome: UpdateOutcome,
     detail: Option<String>,
 ) -> LastUpdate {
     // Once the plan has stamped what it saw, what ran before is only known from its start.
-    let from = observation.status().pod_template_hash.clone();
+    let from = snapshot.status().pod_template_hash.clone();
     LastUpdate {
         plan_id: plan.id.clone().unwrap_or_default(),
         cause: plan.target.as_ref().map_or(Cause::Spec, |target| target.cause),
         from: plan.target.as_ref().map_or(from, |target| target.from.clone()),
         to: plan.target.as_ref().map(|target| target.hash.clone()),
         started_at: plan.started_at().map(Time),
-        finished_at: Time(observation.now),
+        finished_at: Time(snapshot.now),
         outcome,
         detail,
         slot: plan.target.as_ref().and_then(|target| target.slot),
@@ -314,8 +312,8 @@ pub(crate) fn ended(
 
 /// Gives the slot of the last roll back once the node is Ready, and sees to it that somebody looks
 /// when it should have been.
-fn release_slot(observation: &Observation, decision: &mut Decision) {
-    let status = observation.status();
+fn release_slot(snapshot: &Snapshot, decision: &mut Decision) {
+    let status = snapshot.status();
     let plan = match &decision.plan {
         PlanMove::Start(plan) => Some(&**plan),
         PlanMove::Keep => status.plan.as_ref().filter(|plan| plan.is_active()),
@@ -332,10 +330,10 @@ fn release_slot(observation: &Observation, decision: &mut Decision) {
         (Some(roll), _) if budget::has_slot(roll) => roll.started_at(),
         (None, Some(open)) => {
             let failed = budget::failed_attempts(decision.pending_update.as_ref()) > 0;
-            let back = observation.pod().is_some_and(|pod| budget::is_back(&after, pod));
+            let back = snapshot.pod().is_some_and(|pod| budget::is_back(&after, pod));
             // A node that its owner stops is not waited for.
-            if observation.node.spec.is_paused() || (back && !failed) {
-                let ready_at = Some(Time(observation.now));
+            if snapshot.node.spec.is_paused() || (back && !failed) {
+                let ready_at = Some(Time(snapshot.now));
                 decision.last_update = last.map(|last| LastUpdate { ready_at, ..last });
                 return;
             }
@@ -343,9 +341,9 @@ fn release_slot(observation: &Observation, decision: &mut Decision) {
         }
         _ => None,
     };
-    let due = since.map(|since| later(since, observation.rollout.ready_deadline));
-    if let Some(due) = due.filter(|due| *due > observation.now) {
-        let left = due.duration_since(observation.now).unsigned_abs();
+    let due = since.map(|since| later(since, snapshot.rollout.ready_deadline));
+    if let Some(due) = due.filter(|due| *due > snapshot.now) {
+        let left = due.duration_since(snapshot.now).unsigned_abs();
         decision.requeue_within(left);
     }
 }
@@ -353,7 +351,7 @@ fn release_slot(observation: &Observation, decision: &mut Decision) {
 impl Decision {
     /// Sees to it that somebody looks again within this time.
     fn requeue_within(&mut self, time: Duration) {
-        self.wake = Some(self.wake.map_or(time, |wake| wake.min(time)));
+        self.requeue = Some(self.requeue.map_or(time, |requeue| requeue.min(time)));
     }
 
     /// The status as this decision leaves it.
@@ -380,7 +378,7 @@ impl Decision {
         if self.claim.is_some() {
             status.data_claim.clone_from(&self.claim);
         }
-        status.resolved_state_syncers.clone_from(&self.syncers);
+        status.resolved_state_syncers.clone_from(&self.witnesses);
         status.observed_generation = Some(status.observed_generation.unwrap_or(0).max(generation));
     }
 }

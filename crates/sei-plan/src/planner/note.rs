@@ -53,7 +53,7 @@ pub enum Note {
         target: String,
     },
     /// The server is asked what the running pod was made from.
-    Judging,
+    Comparing,
     Adopted {
         hash: String,
     },
@@ -113,7 +113,7 @@ impl fmt::Display for Note {
             Self::ApprovalRefused { given, target } => {
                 write!(f, "refuses the approval of {given}: the target is {target}")
             }
-            Self::Judging => f.write_str("asks what the running pod was made from"),
+            Self::Comparing => f.write_str("asks what the running pod was made from"),
             Self::Adopted { hash } => write!(f, "adopts the running pod as {hash}"),
             Self::RevisionMovedExternally { pod, statefulset } => write!(
                 f,

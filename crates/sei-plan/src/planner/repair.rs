@@ -11,63 +11,55 @@ use serde_json::{Value, json};
 
 use super::{drift, stall};
 use crate::desired::Desired;
-use crate::diff;
-use crate::observation::Observation;
 use crate::request::Request;
+use crate::snapshot::Snapshot;
 use crate::tasks::in_bootstrap;
 use crate::view::StatefulSetView;
-
-/// What the caches say of the node's other objects.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Others {
-    pub service_is_current: bool,
-    pub proxy_config_is_current: bool,
-}
 
 /// The writes that set right what was changed by hand, in the order in which they are to be made.
 /// Each is harmless on an older view: an apply of the same content, a patch that carries the
 /// resourceVersion it was decided on, or a create that fails if the object is there.
-pub fn repairs(observation: &Observation, others: Others) -> Vec<Request> {
-    let Ok(desired) = &observation.desired else { return Vec::new() };
-    let deleting = observation.node.metadata.deletion_timestamp.is_some();
-    let plan = observation.status().plan.as_ref().filter(|plan| plan.is_active());
-    let running = observation.status().phase == Some(SeiNodePhase::Running)
+pub fn repairs(snapshot: &Snapshot) -> Vec<Request> {
+    let Ok(desired) = &snapshot.desired else { return Vec::new() };
+    let deleting = snapshot.node.metadata.deletion_timestamp.is_some();
+    let plan = snapshot.status().plan.as_ref().filter(|plan| plan.is_active());
+    let running = snapshot.status().phase == Some(SeiNodePhase::Running)
         || plan.is_some_and(|plan| plan.has_completed(TaskType::ApplyStatefulSet));
-    if deleting || stall::changed_identity(observation, desired).is_some() {
+    if deleting || stall::changed_identity(snapshot, desired).is_some() {
         return Vec::new();
     }
     let mut writes = Vec::new();
-    if running && !others.service_is_current {
+    if running && !snapshot.current.service {
         writes.push(Request::ApplyService(Box::new(desired.service.clone())));
     }
-    if running && !others.proxy_config_is_current {
+    if running && !snapshot.current.proxy_config {
         writes.push(Request::ApplyConfigMap(Box::new(desired.proxy_config.clone())));
     }
-    match &observation.statefulset {
-        None if running => writes.extend(recreate(observation, desired)),
+    match &snapshot.statefulset {
+        None if running => writes.extend(recreate(snapshot, desired)),
         None => {}
         Some(statefulset) if statefulset.terminating => {}
-        Some(_) if observation.own_statefulset().is_none() => {}
-        Some(statefulset) => writes.extend(mend(observation, desired, statefulset)),
+        Some(_) if snapshot.own_statefulset().is_none() => {}
+        Some(statefulset) => writes.extend(repair_statefulset(snapshot, desired, statefulset)),
     }
     writes
 }
 
 /// How many pods the node should have.
-pub fn desired_replicas(observation: &Observation, present: Option<i32>) -> i32 {
-    let spec = &observation.node.spec;
+pub fn desired_replicas(snapshot: &Snapshot, present: Option<i32>) -> i32 {
+    let spec = &snapshot.node.spec;
     // A bootstrap that failed may still have its Job on the volume.
-    let plan = observation.status().plan.as_ref();
+    let plan = snapshot.status().plan.as_ref();
     let bootstrapping =
         plan.is_some_and(|plan| plan.phase != PlanPhase::Complete && in_bootstrap(plan));
-    let without_volume = spec.signs() && stall::volume_lost(observation).is_some();
+    let without_volume = spec.signs() && stall::volume_lost(snapshot).is_some();
     if spec.is_paused() || bootstrapping || without_volume {
         return 0;
     }
     // A node that signs is never scaled up beside another one with its key, nor on a volume that
     // nobody could look at.
-    let unsafe_to_start = observation.signing_conflict.is_some()
-        || (spec.signs() && stall::volume_unknown(observation));
+    let unsafe_to_start =
+        snapshot.signing_conflict.is_some() || (spec.signs() && stall::volume_unknown(snapshot));
     if unsafe_to_start && present == Some(0) {
         return 0;
     }
@@ -76,19 +68,19 @@ pub fn desired_replicas(observation: &Observation, present: Option<i32>) -> i32 
 
 /// A StatefulSet that is gone is made again from what is desired now, unless the volume is gone too
 /// or another node has its key.
-fn recreate(observation: &Observation, desired: &Desired) -> Option<Request> {
-    if stall::volume_lost(observation).is_some() || observation.signing_conflict.is_some() {
+fn recreate(snapshot: &Snapshot, desired: &Desired) -> Option<Request> {
+    if stall::volume_lost(snapshot).is_some() || snapshot.signing_conflict.is_some() {
         return None;
     }
     let mut object = desired.statefulset.clone();
-    object.spec.replicas = Some(desired_replicas(observation, None));
+    object.spec.replicas = Some(desired_replicas(snapshot, None));
     let annotations = object.metadata.annotations.get_or_insert_default();
     annotations.insert(annotation::TEMPLATE_HASH.to_owned(), desired.hash.clone());
     Some(Request::CreateStatefulSet(Box::new(object)))
 }
 
-fn mend(
-    observation: &Observation,
+fn repair_statefulset(
+    snapshot: &Snapshot,
     desired: &Desired,
     statefulset: &StatefulSetView,
 ) -> Option<Request> {
@@ -96,21 +88,17 @@ fn mend(
         // Alone and first: the server refuses it together with other changes.
         return Some(Request::PatchStatefulSet(crate::tasks::on_delete_patch(statefulset)));
     }
-    if let Some(patch) = patch(observation, desired, statefulset) {
+    if let Some(patch) = patch(snapshot, desired, statefulset) {
         return Some(Request::PatchStatefulSet(patch));
     }
-    restore_template(observation, desired, statefulset)
+    restore_template(snapshot, desired, statefulset)
 }
 
 /// The fields outside of the template that differ, as one merge patch.
-fn patch(
-    observation: &Observation,
-    desired: &Desired,
-    statefulset: &StatefulSetView,
-) -> Option<Value> {
+fn patch(snapshot: &Snapshot, desired: &Desired, statefulset: &StatefulSetView) -> Option<Value> {
     let mut metadata = serde_json::Map::new();
     let mut spec = serde_json::Map::new();
-    let replicas = desired_replicas(observation, statefulset.replicas);
+    let replicas = desired_replicas(snapshot, statefulset.replicas);
     if statefulset.replicas != Some(replicas) {
         spec.insert("replicas".to_owned(), json!(replicas));
     }
@@ -120,10 +108,10 @@ fn patch(
         .filter(|(key, value)| statefulset.labels.get(*key) != Some(value))
         .collect();
     // While an update waits, labels that come with it wait too: they may be what it is about.
-    if !differing.is_empty() && observation.status().pending_update.is_none() {
+    if !differing.is_empty() && snapshot.status().pending_update.is_none() {
         metadata.insert("labels".to_owned(), json!(differing));
     }
-    if lacks_only_the_stamp(observation, desired, statefulset) {
+    if lacks_only_the_stamp(snapshot, desired, statefulset) {
         metadata
             .insert("annotations".to_owned(), json!({ annotation::TEMPLATE_HASH: desired.hash }));
     }
@@ -140,12 +128,12 @@ fn patch(
 /// The pod and the StatefulSet are what is desired, and only our stamp is missing or of an older
 /// algorithm: it is written without touching the template.
 fn lacks_only_the_stamp(
-    observation: &Observation,
+    snapshot: &Snapshot,
     desired: &Desired,
     statefulset: &StatefulSetView,
 ) -> bool {
-    let Some(pod) = observation.pod() else { return false };
-    let observed = drift::observed_hash(observation, desired, pod) == Some(desired.hash.as_str());
+    let Some(pod) = snapshot.pod() else { return false };
+    let observed = drift::observed_hash(snapshot, desired, pod) == Some(desired.hash.as_str());
     let foreign = statefulset
         .template_hash
         .as_ref()
@@ -155,20 +143,19 @@ fn lacks_only_the_stamp(
 
 /// A template edited by hand is put right only where the right one is beyond doubt: R = A = O.
 fn restore_template(
-    observation: &Observation,
+    snapshot: &Snapshot,
     desired: &Desired,
     statefulset: &StatefulSetView,
 ) -> Option<Request> {
-    let pod = observation.pod()?;
+    let pod = snapshot.pod()?;
     let same = statefulset.template_hash.as_ref() == Some(&desired.hash)
-        && drift::observed_hash(observation, desired, pod) == Some(desired.hash.as_str());
-    let idle = observation.status().plan.is_none();
-    let rendered = serde_json::to_value(&desired.statefulset.spec.template).unwrap_or_default();
-    if !same || !idle || diff::against_live(&statefulset.template, &rendered).is_empty() {
+        && drift::observed_hash(snapshot, desired, pod) == Some(desired.hash.as_str());
+    let idle = snapshot.status().plan.is_none();
+    if snapshot.current.template || !same || !idle {
         return None;
     }
     let mut object = desired.statefulset.clone();
-    object.spec.replicas = Some(desired_replicas(observation, statefulset.replicas));
+    object.spec.replicas = Some(desired_replicas(snapshot, statefulset.replicas));
     object.metadata.uid = Some(statefulset.uid.clone());
     object.metadata.resource_version = Some(statefulset.resource_version.clone());
     let annotations = object.metadata.annotations.get_or_insert_default();

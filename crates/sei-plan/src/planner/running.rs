@@ -11,51 +11,51 @@ use super::drift::{self, Difference, Drift, Permit};
 use super::{Decision, Note, PlanMove, build, init, set_drift, set_update, stall};
 use crate::desired::Desired;
 use crate::diff::cut_changes;
-use crate::observation::{Observation, Sidecar, Slot};
+use crate::snapshot::{Sidecar, Slot, Snapshot};
 use crate::view::is_owned;
 
 /// Decides for a running node: update it, open its gate, put its template back, or leave it.
-pub(super) fn decide(observation: &Observation, decision: &mut Decision) {
-    if let Some(note) = stall::volume_lost(observation) {
+pub(super) fn decide(snapshot: &Snapshot, decision: &mut Decision) {
+    if let Some(note) = stall::volume_lost(snapshot) {
         decision.report.push(note);
-        init::decide_lost_volume(observation, decision);
+        init::decide_lost_volume(snapshot, decision);
         dequeue(decision);
         return;
     }
-    match &observation.desired {
+    match &snapshot.desired {
         Err(why) => decision.report.push(Note::Refused { why: why.clone() }),
-        Ok(desired) => match stall::changed_identity(observation, desired) {
+        Ok(desired) => match stall::changed_identity(snapshot, desired) {
             Some(why) => decision.report.push(Note::Refused { why }),
-            None if stall::volume_going(observation) => decision.report.push(Note::VolumeGoing),
-            None if observation.has_foreign_statefulset() => {
+            None if stall::volume_going(snapshot) => decision.report.push(Note::VolumeGoing),
+            None if snapshot.has_foreign_statefulset() => {
                 decision.report.push(Note::Refused { why: FOREIGN_STATEFULSET.to_owned() });
             }
-            None if waits_for_a_key(observation) => {
-                let with = observation.signing_conflict.clone().unwrap_or_default();
+            None if waits_for_a_key(snapshot) => {
+                let with = snapshot.signing_conflict.clone().unwrap_or_default();
                 decision.report.push(Note::SigningKeyConflict { with });
                 // Nobody tells when the other one is gone.
-                decision.requeue_within(observation.timing.poll() * 6);
+                decision.requeue_within(snapshot.timing.poll() * 6);
             }
-            None if observation.node.spec.is_paused() => {
-                decide_stopped(observation, desired, decision);
+            None if snapshot.node.spec.is_paused() => {
+                decide_stopped(snapshot, desired, decision);
             }
-            None => decide_drift(observation, desired, decision),
+            None => decide_drift(snapshot, desired, decision),
         },
     }
     dequeue(decision);
-    if stall::volume_unknown(observation) {
-        decision.requeue_within(observation.timing.poll() * 6);
+    if stall::volume_unknown(snapshot) {
+        decision.requeue_within(snapshot.timing.poll() * 6);
     }
     let idle = !matches!(decision.plan, PlanMove::Start(_));
     // Never delayed by anything above: an evicted node must come back.
-    let stopped = observation.node.spec.is_paused();
-    if idle && !stopped && observation.sidecar == Sidecar::NotReady && observation.pod().is_some() {
-        let plan = build::mark_ready(observation);
+    let stopped = snapshot.node.spec.is_paused();
+    if idle && !stopped && snapshot.sidecar == Sidecar::NotReady && snapshot.pod().is_some() {
+        let plan = build::mark_ready(snapshot);
         start(decision, plan, "the gate is closed");
     }
     let idle = !matches!(decision.plan, PlanMove::Start(_));
-    if idle && let Ok(desired) = &observation.desired {
-        restore_template(observation, desired, decision);
+    if idle && let Ok(desired) = &snapshot.desired {
+        restore_template(snapshot, desired, decision);
     }
 }
 
@@ -65,7 +65,7 @@ fn dequeue(decision: &mut Decision) {
         Note::Refused { .. }
         | Note::VolumeGoing
         | Note::VolumeLost { .. }
-        | Note::Judging
+        | Note::Comparing
         | Note::SigningKeyConflict { .. }
         | Note::NodePaused => Some(note.to_string()),
         _ => None,
@@ -85,40 +85,40 @@ pub(super) const FOREIGN_STATEFULSET: &str =
 
 /// Whether another node has the key, and this one does not sign with it yet: its pods have none, or
 /// it has no pod and gets none.
-fn waits_for_a_key(observation: &Observation) -> bool {
-    let statefulset = observation.own_statefulset();
+fn waits_for_a_key(snapshot: &Snapshot) -> bool {
+    let statefulset = snapshot.own_statefulset();
     let mounted = statefulset.and_then(|one| one.identity().signing_secret);
-    let desired = observation.node.spec.signing_secret();
+    let desired = snapshot.node.spec.signing_secret();
     let takes = desired.is_some() && mounted.as_deref() != desired;
     let stopped = statefulset.is_none_or(|one| one.replicas == Some(0));
-    let paused = observation.node.spec.is_paused();
-    observation.signing_conflict.is_some() && (takes || (stopped && !paused))
+    let paused = snapshot.node.spec.is_paused();
+    snapshot.signing_conflict.is_some() && (takes || (stopped && !paused))
 }
 
 /// At rest, in sync, or on the way.
-fn decide_drift(observation: &Observation, desired: &Desired, decision: &mut Decision) {
-    match drift::judge(observation, desired) {
+fn decide_drift(snapshot: &Snapshot, desired: &Desired, decision: &mut Decision) {
+    match drift::classify(snapshot, desired) {
         Drift::NoPod | Drift::NotRunning => decision.report.push(Note::WaitsForPod),
-        Drift::Unjudged => {
-            decision.judge = observation.pod().map(|pod| pod.uid.clone());
-            decision.report.push(Note::Judging);
+        Drift::Unknown => {
+            decision.compare = snapshot.pod().map(|pod| pod.uid.clone());
+            decision.report.push(Note::Comparing);
         }
         Drift::Record(stamp) => {
             decision.report.push(Note::Adopted { hash: stamp.hash.clone() });
             decision.stamp = Some(*stamp);
-            in_sync(observation, desired, decision);
+            in_sync(snapshot, desired, decision);
         }
-        Drift::InSync => match unfinished(observation, desired) {
-            Some(difference) => differs(observation, desired, &difference, decision),
-            None => in_sync(observation, desired, decision),
+        Drift::InSync => match unfinished(snapshot, desired) {
+            Some(difference) => differs(snapshot, desired, &difference, decision),
+            None => in_sync(snapshot, desired, decision),
         },
-        Drift::Reapply if waits_after_failure(observation, desired, decision) => {}
+        Drift::Reapply if waits_after_failure(snapshot, desired, decision) => {}
         Drift::Reapply => {
             // Applied first of all: until then an eviction brings up what nobody wants any more.
             let late = build::Shape::Late;
-            let plan = build::node_update(observation, desired, Cause::Spec, late, false);
+            let plan = build::node_update(snapshot, desired, Cause::Spec, late, false);
             decision.pending_update = Some(pending(
-                observation,
+                snapshot,
                 desired,
                 Cause::Spec,
                 UpdateState::Rolling,
@@ -139,13 +139,13 @@ fn decide_drift(observation: &Observation, desired: &Desired, decision: &mut Dec
             );
             start(decision, plan, "the desired template is the running one, not the applied one");
         }
-        Drift::Differs(difference) => differs(observation, desired, &difference, decision),
+        Drift::Differs(difference) => differs(snapshot, desired, &difference, decision),
     }
 }
 
 /// An update that failed after its pod was replaced: the pod is right, its configuration is not.
-fn unfinished(observation: &Observation, desired: &Desired) -> Option<Difference> {
-    let pending = observation.status().pending_update.as_ref()?;
+fn unfinished(snapshot: &Snapshot, desired: &Desired) -> Option<Difference> {
+    let pending = snapshot.status().pending_update.as_ref()?;
     let failed = pending.attempts.unwrap_or(0) > 0 && pending.target_hash == desired.hash;
     failed.then(|| Difference {
         cause: pending.cause,
@@ -154,8 +154,8 @@ fn unfinished(observation: &Observation, desired: &Desired) -> Option<Difference
     })
 }
 
-fn in_sync(observation: &Observation, desired: &Desired, decision: &mut Decision) {
-    let settings: Vec<_> = drift::config_changes(observation, desired)
+fn in_sync(snapshot: &Snapshot, desired: &Desired, decision: &mut Decision) {
+    let settings: Vec<_> = drift::config_changes(snapshot, desired)
         .into_iter()
         // Peers come and go all the time; they ride on whatever rolls next.
         .filter(|name| name != "config.peers")
@@ -166,7 +166,7 @@ fn in_sync(observation: &Observation, desired: &Desired, decision: &mut Decision
             .map(|path| FieldChange { path: path.clone(), ..FieldChange::default() })
             .collect();
         pending(
-            observation,
+            snapshot,
             desired,
             Cause::Spec,
             UpdateState::Held,
@@ -175,7 +175,7 @@ fn in_sync(observation: &Observation, desired: &Desired, decision: &mut Decision
         )
     });
     set_drift(decision, ConditionStatus::False, Reason::InSync, "");
-    let moved = observation.pod().zip(observation.own_statefulset()).and_then(|(pod, one)| {
+    let moved = snapshot.pod().zip(snapshot.own_statefulset()).and_then(|(pod, one)| {
         let (own, newest) = (pod.revision.clone()?, one.observed_revision()?.to_owned());
         (own != newest).then_some(Note::RevisionMovedExternally { pod: own, statefulset: newest })
     });
@@ -187,35 +187,35 @@ fn in_sync(observation: &Observation, desired: &Desired, decision: &mut Decision
 
 /// The pod differs: roll it, or say why not.
 fn differs(
-    observation: &Observation,
+    snapshot: &Snapshot,
     desired: &Desired,
     difference: &Difference,
     decision: &mut Decision,
 ) {
-    refuse_other_approvals(observation, desired, decision);
+    refuse_other_approvals(snapshot, desired, decision);
     let mut changes = difference.changes.clone();
     if changes.is_empty() {
         // The fingerprints differ in form only, or nobody can tell any more where.
         changes.push(FieldChange {
             path: "podTemplate".to_owned(),
-            from: observation.status().pod_template_hash.clone(),
+            from: snapshot.status().pod_template_hash.clone(),
             to: Some(desired.hash.clone()),
         });
     }
     let words = explain(&changes);
     let cause = difference.cause;
     let mut halted_by = None;
-    let (state, why) = match drift::permit(observation, desired, difference) {
+    let (state, why) = match drift::permit(snapshot, desired, difference) {
         Permit::Go { takes_slot } => {
             set_drift(decision, ConditionStatus::True, Reason::Rolling, &words);
             set_update(
                 decision,
                 ConditionStatus::True,
                 Reason::UpdateStarted,
-                started(observation, desired, &words),
+                started(snapshot, desired, &words),
             );
-            let shape = shape(observation);
-            let plan = build::node_update(observation, desired, cause, shape, takes_slot);
+            let shape = shape(snapshot);
+            let plan = build::node_update(snapshot, desired, cause, shape, takes_slot);
             start(decision, plan, &words);
             (UpdateState::Rolling, String::new())
         }
@@ -236,16 +236,16 @@ fn differs(
             (UpdateState::Held, why)
         }
         Permit::Queued(slot) => {
-            if !observation.is_ready() {
+            if !snapshot.is_ready() {
                 // Nobody tells when it will have been down for long enough to go.
-                decision.requeue_within(observation.timing.poll() * 6);
+                decision.requeue_within(snapshot.timing.poll() * 6);
             }
             halted_by = slot.halted_by().map(str::to_owned);
             (UpdateState::Queued, queued(&slot, decision))
         }
         Permit::Settling(left) => {
             // What it waited for before stays told: a new leader has no news of it yet.
-            let before = observation.status().pending_update.as_ref().filter(|pending| {
+            let before = snapshot.status().pending_update.as_ref().filter(|pending| {
                 pending.state == UpdateState::Queued && pending.target_hash == desired.hash
             });
             halted_by = before.and_then(|pending| pending.halted_by.clone());
@@ -261,7 +261,7 @@ fn differs(
             (UpdateState::Retrying, backs_off(attempts, seconds, decision))
         }
     };
-    let update = pending(observation, desired, cause, state, &why, changes);
+    let update = pending(snapshot, desired, cause, state, &why, changes);
     decision.pending_update = Some(PendingUpdate { halted_by, ..update });
 }
 
@@ -271,17 +271,13 @@ fn backs_off(attempts: i32, seconds: i64, decision: &mut Decision) -> String {
     let why = format!("{attempts} failed attempts");
     set_drift(decision, ConditionStatus::True, Reason::BackingOff, &why);
     decision.report.push(Note::BacksOff { attempts, seconds });
-    decision.wake = Some(Duration::from_secs(u64::try_from(seconds).unwrap_or(0) + 1));
+    decision.requeue = Some(Duration::from_secs(u64::try_from(seconds).unwrap_or(0) + 1));
     why
 }
 
 /// Whether putting a template back has failed too short a time ago to be tried again.
-fn waits_after_failure(
-    observation: &Observation,
-    desired: &Desired,
-    decision: &mut Decision,
-) -> bool {
-    let Some(Permit::BacksOff { attempts, seconds }) = drift::back_off(observation, desired) else {
+fn waits_after_failure(snapshot: &Snapshot, desired: &Desired, decision: &mut Decision) -> bool {
+    let Some(Permit::BacksOff { attempts, seconds }) = drift::back_off(snapshot, desired) else {
         return false;
     };
     backs_off(attempts, seconds, decision);
@@ -313,10 +309,10 @@ pub fn halted(by: &str) -> String {
     format!("the chain's rolls are halted: the roll of {by} failed")
 }
 
-fn refuse_other_approvals(observation: &Observation, desired: &Desired, decision: &mut Decision) {
-    if let Some(given) = observation.approved()
+fn refuse_other_approvals(snapshot: &Snapshot, desired: &Desired, decision: &mut Decision) {
+    if let Some(given) = snapshot.approved()
         && given != desired.hash
-        && !is_spent(observation, given)
+        && !is_spent(snapshot, given)
     {
         decision
             .report
@@ -341,8 +337,8 @@ fn explain(changes: &[FieldChange]) -> String {
 
 /// The message of an update that starts. Image drift is worded as the peer words it, because
 /// people search for it.
-fn started(observation: &Observation, desired: &Desired, words: &str) -> String {
-    let status = observation.status();
+fn started(snapshot: &Snapshot, desired: &Desired, words: &str) -> String {
+    let status = snapshot.status();
     let current = status.current_image.as_deref().unwrap_or_default();
     let current_sidecar = status.current_sidecar_image.as_deref().unwrap_or_default();
     let seid = current != desired.image;
@@ -363,22 +359,22 @@ fn started(observation: &Observation, desired: &Desired, words: &str) -> String 
 }
 
 /// Early, unless the old pod's sidecar cannot answer.
-pub(super) fn shape(observation: &Observation) -> build::Shape {
-    let answers = observation.pod().is_some_and(|pod| pod.ip.is_some() && pod.sidecar.running)
-        && !matches!(observation.sidecar, Sidecar::Unreachable(_));
+pub(super) fn shape(snapshot: &Snapshot) -> build::Shape {
+    let answers = snapshot.pod().is_some_and(|pod| pod.ip.is_some() && pod.sidecar.running)
+        && !matches!(snapshot.sidecar, Sidecar::Unreachable(_));
     if answers { build::Shape::Early } else { build::Shape::Late }
 }
 
 /// A pending update; when it was first seen and how often it failed stay with its target.
 pub(super) fn pending(
-    observation: &Observation,
+    snapshot: &Snapshot,
     desired: &Desired,
     cause: Cause,
     state: UpdateState,
     why: &str,
     changes: Vec<FieldChange>,
 ) -> PendingUpdate {
-    let before = observation.status().pending_update.as_ref();
+    let before = snapshot.status().pending_update.as_ref();
     let same = before.filter(|pending| pending.target_hash == desired.hash);
     PendingUpdate {
         target_hash: desired.hash.clone(),
@@ -389,49 +385,49 @@ pub(super) fn pending(
         cause,
         state,
         reason: (!why.is_empty()).then(|| why.to_owned()),
-        since: same.map_or(Time(observation.now), |pending| pending.since.clone()),
+        since: same.map_or(Time(snapshot.now), |pending| pending.since.clone()),
         changes: cut_changes(changes).0,
         attempts: same.and_then(|pending| pending.attempts),
         next_attempt_at: same.and_then(|pending| pending.next_attempt_at.clone()),
         halted_by: None,
-        refused_approval: observation
+        refused_approval: snapshot
             .approved()
-            .filter(|given| *given != desired.hash && !is_spent(observation, given))
+            .filter(|given| *given != desired.hash && !is_spent(snapshot, given))
             .map(crate::tasks::bounded),
     }
 }
 
 /// Whether an approval was for a roll that has ended: it stays on the node and means nothing more.
-fn is_spent(observation: &Observation, given: &str) -> bool {
-    let status = observation.status();
+fn is_spent(snapshot: &Snapshot, given: &str) -> bool {
+    let status = snapshot.status();
     let rolled = status.last_update.as_ref().and_then(|last| last.to.as_deref());
     [status.pod_template_hash.as_deref(), rolled].contains(&Some(given))
 }
 
 /// A stopped node: once its pod is gone, the StatefulSet gets the desired template at once, so that
 /// the next start is the right one.
-fn decide_stopped(observation: &Observation, desired: &Desired, decision: &mut Decision) {
+fn decide_stopped(snapshot: &Snapshot, desired: &Desired, decision: &mut Decision) {
     decision.report.push(Note::NodePaused);
-    let Some(statefulset) = observation.own_statefulset() else { return };
-    let has_pod = observation.pods.iter().any(|pod| is_owned(pod, statefulset));
+    let Some(statefulset) = snapshot.own_statefulset() else { return };
+    let has_pod = snapshot.pods().any(|pod| is_owned(pod, statefulset));
     let stopped = statefulset.replicas == Some(0) && !has_pod && !statefulset.terminating;
     if stopped && statefulset.template_hash.as_ref() != Some(&desired.hash) {
-        let plan = build::apply_template(observation, desired, &desired.hash);
+        let plan = build::apply_template(snapshot, desired, &desired.hash);
         start(decision, plan, "the node is stopped; its next start is prepared");
     }
 }
 
 /// While a change waits, the StatefulSet keeps the template of the running pod: an eviction then
 /// brings back what ran before.
-fn restore_template(observation: &Observation, desired: &Desired, decision: &mut Decision) {
+fn restore_template(snapshot: &Snapshot, desired: &Desired, decision: &mut Decision) {
     let waits = decision
         .pending_update
         .as_ref()
         .is_some_and(|one| matches!(one.state, UpdateState::Held | UpdateState::Queued));
-    let Some(statefulset) = observation.own_statefulset() else { return };
-    let observed = match observation.pod() {
-        Some(pod) => drift::observed_hash(observation, desired, pod),
-        None => observation.status().pod_template_hash.as_deref(),
+    let Some(statefulset) = snapshot.own_statefulset() else { return };
+    let observed = match snapshot.pod() {
+        Some(pod) => drift::observed_hash(snapshot, desired, pod),
+        None => snapshot.status().pod_template_hash.as_deref(),
     };
     let Some(observed) = observed else { return };
     let applied = statefulset.template_hash.as_deref();
@@ -441,10 +437,10 @@ fn restore_template(observation: &Observation, desired: &Desired, decision: &mut
         .pending_update
         .as_ref()
         .and_then(|one| one.next_attempt_at.as_ref())
-        .is_some_and(|until| until.0 > observation.now);
+        .is_some_and(|until| until.0 > snapshot.now);
     if waits && !backs_off && observed != desired.hash && differs && !statefulset.terminating {
         let observed = observed.to_owned();
-        let plan = build::apply_template(observation, desired, &observed);
+        let plan = build::apply_template(snapshot, desired, &observed);
         start(decision, plan, "the update waits; an eviction must bring back what ran before");
     }
 }
@@ -454,5 +450,5 @@ pub(super) fn start(decision: &mut Decision, plan: TaskPlan, why: &str) {
     let kind = plan.kind.unwrap_or(PlanKind::NodeUpdate);
     decision.report.push(Note::Starts { kind, why: why.to_owned() });
     decision.plan = PlanMove::Start(Box::new(plan));
-    decision.wake = Some(Duration::ZERO);
+    decision.requeue = Some(Duration::ZERO);
 }

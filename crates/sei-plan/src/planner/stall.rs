@@ -7,29 +7,29 @@ use sei_api::status::{Blocked, SeiNodePhase};
 
 use super::{Decision, Note, later};
 use crate::desired::Desired;
-use crate::observation::{Claim, Observation};
+use crate::snapshot::{Claim, Snapshot};
 use crate::tasks::bounded;
 use crate::view::{ContainerView, PodView, TroubleKind, is_owned};
 
 /// Records what blocks the node, and reports it as stalled once its deadline has passed. The start
 /// lives in status, so that a restart of the operator does not begin to count anew.
-pub(super) fn report(observation: &Observation, decision: &mut Decision) {
-    let found = diagnose(observation, decision);
+pub(super) fn report(snapshot: &Snapshot, decision: &mut Decision) {
+    let found = diagnose(snapshot, decision);
     decision.blocked = found.map(|(reason, message)| {
-        let before = observation.status().blocked.as_ref();
+        let before = snapshot.status().blocked.as_ref();
         let same = before.filter(|blocked| blocked.reason == reason.as_str());
         Blocked {
             reason: reason.as_str().to_owned(),
-            since: same.map_or(Time(observation.now), |blocked| blocked.since.clone()),
+            since: same.map_or(Time(snapshot.now), |blocked| blocked.since.clone()),
             message: bounded(&message),
         }
     });
     let stalled = decision.blocked.as_ref().and_then(|blocked| {
         let reason = Reason::parse(&blocked.reason)?;
-        let due = later(blocked.since.0, observation.timing.stall_deadline(reason));
-        if due > observation.now {
-            let left = due.duration_since(observation.now).unsigned_abs();
-            decision.wake = Some(decision.wake.map_or(left, |wake| wake.min(left)));
+        let due = later(blocked.since.0, snapshot.timing.stall_deadline(reason));
+        if due > snapshot.now {
+            let left = due.duration_since(snapshot.now).unsigned_abs();
+            decision.requeue = Some(decision.requeue.map_or(left, |requeue| requeue.min(left)));
             return None;
         }
         Some((reason, blocked.message.clone()))
@@ -45,7 +45,7 @@ pub(super) fn report(observation: &Observation, decision: &mut Decision) {
 }
 
 /// The cause that is worth naming: what somebody has to mend first comes first.
-fn diagnose(observation: &Observation, decision: &Decision) -> Option<(Reason, String)> {
+fn diagnose(snapshot: &Snapshot, decision: &Decision) -> Option<(Reason, String)> {
     let noted = decision.report.iter().find_map(|note| match note {
         Note::Refused { why } => Some((Reason::InvalidSpec, why.clone())),
         Note::SigningKeyConflict { with } => {
@@ -56,12 +56,12 @@ fn diagnose(observation: &Observation, decision: &Decision) -> Option<(Reason, S
             "the claim is being deleted and goes with its pod, which is left alone".to_owned(),
         )),
         Note::VolumeLost { claim } => {
-            let uid = lost_claim_uid(observation).unwrap_or_default();
+            let uid = lost_claim_uid(snapshot).unwrap_or_default();
             Some((Reason::DataVolumeLost, format!("claim {claim} ({uid}) is gone")))
         }
         _ => None,
     });
-    let waiting = observation.waiting.as_ref();
+    let waiting = snapshot.waiting.as_ref();
     let waits = waiting.and_then(|one| one.reason.map(|reason| (reason, one.message.clone())));
     let (by_sidecar, by_task) = match waits {
         Some((reason @ (Reason::SidecarUnreachable | Reason::SidecarAuth), message)) => {
@@ -72,30 +72,30 @@ fn diagnose(observation: &Observation, decision: &Decision) -> Option<(Reason, S
     // A pod that cannot run explains a sidecar that does not answer.
     noted
         .or(by_task)
-        .or_else(|| pod_trouble(observation))
-        .or_else(|| pod_missing(observation))
+        .or_else(|| pod_trouble(snapshot))
+        .or_else(|| pod_missing(snapshot))
         .or(by_sidecar)
 }
 
 /// A running node whose pod nobody makes: a quota, Pod Security, a webhook or a missing service
 /// account refuses it, and only the StatefulSet's events say so.
-fn pod_missing(observation: &Observation) -> Option<(Reason, String)> {
-    let statefulset = observation.own_statefulset()?;
-    let runs = observation.status().phase == Some(SeiNodePhase::Running);
+fn pod_missing(snapshot: &Snapshot) -> Option<(Reason, String)> {
+    let statefulset = snapshot.own_statefulset()?;
+    let runs = snapshot.status().phase == Some(SeiNodePhase::Running);
     let due = statefulset.replicas == Some(1) && !statefulset.terminating;
-    let has_pod = observation.pods.iter().any(|pod| is_owned(pod, statefulset));
+    let has_pod = snapshot.pods().any(|pod| is_owned(pod, statefulset));
     (runs && due && !has_pod).then(|| {
         let message = format!("StatefulSet {} has made no pod yet", statefulset.name);
         (Reason::StatefulSetNotObserved, message)
     })
 }
 
-fn pod_trouble(observation: &Observation) -> Option<(Reason, String)> {
-    let statefulset = observation.own_statefulset();
+fn pod_trouble(snapshot: &Snapshot) -> Option<(Reason, String)> {
+    let statefulset = snapshot.own_statefulset();
     let ours = |pod: &&PodView| {
         pod.is_bootstrap || statefulset.is_some_and(|statefulset| is_owned(pod, statefulset))
     };
-    let pods: Vec<_> = observation.pods.iter().filter(ours).collect();
+    let pods: Vec<_> = snapshot.pods().filter(ours).collect();
     let named =
         |reason, pod: &PodView, text: &str| Some((reason, format!("pod {}: {text}", pod.name)));
     pods.iter().find_map(|pod| {
@@ -112,7 +112,7 @@ fn pod_trouble(observation: &Observation) -> Option<(Reason, String)> {
         if let Some(text) = &pod.volumes_missing {
             return named(Reason::VolumeAttach, pod, text);
         }
-        let Some(trouble) = pod.troubles.first() else { return crash_goes_on(pod, observation) };
+        let Some(trouble) = pod.troubles.first() else { return crash_goes_on(pod, snapshot) };
         let reason = match trouble.kind {
             TroubleKind::ImagePull => Reason::ImagePullFailed,
             TroubleKind::Crash => Reason::CrashLooping,
@@ -123,13 +123,13 @@ fn pod_trouble(observation: &Observation) -> Option<(Reason, String)> {
 
 /// Between two crashes the process runs for a while. A loop that was seen counts as over only once
 /// the pod is Ready or the process has outlived the kubelet's longest back-off.
-fn crash_goes_on(pod: &PodView, observation: &Observation) -> Option<(Reason, String)> {
-    let before = observation.status().blocked.as_ref();
+fn crash_goes_on(pod: &PodView, snapshot: &Snapshot) -> Option<(Reason, String)> {
+    let before = snapshot.status().blocked.as_ref();
     let seen = before.filter(|one| one.reason == Reason::CrashLooping.as_str())?;
     let crashed = |one: &ContainerView| {
         let young = one
             .running_since
-            .is_some_and(|since| later(since, observation.timing.outage()) > observation.now);
+            .is_some_and(|since| later(since, snapshot.timing.outage()) > snapshot.now);
         one.restarts > 0 && (!one.running || young)
     };
     let goes_on = !pod.ready && (crashed(&pod.seid) || crashed(&pod.sidecar));
@@ -139,12 +139,11 @@ fn crash_goes_on(pod: &PodView, observation: &Observation) -> Option<(Reason, St
 
 /// What of a running node's identity the spec would change. Such a change is refused, and nothing
 /// is touched.
-pub(super) fn changed_identity(observation: &Observation, desired: &Desired) -> Option<String> {
-    let running = observation.status().phase == Some(SeiNodePhase::Running);
-    let statefulset = observation.own_statefulset().filter(|_| running)?;
+pub(super) fn changed_identity(snapshot: &Snapshot, desired: &Desired) -> Option<String> {
+    let running = snapshot.status().phase == Some(SeiNodePhase::Running);
+    let statefulset = snapshot.own_statefulset().filter(|_| running)?;
     let now = statefulset.identity();
-    let template = serde_json::to_value(&desired.statefulset.spec.template).unwrap_or_default();
-    let asked = crate::view::identity_of(&template);
+    let asked = desired.identity();
     let fields = [
         ("spec.chainId", now.chain, asked.chain),
         ("the mode", now.role, asked.role),
@@ -160,33 +159,33 @@ pub(super) fn changed_identity(observation: &Observation, desired: &Desired) -> 
 }
 
 /// The uid of the claim that the node once had.
-pub(super) fn lost_claim_uid(observation: &Observation) -> Option<String> {
-    observation.status().data_claim.as_ref().map(|claim| claim.uid.clone())
+pub(super) fn lost_claim_uid(snapshot: &Snapshot) -> Option<String> {
+    snapshot.status().data_claim.as_ref().map(|claim| claim.uid.clone())
 }
 
 /// Whether the node's claim is on its way out. It lives for as long as its pod does, so nothing may
 /// stop that pod.
-pub(super) fn volume_going(observation: &Observation) -> bool {
-    matches!(&observation.claim, Claim::Present(claim) if claim.terminating)
+pub(super) fn volume_going(snapshot: &Snapshot) -> bool {
+    matches!(&snapshot.claim, Claim::Present(claim) if claim.terminating)
 }
 
 /// Whether the node had a claim of its own that could not be looked at.
-pub(super) fn volume_unknown(observation: &Observation) -> bool {
-    observation.claim == Claim::Unknown
-        && observation.status().data_claim.is_some()
-        && observation.node.spec.imported_claim().is_none()
+pub(super) fn volume_unknown(snapshot: &Snapshot) -> bool {
+    snapshot.claim == Claim::Unknown
+        && snapshot.status().data_claim.is_some()
+        && snapshot.node.spec.imported_claim().is_none()
 }
 
 /// Whether the volume of a running node is gone: missing, lost, or another one under its name.
-pub(super) fn volume_lost(observation: &Observation) -> Option<Note> {
-    let recorded = observation.status().data_claim.as_ref()?;
-    let lost = match &observation.claim {
+pub(super) fn volume_lost(snapshot: &Snapshot) -> Option<Note> {
+    let recorded = snapshot.status().data_claim.as_ref()?;
+    let lost = match &snapshot.claim {
         Claim::Unknown => false,
         Claim::Missing => true,
         Claim::Present(claim) => claim.uid != recorded.uid || claim.phase == "Lost",
     };
-    let name = observation.node.spec.imported_claim().map_or_else(
-        || data_claim(observation.node.metadata.name.as_deref().unwrap_or_default()),
+    let name = snapshot.node.spec.imported_claim().map_or_else(
+        || data_claim(snapshot.node.metadata.name.as_deref().unwrap_or_default()),
         str::to_owned,
     );
     lost.then_some(Note::VolumeLost { claim: name })

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use sei_api::SeiNodeSpec;
 use sei_api::condition::{ConditionStatus, ConditionType, Reason, Verdict};
 
-use crate::observation::RegisteredWitnesses;
+use crate::snapshot::RegisteredWitnesses;
 
 /// Fewest witnesses that state sync can be trusted with: one alone could lie.
 const WITNESSES_MIN: usize = 2;

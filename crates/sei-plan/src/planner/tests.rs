@@ -14,15 +14,15 @@ use super::*;
 use crate::check_plan::check_plan;
 
 /// The status after a decision.
-fn after(observation: &Observation) -> SeiNodeStatus {
-    let mut status = observation.status().clone();
-    plan(observation).apply(&mut status, observation.generation(), observation.now);
+fn after(snapshot: &Snapshot) -> SeiNodeStatus {
+    let mut status = snapshot.status().clone();
+    plan(snapshot).apply(&mut status, snapshot.generation(), snapshot.now);
     status
 }
 
 /// The plan that a decision starts; every one is linted.
-fn started(observation: &Observation) -> Option<TaskPlan> {
-    match plan(observation).plan {
+fn started(snapshot: &Snapshot) -> Option<TaskPlan> {
+    match plan(snapshot).plan {
         PlanMove::Start(plan) => {
             let notes = check_plan(&plan);
             assert!(notes.is_empty(), "{notes:?}");
@@ -37,8 +37,8 @@ fn tasks(plan: &TaskPlan) -> Vec<&str> {
 }
 
 /// The tasks of the plan that a decision starts, in one line.
-fn started_tasks(observation: &Observation) -> String {
-    started(observation).map_or_else(|| "none".to_owned(), |plan| tasks(&plan).join(" "))
+fn started_tasks(snapshot: &Snapshot) -> String {
+    started(snapshot).map_or_else(|| "none".to_owned(), |plan| tasks(&plan).join(" "))
 }
 
 /// A condition as `Status/Reason: message`.
@@ -50,8 +50,8 @@ fn says(status: &SeiNodeStatus, kind: ConditionType) -> String {
 }
 
 /// The report of a decision, in one line.
-fn report(observation: &Observation) -> String {
-    plan(observation).report.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+fn report(snapshot: &Snapshot) -> String {
+    plan(snapshot).report.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 /// The update plan of a node in its early shape.

@@ -14,6 +14,7 @@ use super::{Effects, Next, step};
 use crate::desired::{Bootstrap, Desired};
 use crate::request::{Outcome, Request, SidecarCall};
 use crate::seen::{Reading, Seen};
+use crate::shared::Shared;
 use crate::view::{ContainerView, PodView, StatefulSetView};
 
 use TaskType as T;
@@ -232,8 +233,8 @@ impl World {
     /// An update at this task: everything was read live, and the pod is still the old one.
     pub(crate) fn updating(current: TaskType) -> Self {
         let mut world = Self::at(&UPDATE, current);
-        world.seen.statefulset = Reading::Live(Some(statefulset()));
-        world.seen.pods = Reading::Live(Some(vec![pod(OLD)]));
+        world.seen.statefulset = Reading::Live(Some(statefulset().into()));
+        world.seen.pods = Reading::Live(Some(vec![pod(OLD).into()]));
         world
     }
 
@@ -250,7 +251,7 @@ impl World {
     }
 
     pub(crate) fn live_pods(&mut self, pods: impl Into<Vec<PodView>>) {
-        self.seen.pods = Reading::Live(Some(pods.into()));
+        self.seen.pods = Reading::Live(Some(pods.into().into_iter().map(Shared::new).collect()));
     }
 
     /// What was read live is only known from a cache.
@@ -382,6 +383,10 @@ fn shown_request(request: &Request) -> String {
         ),
         Request::DeleteJob { uid } => format!("delete Job uid={uid}"),
         Request::DeleteService { uid } => format!("delete Service uid={uid}"),
+        Request::DeleteClaim { name, uid } => format!("delete claim {name} uid={uid}"),
+        Request::DryRunStatefulSet(object) => format!("dry-run {}", shown_statefulset(object)),
+        Request::PatchFinalizers { finalizers, .. } => format!("patch finalizers {finalizers:?}"),
+        Request::TakeSlot => "take slot".to_owned(),
         Request::Sidecar(request) => {
             let call = match &request.call {
                 SidecarCall::Submit { id, task_type, params } => {

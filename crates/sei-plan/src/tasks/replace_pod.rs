@@ -6,6 +6,7 @@ use sei_api::plan::TaskPlan;
 use super::{Next, done, fail, not_ours, read, request, wait};
 use crate::request::{PodDelete, Read, Request};
 use crate::seen::{Reading, Seen};
+use crate::shared::Shared;
 use crate::view::{Freshness, PodView, Revisions, StatefulSetView, freshness, is_owned};
 
 #[cfg(test)]
@@ -89,22 +90,22 @@ pub(super) fn revisions<'a>(
 
 /// The pod to delete: owned, labelled with another revision, not terminating.
 pub fn stale<'a>(
-    pods: &'a [PodView],
+    pods: &'a [Shared<PodView>],
     statefulset: &StatefulSetView,
     revisions: Revisions<'_>,
 ) -> Option<&'a PodView> {
-    pods.iter().find(|pod| {
+    pods.iter().map(|pod| &**pod).find(|pod| {
         freshness(pod, statefulset, revisions) == Freshness::Stale && !pod.is_terminating()
     })
 }
 
 /// The pod that runs the newest revision and is there to stay.
 pub fn fresh<'a>(
-    pods: &'a [PodView],
+    pods: &'a [Shared<PodView>],
     statefulset: &StatefulSetView,
     revisions: Revisions<'_>,
 ) -> Option<&'a PodView> {
-    pods.iter().find(|pod| {
+    pods.iter().map(|pod| &**pod).find(|pod| {
         freshness(pod, statefulset, revisions) == Freshness::Fresh && !pod.is_terminating()
     })
 }
@@ -209,7 +210,7 @@ fn not_observed(statefulset: &StatefulSetView, applied: i64) -> Next {
     )
 }
 
-fn no_fresh_pod(pods: &[PodView], statefulset: &StatefulSetView) -> Next {
+fn no_fresh_pod(pods: &[Shared<PodView>], statefulset: &StatefulSetView) -> Next {
     let owned = || pods.iter().filter(|pod| is_owned(pod, statefulset));
     if let Some(pod) = owned().find(|pod| pod.is_terminating()) {
         let host = pod.host.as_deref().unwrap_or("no Kubernetes node");

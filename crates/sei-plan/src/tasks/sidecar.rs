@@ -11,6 +11,7 @@ use super::{
 };
 use crate::request::{Read, Request, SidecarCall, SidecarRequest, TaskState};
 use crate::seen::{Reading, Seen};
+use crate::shared::Shared;
 use crate::view::{Freshness, JobState, PodView, StatefulSetView, freshness, is_owned};
 
 /// Poll, submit if the sidecar knows nothing of it, then poll to the end.
@@ -109,7 +110,7 @@ fn addressed_pod<'a>(
         Reading::Cached(Some(pods)) | Reading::Live(Some(pods)) => pods.as_slice(),
         Reading::Live(None) => &[],
     };
-    let alive = |pod: &&PodView| !pod.is_terminating();
+    let alive = |pod: &&Shared<PodView>| !pod.is_terminating();
     let found = if in_bootstrap(plan) {
         let job = seen.job.any().map(|job| ("Job".to_owned(), job.uid.clone()));
         pods.iter().filter(alive).find(|pod| pod.is_bootstrap && pod.controller == job)

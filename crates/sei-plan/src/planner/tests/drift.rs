@@ -9,16 +9,16 @@ use std::time::Duration;
 
 use super::*;
 use crate::adoption::Comparison;
-use crate::observation::Slot;
 use crate::planner::fixture::{
     archive, full_node, governor, observer, replayer, running, seed, validator,
 };
+use crate::snapshot::Slot;
 
-fn bumped(spec: sei_api::SeiNodeSpec) -> Observation {
+fn bumped(spec: sei_api::SeiNodeSpec) -> Snapshot {
     running(spec).edit(|spec| spec.image = "seid:2".into())
 }
 
-fn labelled(spec: sei_api::SeiNodeSpec) -> Observation {
+fn labelled(spec: sei_api::SeiNodeSpec) -> Snapshot {
     running(spec).edit(|spec| {
         spec.pod_labels.get_or_insert_default().insert("team".into(), "core".into());
     })
@@ -88,8 +88,7 @@ fn another_sidecar_image_rolls_whether_the_platform_or_the_spec_says_so() {
 // P10, P12, P24
 #[test]
 fn the_condition_says_which_image_drifted() {
-    let message =
-        |observation: &Observation| says(&after(observation), ConditionType::NodeUpdateInProgress);
+    let message = |snapshot: &Snapshot| says(&after(snapshot), ConditionType::NodeUpdateInProgress);
     let seid = message(&bumped(full_node()));
     assert!(seid.starts_with("True/UpdateStarted: image drift detected: spec=seid:2"), "{seid}");
     assert!(!seid.contains("sidecar"));
@@ -105,10 +104,9 @@ fn the_condition_says_which_image_drifted() {
 // P11
 #[test]
 fn a_missing_record_of_the_sidecar_image_is_filled_from_the_pod() {
-    let observation =
-        running(full_node()).with(|seen| seen.status_mut().current_sidecar_image = None);
-    assert_eq!(started_tasks(&observation), "none");
-    assert_eq!(after(&observation).current_sidecar_image.as_deref(), Some("seictl:1"));
+    let snapshot = running(full_node()).with(|seen| seen.status_mut().current_sidecar_image = None);
+    assert_eq!(started_tasks(&snapshot), "none");
+    assert_eq!(after(&snapshot).current_sidecar_image.as_deref(), Some("seictl:1"));
 }
 
 // P13
@@ -150,19 +148,19 @@ fn only_a_closed_gate_opens_it_again() {
 // P20
 #[test]
 fn an_update_that_can_start_wins_over_a_closed_gate() {
-    let observation = bumped(full_node()).with(|seen| seen.sidecar = Sidecar::NotReady);
-    assert_eq!(started_tasks(&observation), UPDATE);
+    let snapshot = bumped(full_node()).with(|seen| seen.sidecar = Sidecar::NotReady);
+    assert_eq!(started_tasks(&snapshot), UPDATE);
 }
 
 // P21
 #[test]
 fn each_opening_has_fresh_ids() {
     let closed = |id: &str| {
-        let observation = running(full_node()).with(|seen| {
+        let snapshot = running(full_node()).with(|seen| {
             seen.sidecar = Sidecar::NotReady;
             seen.plan_id = id.into();
         });
-        started(&observation).unwrap()
+        started(&snapshot).unwrap()
     };
     assert_ne!(closed("a").tasks[0].id, closed("b").tasks[0].id);
 }
@@ -175,8 +173,8 @@ fn the_probe_is_mirrored_into_its_condition() {
         (Sidecar::NotReady, "False/NotReady: the gate is closed"),
         (Sidecar::Unreachable("refused".into()), "Unknown/Unreachable: refused"),
     ] {
-        let observation = running(full_node()).with(|seen| seen.sidecar = sidecar);
-        assert_eq!(says(&after(&observation), ConditionType::SidecarReady), text);
+        let snapshot = running(full_node()).with(|seen| seen.sidecar = sidecar);
+        assert_eq!(says(&after(&snapshot), ConditionType::SidecarReady), text);
     }
 }
 
@@ -224,8 +222,8 @@ fn a_label_rolls_at_once_except_on_a_node_that_signs() {
 #[test]
 fn an_image_never_waits_for_a_slot() {
     let halted = Slot::Halted { by: "ns/other".into() };
-    let observation = bumped(validator()).with(|seen| seen.slot = Some(halted));
-    assert!(started(&observation).is_some());
+    let snapshot = bumped(validator()).with(|seen| seen.slot = Some(halted));
+    assert!(started(&snapshot).is_some());
 }
 
 #[test]
@@ -281,8 +279,7 @@ fn a_hold_is_lifted_by_its_own_approval_only() {
 
 #[test]
 fn a_closed_gate_is_opened_whatever_holds_the_update() {
-    let closed =
-        |observation: Observation| observation.with(|seen| seen.sidecar = Sidecar::NotReady);
+    let closed = |snapshot: Snapshot| snapshot.with(|seen| seen.sidecar = Sidecar::NotReady);
     let held = running(full_node())
         .platform("b")
         .with(|seen| seen.rollout.on_operator_change = OnOperatorChange::Hold);
@@ -301,16 +298,16 @@ fn a_closed_gate_is_opened_whatever_holds_the_update() {
 #[test]
 fn the_applied_template_is_put_back_when_the_running_one_is_desired_again() {
     let other = bumped(full_node()).desired.unwrap();
-    let observation = running(full_node()).with(|seen| {
+    let snapshot = running(full_node()).with(|seen| {
         let statefulset = seen.statefulset.as_mut().unwrap();
         statefulset.template_hash = Some(other.hash.clone());
         statefulset.update_revision = Some("rev-2".into());
     });
-    let plan = started(&observation).unwrap();
-    let desired = observation.desired.clone().unwrap();
+    let plan = started(&snapshot).unwrap();
+    let desired = snapshot.desired.clone().unwrap();
     assert_eq!(plan.target.as_ref().unwrap().hash, desired.hash);
     assert_eq!(tasks(&plan)[0], "apply-statefulset", "first of all");
-    let failed = observation.with(|seen| {
+    let failed = snapshot.with(|seen| {
         let mut pending = super::super::plan(seen).pending_update.unwrap();
         pending.attempts = Some(2);
         pending.next_attempt_at = Some(Time(later(seen.now, Duration::from_secs(60))));
@@ -323,14 +320,14 @@ fn the_applied_template_is_put_back_when_the_running_one_is_desired_again() {
 
 #[test]
 fn a_revision_that_moves_by_itself_is_reported_and_not_rolled() {
-    let observation = running(full_node())
+    let snapshot = running(full_node())
         .with(|seen| seen.statefulset.as_mut().unwrap().update_revision = Some("rev-9".into()));
-    assert_eq!(started_tasks(&observation), "none");
-    assert!(report(&observation).contains("the revision moved without a change of ours"));
+    assert_eq!(started_tasks(&snapshot), "none");
+    assert!(report(&snapshot).contains("the revision moved without a change of ours"));
 }
 
 /// A running pod that this operator has never seen.
-fn adopted(spec: sei_api::SeiNodeSpec) -> Observation {
+fn adopted(spec: sei_api::SeiNodeSpec) -> Snapshot {
     running(spec).with(|seen| {
         let status = seen.status_mut();
         status.pod_template_hash = None;
@@ -339,8 +336,8 @@ fn adopted(spec: sei_api::SeiNodeSpec) -> Observation {
     })
 }
 
-fn judged(observation: Observation, comparison: Comparison) -> Observation {
-    observation.with(|seen| seen.adoption = Some(("pod-uid".into(), comparison)))
+fn judged(snapshot: Snapshot, comparison: Comparison) -> Snapshot {
+    snapshot.with(|seen| seen.adoption = Some(("pod-uid".into(), comparison)))
 }
 
 fn grace() -> Comparison {
@@ -354,26 +351,26 @@ fn grace() -> Comparison {
 #[test]
 fn an_unknown_pod_is_judged_by_the_server_and_recorded_when_equal() {
     let decision = plan(&adopted(full_node()));
-    assert_eq!(decision.judge.as_deref(), Some("pod-uid"));
+    assert_eq!(decision.compare.as_deref(), Some("pod-uid"));
     assert_eq!(decision.plan, PlanMove::Keep);
-    let observation = judged(adopted(full_node()), Comparison::Equal);
-    assert_eq!(started_tasks(&observation), "none");
-    let status = after(&observation);
-    assert_eq!(status.pod_template_hash, Some(observation.desired.unwrap().hash));
+    let snapshot = judged(adopted(full_node()), Comparison::Equal);
+    assert_eq!(started_tasks(&snapshot), "none");
+    let status = after(&snapshot);
+    assert_eq!(status.pod_template_hash, Some(snapshot.desired.unwrap().hash.clone()));
     assert_eq!(says(&status, ConditionType::PodTemplateDrift), "False/InSync: ");
 }
 
 #[test]
 fn an_adopted_difference_waits_for_the_next_change_of_the_spec() {
-    let observation = judged(adopted(full_node()), grace());
-    assert_eq!(started_tasks(&observation), "none");
-    let status = after(&observation);
+    let snapshot = judged(adopted(full_node()), grace());
+    assert_eq!(started_tasks(&snapshot), "none");
+    let status = after(&snapshot);
     let drift = says(&status, ConditionType::PodTemplateDrift);
     assert!(drift.starts_with("True/AdoptedWithDrift"), "{drift}");
     assert!(drift.contains("terminationGracePeriodSeconds 30 -> 120"), "{drift}");
     let pending = status.pending_update.clone().unwrap();
     assert_eq!((pending.cause, pending.state), (Cause::Adoption, UpdateState::Held));
-    let edited = observation.with(|seen| seen.node.status = Some(status)).edit(|spec| {
+    let edited = snapshot.with(|seen| seen.store(status)).edit(|spec| {
         spec.pod_labels.get_or_insert_default().insert("team".into(), "core".into());
     });
     assert_eq!(started(&edited).unwrap().target.unwrap().cause, Cause::Spec);
@@ -384,45 +381,45 @@ fn an_adopted_difference_waits_for_the_next_change_of_the_spec() {
 
 #[test]
 fn an_adopted_pod_with_another_image_rolls() {
-    let observation = adopted(full_node()).edit(|spec| spec.image = "seid:2".into());
-    assert_eq!(started(&observation).unwrap().target.unwrap().cause, Cause::Spec);
+    let snapshot = adopted(full_node()).edit(|spec| spec.image = "seid:2".into());
+    assert_eq!(started(&snapshot).unwrap().target.unwrap().cause, Cause::Spec);
 }
 
 #[test]
 fn a_new_algorithm_is_judged_and_restamped_never_rolled() {
-    let observation = running(full_node()).with(|seen| {
+    let snapshot = running(full_node()).with(|seen| {
         let old = format!("v0:{}", "0".repeat(64));
         seen.status_mut().pod_template_hash = Some(old.clone());
         seen.statefulset.as_mut().unwrap().template_hash = Some(old);
     });
-    assert_eq!(plan(&observation).judge.as_deref(), Some("pod-uid"));
-    let observation = judged(observation, Comparison::Equal);
-    assert_eq!(started_tasks(&observation), "none");
-    let status = after(&observation);
-    assert_eq!(status.pod_template_hash, Some(observation.desired.unwrap().hash));
+    assert_eq!(plan(&snapshot).compare.as_deref(), Some("pod-uid"));
+    let snapshot = judged(snapshot, Comparison::Equal);
+    assert_eq!(started_tasks(&snapshot), "none");
+    let status = after(&snapshot);
+    assert_eq!(status.pod_template_hash, Some(snapshot.desired.unwrap().hash.clone()));
 }
 
 #[test]
 fn changed_settings_outside_of_the_template_are_shown_and_ride_on_the_next_roll() {
-    let observation = running(full_node()).edit(|spec| {
+    let snapshot = running(full_node()).edit(|spec| {
         let overrides = spec.overrides.get_or_insert_default();
         overrides.insert("logging.level".into(), "debug".into());
     });
-    assert_eq!(started_tasks(&observation), "none");
-    let pending = after(&observation).pending_update.unwrap();
+    assert_eq!(started_tasks(&snapshot), "none");
+    let pending = after(&snapshot).pending_update.unwrap();
     assert_eq!(pending.changes[0].path, "config.overrides");
     assert_eq!(pending.state, UpdateState::Held);
 }
 
 #[test]
 fn the_platforms_sidecar_image_is_nobodys_wish_for_a_node() {
-    let observation = adopted(validator()).with(|seen| {
+    let snapshot = adopted(validator()).with(|seen| {
         let desired = seen.desired.as_mut().unwrap();
         desired.sidecar_image = "seictl:2".into();
         desired.hash = crate::fingerprint::digest_of(&"another platform");
     });
-    assert_eq!(started_tasks(&observation), "none", "a takeover restarts nothing");
-    assert_eq!(plan(&observation).judge.as_deref(), Some("pod-uid"));
+    assert_eq!(started_tasks(&snapshot), "none", "a takeover restarts nothing");
+    assert_eq!(plan(&snapshot).compare.as_deref(), Some("pod-uid"));
     let queued = labelled(validator()).with(|seen| {
         let desired = seen.desired.as_mut().unwrap();
         desired.sidecar_image = "seictl:2".into();
@@ -436,11 +433,14 @@ fn the_platforms_sidecar_image_is_nobodys_wish_for_a_node() {
 fn a_pod_of_our_own_that_never_ran_is_no_adoption() {
     let bad = fixture::desired(&full_node(), "bad");
     let stuck = running(full_node()).with(|seen| {
-        seen.statefulset = Some(fixture::statefulset(
-            &serde_json::to_value(&bad.statefulset.spec.template).unwrap(),
-            &bad.hash,
-            "rev-bad",
-        ));
+        seen.statefulset = Some(
+            fixture::statefulset(
+                &serde_json::to_value(&bad.statefulset.spec.template).unwrap(),
+                &bad.hash,
+                "rev-bad",
+            )
+            .into(),
+        );
         seen.pods[0].revision = Some("rev-bad".into());
         seen.pods[0].ready = false;
         seen.pods[0].sidecar.running = false;
@@ -472,10 +472,10 @@ fn a_new_leader_repeats_what_was_told_before() {
         .with(|seen| seen.slot = Some(Slot::Halted { by: "ns/bad".into() }));
     let told = after(&halted);
     let restarted = halted.with(|seen| {
-        seen.node.status = Some(told.clone());
+        seen.store(told.clone());
         seen.slot = None;
         seen.rollout.settles_in = Some(Duration::from_secs(90));
     });
     assert_eq!(after(&restarted), told, "nothing is written");
-    assert_eq!(plan(&restarted).wake, Some(Duration::from_secs(90)));
+    assert_eq!(plan(&restarted).requeue, Some(Duration::from_secs(90)));
 }

@@ -6,11 +6,11 @@ use sei_api::plan::FailedTaskDetail;
 use serde_json::json;
 
 use super::*;
-use crate::observation::RegisteredWitnesses;
 use crate::planner::fixture::{
     archive, full_node, full_node_from, governor, new_node, observer, pod, replayer, running, s3,
     seed, state_sync, statefulset, validator,
 };
+use crate::snapshot::RegisteredWitnesses;
 
 fn init(spec: sei_api::SeiNodeSpec) -> String {
     started_tasks(&new_node(spec))
@@ -161,10 +161,10 @@ fn a_ceremony_makes_its_identity_first() {
 // I40
 #[test]
 fn a_spec_that_cannot_be_rendered_gets_a_condition_instead_of_a_plan() {
-    let observation = new_node(full_node())
+    let snapshot = new_node(full_node())
         .with(|seen| seen.desired = Err("spec: exactly one of the modes must be set".into()));
-    assert_eq!(started_tasks(&observation), "none");
-    let status = after(&observation);
+    assert_eq!(started_tasks(&snapshot), "none");
+    let status = after(&snapshot);
     assert_eq!(status.phase, Some(SeiNodePhase::Pending));
     assert_eq!(
         says(&status, ConditionType::Stalled),
@@ -179,12 +179,12 @@ fn a_spec_that_cannot_be_rendered_gets_a_condition_instead_of_a_plan() {
 #[test]
 fn an_active_init_plan_is_kept() {
     let plan = started(&new_node(full_node())).unwrap();
-    let observation = new_node(full_node()).with(|seen| {
+    let snapshot = new_node(full_node()).with(|seen| {
         seen.status_mut().phase = Some(SeiNodePhase::Initializing);
         seen.status_mut().plan = Some(plan.clone());
         seen.plan_id = "another".into();
     });
-    assert_eq!(after(&observation).plan, Some(plan));
+    assert_eq!(after(&snapshot).plan, Some(plan));
 }
 
 #[test]
@@ -197,28 +197,28 @@ fn a_new_node_is_seeded_and_initializing() {
     assert_eq!(status.observed_generation, Some(1));
 }
 
-fn blocked() -> Observation {
+fn blocked() -> Snapshot {
     new_node(full_node_from(state_sync()))
-        .with(|seen| seen.syncers = RegisteredWitnesses::Known(Vec::new()))
+        .with(|seen| seen.witnesses = RegisteredWitnesses::Known(Vec::new()))
 }
 
 // SS10, SS11, SS12, SS15
 #[test]
 fn without_witnesses_no_first_plan_is_built() {
-    let observation =
+    let snapshot =
         blocked().with(|seen| seen.status_mut().resolved_state_syncers = Some(vec!["old".into()]));
-    assert_eq!(started_tasks(&observation), "none");
-    let status = after(&observation);
+    assert_eq!(started_tasks(&snapshot), "none");
+    let status = after(&snapshot);
     assert_eq!(status.phase, Some(SeiNodePhase::Pending));
     assert_eq!(status.resolved_state_syncers, None);
     assert!(says(&status, ConditionType::StateSyncReady).starts_with("False/NoSyncersConfigured"));
-    assert_eq!(plan(&observation).wake, Some(Duration::from_secs(30)));
-    let unreadable =
-        blocked().with(|seen| seen.syncers = RegisteredWitnesses::Unreadable("line 3: tab".into()));
+    assert_eq!(plan(&snapshot).requeue, Some(Duration::from_secs(30)));
+    let unreadable = blocked()
+        .with(|seen| seen.witnesses = RegisteredWitnesses::Unreadable("line 3: tab".into()));
     assert_eq!(started_tasks(&unreadable), "none");
-    let opened = observation.with(|seen| {
-        seen.node.status = Some(status);
-        seen.syncers = RegisteredWitnesses::Known(vec!["a:1".into(), "b:1".into()]);
+    let opened = snapshot.with(|seen| {
+        seen.store(status);
+        seen.witnesses = RegisteredWitnesses::Known(vec!["a:1".into(), "b:1".into()]);
     });
     assert!(started_tasks(&opened).contains("configure-state-sync"));
 }
@@ -226,9 +226,9 @@ fn without_witnesses_no_first_plan_is_built() {
 // SS13
 #[test]
 fn a_stopped_new_node_still_says_what_it_lacks() {
-    let observation = blocked().edit(|spec| spec.paused = Some(true));
-    assert_eq!(started_tasks(&observation), "none");
-    let status = after(&observation);
+    let snapshot = blocked().edit(|spec| spec.paused = Some(true));
+    assert_eq!(started_tasks(&snapshot), "none");
+    let status = after(&snapshot);
     assert!(says(&status, ConditionType::StateSyncReady).starts_with("False/NoSyncersConfigured"));
     assert!(says(&status, ConditionType::Paused).starts_with("True/Paused"));
     let ready = new_node(full_node_from(state_sync())).edit(|spec| spec.paused = Some(true));
@@ -242,12 +242,12 @@ fn a_blocked_node_loses_its_ended_plan_and_gets_no_new_one() {
     let mut ended = started(&new_node(full_node_from(state_sync()))).unwrap();
     for phase in [PlanPhase::Complete, PlanPhase::Failed] {
         ended.phase = phase;
-        let observation = blocked().with(|seen| {
+        let snapshot = blocked().with(|seen| {
             seen.status_mut().phase = Some(SeiNodePhase::Initializing);
             seen.status_mut().plan = Some(ended.clone());
         });
-        assert_eq!(started_tasks(&observation), "none");
-        assert_eq!(after(&observation).plan, None);
+        assert_eq!(started_tasks(&snapshot), "none");
+        assert_eq!(after(&snapshot).plan, None);
     }
 }
 
@@ -262,13 +262,13 @@ fn witnesses_reach_the_status_with_the_first_plan() {
 // SS16
 #[test]
 fn a_running_node_is_updated_whatever_the_witnesses() {
-    let observation = running(full_node_from(state_sync()))
+    let snapshot = running(full_node_from(state_sync()))
         .edit(|spec| spec.image = "seid:2".into())
-        .with(|seen| seen.syncers = RegisteredWitnesses::Unreadable("bad".into()));
-    assert_eq!(started_tasks(&observation), UPDATE);
+        .with(|seen| seen.witnesses = RegisteredWitnesses::Unreadable("bad".into()));
+    assert_eq!(started_tasks(&snapshot), UPDATE);
 }
 
-fn failed() -> Observation {
+fn failed() -> Snapshot {
     let mut plan = started(&new_node(full_node())).unwrap();
     plan.phase = PlanPhase::Failed;
     plan.failed_task_detail = Some(FailedTaskDetail {
@@ -314,27 +314,27 @@ fn a_second_try_does_not_bootstrap_again() {
         }
     }
     first.phase = PlanPhase::Failed;
-    let observation = new_node(bootstrap())
+    let snapshot = new_node(bootstrap())
         .with(|seen| {
             seen.status_mut().phase = Some(SeiNodePhase::Failed);
             seen.status_mut().plan = Some(first);
         })
         .edit(|spec| spec.image = "seid:2".into());
-    assert_eq!(started_tasks(&observation), format!("{HEAD} {PLAIN}"));
+    assert_eq!(started_tasks(&snapshot), format!("{HEAD} {PLAIN}"));
 }
 
 #[test]
 fn a_node_with_somebody_elses_key_is_never_started() {
-    let observation =
+    let snapshot =
         new_node(validator()).with(|seen| seen.signing_conflict = Some("ns/other".into()));
-    assert_eq!(started_tasks(&observation), "none");
-    let stalled = says(&after(&observation), ConditionType::Stalled);
+    assert_eq!(started_tasks(&snapshot), "none");
+    let stalled = says(&after(&snapshot), ConditionType::Stalled);
     assert!(stalled.starts_with("True/SigningKeyConflict: ns/other"), "{stalled}");
 }
 
 /// Objects of ours beside an empty status.
-fn wiped() -> Observation {
-    running(full_node()).with(|seen| seen.node.status = None)
+fn wiped() -> Snapshot {
+    running(full_node()).with(|seen| seen.store(SeiNodeStatus::default()))
 }
 
 #[test]
@@ -345,11 +345,11 @@ fn an_empty_status_beside_a_running_pod_is_rebuilt() {
 
 #[test]
 fn an_empty_status_beside_a_pod_that_never_started_begins_anew() {
-    let observation = wiped().with(|seen| {
+    let snapshot = wiped().with(|seen| {
         seen.sidecar = Sidecar::NotReady;
         seen.pods[0].seid.started = false;
     });
-    assert!(started_tasks(&observation).starts_with("ensure-data-pvc"));
+    assert!(started_tasks(&snapshot).starts_with("ensure-data-pvc"));
     let unprobed = wiped().with(|seen| {
         seen.sidecar = Sidecar::Unknown;
         seen.pods[0].seid.started = false;
@@ -359,14 +359,14 @@ fn an_empty_status_beside_a_pod_that_never_started_begins_anew() {
 
 #[test]
 fn a_statefulset_of_another_owner_is_left_alone() {
-    let observation = new_node(full_node()).with(|seen| {
+    let snapshot = new_node(full_node()).with(|seen| {
         let mut foreign = statefulset(&json!({}), "", "rev-1");
         foreign.controller = Some("somebody".into());
-        seen.statefulset = Some(foreign);
-        seen.pods = vec![pod("x", "y", "rev-1")];
+        seen.statefulset = Some(foreign.into());
+        seen.pods = vec![pod("x", "y", "rev-1").into()];
     });
-    assert_eq!(started_tasks(&observation), "none");
-    assert!(report(&observation).contains("controlled by another object"));
+    assert_eq!(started_tasks(&snapshot), "none");
+    assert!(report(&snapshot).contains("controlled by another object"));
 }
 
 // I37
@@ -379,8 +379,8 @@ fn the_rendered_configuration_reaches_the_stored_plan() {
             level.map(|level| [("logging.level".to_owned(), level.to_owned())].into());
         let platform = testing::platform("example");
         let desired = crate::desired::render_desired(&node, &platform, &[], &[]).unwrap();
-        let observation = new_node(full_node()).with(|seen| seen.desired = Ok(desired));
-        let plan = started(&observation).unwrap();
+        let snapshot = new_node(full_node()).with(|seen| seen.desired = Ok(desired.into()));
+        let plan = started(&snapshot).unwrap();
         let apply = plan.tasks.iter().find(|task| task.r#type == "config-apply").unwrap();
         let params = apply.params.as_ref().unwrap();
         assert_eq!(params["overrides"]["logging.level"], expected);
@@ -396,24 +396,24 @@ fn the_sidecar_is_addressed_by_the_pods_name() {
 
 #[test]
 fn an_edit_after_an_edit_does_not_bootstrap_again() {
-    let plain = |observation: &Observation| {
-        let desired = observation.desired.clone().unwrap();
-        build::init(observation, &desired, true)
+    let plain = |snapshot: &Snapshot| {
+        let desired = snapshot.desired.clone().unwrap();
+        build::init(snapshot, &desired, true)
     };
-    let observation = new_node(bootstrap()).with(|seen| {
+    let snapshot = new_node(bootstrap()).with(|seen| {
         let mut second = plain(seen);
         second.phase = PlanPhase::Failed;
         seen.status_mut().phase = Some(SeiNodePhase::Failed);
         seen.status_mut().plan = Some(second);
     });
-    let edited = observation.edit(|spec| spec.image = "seid:2".into());
+    let edited = snapshot.edit(|spec| spec.image = "seid:2".into());
     assert_eq!(started_tasks(&edited), format!("{HEAD} {PLAIN}"));
 }
 
 #[test]
 fn a_job_that_is_left_is_torn_down_before_the_node_is_applied() {
-    let observation =
+    let snapshot =
         new_node(full_node()).with(|seen| seen.job = Some(crate::view::JobView::default()));
-    let tasks = started_tasks(&observation);
+    let tasks = started_tasks(&snapshot);
     assert!(tasks.contains("teardown-bootstrap apply-statefulset"), "{tasks}");
 }

@@ -4,18 +4,18 @@ use sei_api::plan::{FailedTaskDetail, PlanTarget, TaskStatus};
 use sei_api::status::{Cause, PendingUpdate, UpdateState};
 
 use super::*;
-use crate::observation::Claim;
 use crate::planner::fixture::{at, full_node, new_node, running, validator};
 use crate::request::ClaimView;
+use crate::snapshot::Claim;
 use crate::tasks::Waiting;
 use crate::view::{Trouble, TroubleKind};
 
 /// A running node whose image was bumped and whose plan is stored; `done` of its tasks are done.
-fn updating(spec: sei_api::SeiNodeSpec, done: usize) -> Observation {
-    let observation = running(spec).edit(|spec| spec.image = "seid:2".into());
-    let status = after(&observation);
-    observation.with(|seen| {
-        seen.node.status = Some(status);
+fn updating(spec: sei_api::SeiNodeSpec, done: usize) -> Snapshot {
+    let snapshot = running(spec).edit(|spec| spec.image = "seid:2".into());
+    let status = after(&snapshot);
+    snapshot.with(|seen| {
+        seen.store(status);
         seen.plan_id = "22222222-2222-4222-8222-222222222222".into();
         let plan = seen.status_mut().plan.as_mut().unwrap();
         for task in &mut plan.tasks[..done] {
@@ -24,7 +24,7 @@ fn updating(spec: sei_api::SeiNodeSpec, done: usize) -> Observation {
     })
 }
 
-fn ended_update(phase: PlanPhase) -> Observation {
+fn ended_update(phase: PlanPhase) -> Snapshot {
     updating(full_node(), 0).with(|seen| {
         let plan = seen.status_mut().plan.as_mut().unwrap();
         plan.phase = phase;
@@ -42,10 +42,10 @@ fn ended_update(phase: PlanPhase) -> Observation {
 }
 
 /// The pod has become what the plan desired.
-fn arrived(observation: Observation) -> Observation {
-    let fresh = running(observation.node.spec.clone());
-    observation.with(|seen| {
-        let seen_status = fresh.node.status.clone().unwrap();
+fn arrived(snapshot: Snapshot) -> Snapshot {
+    let fresh = running(snapshot.node.spec.clone());
+    snapshot.with(|seen| {
+        let seen_status = fresh.status.clone();
         let status = seen.status_mut();
         status.current_image = seen_status.current_image;
         status.pod_template_hash = seen_status.pod_template_hash;
@@ -62,8 +62,8 @@ fn waits(reason: Reason) -> Waiting {
 // P25, P29
 #[test]
 fn a_complete_update_is_cleared_and_said_to_be_complete() {
-    let observation = arrived(ended_update(PlanPhase::Complete));
-    let status = after(&observation);
+    let snapshot = arrived(ended_update(PlanPhase::Complete));
+    let status = after(&snapshot);
     assert_eq!(status.plan, None);
     assert_eq!(
         says(&status, ConditionType::NodeUpdateInProgress),
@@ -71,16 +71,16 @@ fn a_complete_update_is_cleared_and_said_to_be_complete() {
     );
     let last = status.last_update.unwrap();
     assert_eq!(last.outcome, UpdateOutcome::Complete);
-    assert_eq!((last.cause, last.to), (Cause::Spec, Some(observation.desired.unwrap().hash)));
+    assert_eq!((last.cause, last.to), (Cause::Spec, Some(snapshot.desired.unwrap().hash.clone())));
     assert_eq!(status.pending_update, None);
 }
 
 // P26, P30, P36, P37
 #[test]
 fn a_failed_update_is_seen_before_the_next_is_built() {
-    let observation = ended_update(PlanPhase::Failed);
-    assert_eq!(started_tasks(&observation), "none");
-    let status = after(&observation);
+    let snapshot = ended_update(PlanPhase::Failed);
+    assert_eq!(started_tasks(&snapshot), "none");
+    let status = after(&snapshot);
     assert_eq!(status.plan, None);
     assert_eq!(
         says(&status, ConditionType::NodeUpdateInProgress),
@@ -89,7 +89,7 @@ fn a_failed_update_is_seen_before_the_next_is_built() {
     assert_eq!(status.phase, Some(SeiNodePhase::Running));
     let pending = status.pending_update.clone().unwrap();
     assert_eq!((pending.attempts, pending.state), (Some(1), UpdateState::Retrying));
-    let waiting = observation.clone().with(|seen| seen.node.status = Some(status.clone()));
+    let waiting = snapshot.clone().with(|seen| seen.store(status.clone()));
     assert_eq!(started_tasks(&waiting), "none", "it backs off");
     assert!(says(&after(&waiting), ConditionType::PodTemplateDrift).starts_with("True/BackingOff"));
     assert!(
@@ -103,19 +103,19 @@ fn a_failed_update_is_seen_before_the_next_is_built() {
 
 #[test]
 fn the_pause_grows_with_each_failure_and_a_new_target_resets_it() {
-    let mut observation = ended_update(PlanPhase::Failed);
-    let failed = observation.status().plan.clone();
+    let mut snapshot = ended_update(PlanPhase::Failed);
+    let failed = snapshot.status().plan.clone();
     let mut pauses = Vec::new();
     for _ in 0..6 {
-        let status = after(&observation);
+        let status = after(&snapshot);
         let next = status.pending_update.as_ref().unwrap().next_attempt_at.clone().unwrap();
-        pauses.push(next.0.duration_since(observation.now).as_secs());
-        observation.node.status = Some(status);
-        observation.status_mut().plan.clone_from(&failed);
+        pauses.push(next.0.duration_since(snapshot.now).as_secs());
+        snapshot.store(status);
+        snapshot.status_mut().plan.clone_from(&failed);
     }
     assert_eq!(pauses, [30, 60, 120, 240, 480, 600]);
-    observation.status_mut().plan = None;
-    let edited = observation.edit(|spec| spec.image = "seid:3".into());
+    snapshot.status_mut().plan = None;
+    let edited = snapshot.edit(|spec| spec.image = "seid:3".into());
     assert!(started(&edited).is_some(), "a change of the spec is tried at once");
     assert_eq!(after(&edited).pending_update.unwrap().attempts, None);
 }
@@ -123,20 +123,20 @@ fn the_pause_grows_with_each_failure_and_a_new_target_resets_it() {
 // P27
 #[test]
 fn an_active_plan_to_the_desired_target_is_resumed() {
-    let observation = updating(full_node(), 2);
-    let status = after(&observation);
-    assert_eq!(status.plan, observation.status().plan);
-    assert!(report(&observation).contains("goes on with NodeUpdate at apply-statefulset"));
+    let snapshot = updating(full_node(), 2);
+    let status = after(&snapshot);
+    assert_eq!(status.plan, snapshot.status().plan);
+    assert!(report(&snapshot).contains("goes on with NodeUpdate at apply-statefulset"));
 }
 
 // P27
 #[test]
 fn an_active_plan_to_another_target_is_superseded() {
     for done in 0..7 {
-        let observation = updating(full_node(), done).edit(|spec| spec.image = "seid:3".into());
-        let plan = started(&observation).expect("the newer wish starts at once");
+        let snapshot = updating(full_node(), done).edit(|spec| spec.image = "seid:3".into());
+        let plan = started(&snapshot).expect("the newer wish starts at once");
         assert_eq!(plan.target.unwrap().image, "seid:3");
-        let status = after(&observation);
+        let status = after(&snapshot);
         let last = status.last_update.clone().unwrap();
         assert_eq!(last.outcome, UpdateOutcome::Superseded);
         assert!(last.detail.unwrap().starts_with("superseded by v1:"));
@@ -149,40 +149,32 @@ fn an_active_plan_to_another_target_is_superseded() {
 
 #[test]
 fn a_revert_before_anything_was_applied_ends_the_update() {
-    let observation = updating(full_node(), 0).edit(|spec| spec.image = "seid:1".into());
-    assert_eq!(started_tasks(&observation), "none");
-    let status = after(&observation);
+    let snapshot = updating(full_node(), 0).edit(|spec| spec.image = "seid:1".into());
+    assert_eq!(started_tasks(&snapshot), "none");
+    let status = after(&snapshot);
     assert_eq!(status.plan, None);
     let said = says(&status, ConditionType::NodeUpdateInProgress);
     assert!(said.starts_with("False/UpdateSuperseded"), "{said}");
 }
 
 #[test]
-fn a_plan_is_never_superseded_under_a_request_in_flight() {
-    let observation = updating(full_node(), 0)
-        .edit(|spec| spec.image = "seid:3".into())
-        .with(|seen| seen.in_flight = true);
-    assert_eq!(after(&observation).plan, observation.status().plan);
-}
-
-#[test]
 fn what_an_old_plan_left_running_is_handed_to_the_new_one() {
-    let observation = updating(full_node(), 0)
+    let snapshot = updating(full_node(), 0)
         .with(|seen| {
             let plan = seen.status_mut().plan.as_mut().unwrap();
             plan.tasks[0].submitted_at = Some(Time(at(0)));
             plan.abandoned = vec!["older".into()];
         })
         .edit(|spec| spec.image = "seid:3".into());
-    let old = observation.status().plan.clone().unwrap();
-    let plan = started(&observation).unwrap();
+    let old = snapshot.status().plan.clone().unwrap();
+    let plan = started(&snapshot).unwrap();
     assert_eq!(plan.abandoned, ["older".to_owned(), old.tasks[0].id.clone()]);
 }
 
 // P28
 #[test]
 fn another_plans_end_leaves_the_condition_alone() {
-    let observation = arrived(updating(full_node(), 7)).with(|seen| {
+    let snapshot = arrived(updating(full_node(), 7)).with(|seen| {
         let generation = seen.generation();
         let verdict = Verdict::new(
             ConditionType::NodeUpdateInProgress,
@@ -196,20 +188,20 @@ fn another_plans_end_leaves_the_condition_alone() {
         plan.phase = PlanPhase::Complete;
         seen.status_mut().plan = Some(plan);
     });
-    let status = after(&observation);
+    let status = after(&snapshot);
     assert_eq!(says(&status, ConditionType::NodeUpdateInProgress), "False/UpdateComplete: earlier");
     assert_eq!(status.plan, None);
 }
 
 #[test]
 fn an_init_plan_leaves_no_trace_in_the_update_condition() {
-    let observation = running(full_node()).with(|seen| {
+    let snapshot = running(full_node()).with(|seen| {
         let desired = seen.desired.clone().unwrap();
         let mut plan = build::init(seen, &desired, false);
         plan.phase = PlanPhase::Complete;
         seen.status_mut().plan = Some(plan);
     });
-    let status = after(&observation);
+    let status = after(&snapshot);
     assert_eq!(says(&status, ConditionType::NodeUpdateInProgress), "absent");
     assert_eq!((status.plan, status.last_update), (None, None));
 }
@@ -218,8 +210,8 @@ fn an_init_plan_leaves_no_trace_in_the_update_condition() {
 #[test]
 fn nothing_and_active_plans_are_not_settled() {
     assert_eq!(after(&running(full_node())).plan, None);
-    let observation = updating(full_node(), 1);
-    assert_eq!(after(&observation).plan, observation.status().plan);
+    let snapshot = updating(full_node(), 1);
+    assert_eq!(after(&snapshot).plan, snapshot.status().plan);
 }
 
 // P33
@@ -240,11 +232,11 @@ fn a_failure_is_told_by_task_and_error() {
 #[test]
 fn a_plan_of_the_peer_is_superseded_unless_it_is_an_init() {
     let peers = |plan: TaskPlan| TaskPlan { kind: None, target: None, ..plan };
-    let observation = updating(full_node(), 3).with(|seen| {
+    let snapshot = updating(full_node(), 3).with(|seen| {
         let plan = seen.status_mut().plan.take().unwrap();
         seen.status_mut().plan = Some(peers(plan));
     });
-    assert!(started(&observation).unwrap().target.is_some());
+    assert!(started(&snapshot).unwrap().target.is_some());
     let init = new_node(full_node()).with(|seen| {
         let desired = seen.desired.clone().unwrap();
         let plan = peers(build::init(seen, &desired, false));
@@ -278,7 +270,7 @@ fn a_forged_target_is_given_up_for_what_is_desired() {
         });
         let target = started(&forged).unwrap().target.unwrap();
         assert_eq!(target.image, "seid:2");
-        assert_eq!(target.hash, forged.desired.unwrap().hash);
+        assert_eq!(target.hash, forged.desired.unwrap().hash.clone());
     }
 }
 
@@ -389,16 +381,16 @@ fn pausing_updates_ends_a_plan_that_has_not_replaced_the_pod() {
 
 #[test]
 fn a_stopped_node_keeps_its_plan_frozen() {
-    let observation = updating(full_node(), 3).edit(|spec| spec.paused = Some(true));
-    assert_eq!(after(&observation).plan, observation.status().plan);
-    assert!(report(&observation).contains("is stopped"));
+    let snapshot = updating(full_node(), 3).edit(|spec| spec.paused = Some(true));
+    assert_eq!(after(&snapshot).plan, snapshot.status().plan);
+    assert!(report(&snapshot).contains("is stopped"));
 }
 
 #[test]
 fn another_identity_of_a_running_node_is_refused() {
-    let observation = running(full_node()).edit(|spec| spec.chain_id = "other-1".into());
-    assert_eq!(started_tasks(&observation), "none");
-    let stalled = says(&after(&observation), ConditionType::Stalled);
+    let snapshot = running(full_node()).edit(|spec| spec.chain_id = "other-1".into());
+    assert_eq!(started_tasks(&snapshot), "none");
+    let stalled = says(&after(&snapshot), ConditionType::Stalled);
     assert_eq!(
         stalled,
         "True/InvalidSpec: spec.chainId of a running node cannot change from demo-1 to other-1; \
@@ -429,9 +421,9 @@ fn trouble_is_reported_as_stalled_after_its_deadline_and_the_start_survives_a_re
     let status = after(&trouble);
     assert_eq!(says(&status, ConditionType::Stalled), "False/Progressing: ");
     assert_eq!(status.blocked.as_ref().unwrap().since, Time(at(0)));
-    assert_eq!(plan(&trouble).wake, Some(Duration::from_secs(120)));
+    assert_eq!(plan(&trouble).requeue, Some(Duration::from_secs(120)));
     let later = trouble.with(|seen| {
-        seen.node.status = Some(status);
+        seen.store(status);
         seen.now = at(121);
     });
     let status = after(&later);
@@ -454,25 +446,25 @@ fn a_lost_volume_is_reported_and_nothing_is_done() {
             ..ClaimView::default()
         }),
     ] {
-        let observation = running(validator()).edit(|spec| spec.image = "seid:2".into());
-        let observation = observation.with(|seen| {
+        let snapshot = running(validator()).edit(|spec| spec.image = "seid:2".into());
+        let snapshot = snapshot.with(|seen| {
             seen.claim = claim;
             seen.status_mut().data_claim =
                 Some(sei_api::status::ClaimRef { name: "data-n".into(), uid: "old".into() });
         });
-        assert_eq!(started_tasks(&observation), "none");
-        let stalled = says(&after(&observation), ConditionType::Stalled);
+        assert_eq!(started_tasks(&snapshot), "none");
+        let stalled = says(&after(&snapshot), ConditionType::Stalled);
         assert_eq!(stalled, "True/DataVolumeLost: claim data-n (old) is gone");
     }
 }
 
 #[test]
 fn a_deleted_node_gets_no_plan() {
-    let observation = updating(full_node(), 0).with(|seen| {
+    let snapshot = updating(full_node(), 0).with(|seen| {
         seen.node.metadata.deletion_timestamp = Some(Time(at(0)));
     });
-    assert_eq!(after(&observation).plan, observation.status().plan);
-    assert_eq!(report(&observation), "is being deleted");
+    assert_eq!(after(&snapshot).plan, snapshot.status().plan);
+    assert_eq!(report(&snapshot), "is being deleted");
 }
 
 #[test]
@@ -485,7 +477,7 @@ fn an_image_edit_during_init_supersedes_and_a_label_does_not() {
             task.status = TaskStatus::Complete;
         }
         new.with(|seen| {
-            seen.node.status = None;
+            seen.store(SeiNodeStatus::default());
             seen.status_mut().phase = Some(SeiNodePhase::Initializing);
             seen.status_mut().plan = Some(plan);
             seen.plan_id = "next".into();
@@ -503,12 +495,12 @@ fn an_image_edit_during_init_supersedes_and_a_label_does_not() {
 
 #[test]
 fn a_pending_update_keeps_its_first_sight() {
-    let observation = running(full_node()).platform("b").with(|seen| {
-        seen.slot = Some(crate::observation::Slot::Taken { by: "x".into() });
+    let snapshot = running(full_node()).platform("b").with(|seen| {
+        seen.slot = Some(crate::snapshot::Slot::Taken { by: "x".into() });
     });
-    let first = after(&observation);
-    let again = observation.with(|seen| {
-        seen.node.status = Some(first.clone());
+    let first = after(&snapshot);
+    let again = snapshot.with(|seen| {
+        seen.store(first.clone());
         seen.now = at(500);
     });
     let since = |pending: Option<PendingUpdate>| pending.unwrap().since;
@@ -517,21 +509,21 @@ fn a_pending_update_keeps_its_first_sight() {
 
 #[test]
 fn a_target_names_what_it_leads_to() {
-    let observation = updating(full_node(), 0);
-    let target = observation.status().plan.clone().unwrap().target.unwrap();
-    let desired = observation.desired.unwrap();
+    let snapshot = updating(full_node(), 0);
+    let target = snapshot.status().plan.clone().unwrap().target.unwrap();
+    let desired = snapshot.desired.unwrap();
     assert_eq!(
         target,
         PlanTarget {
-            hash: desired.hash,
+            hash: desired.hash.clone(),
             image: "seid:2".into(),
             sidecar_image: "seictl:1".into(),
             generation: 2,
             cause: Cause::Spec,
             retry: None,
             from: running(full_node()).status().pod_template_hash.clone(),
-            config: desired.config,
-            inputs_hash: Some(desired.inputs_hash),
+            config: desired.config.clone(),
+            inputs_hash: Some(desired.inputs_hash.clone()),
             slot: None,
         }
     );
@@ -540,17 +532,17 @@ fn a_target_names_what_it_leads_to() {
 #[test]
 fn a_gate_that_the_sidecar_guards_is_not_tried_instead_of_the_update() {
     for reason in [Reason::SidecarAuth, Reason::SidecarUnreachable] {
-        let observation = updating(full_node(), 0).with(|seen| {
+        let snapshot = updating(full_node(), 0).with(|seen| {
             seen.sidecar = Sidecar::NotReady;
             seen.waiting = Some(waits(reason));
         });
-        assert_eq!(started_tasks(&observation), "none", "{reason}");
+        assert_eq!(started_tasks(&snapshot), "none", "{reason}");
     }
 }
 
 #[test]
 fn a_pause_does_not_undo_the_way_back_to_what_runs() {
-    let observation = updating(full_node(), 3)
+    let snapshot = updating(full_node(), 3)
         .with(|seen| {
             let plan = seen.status_mut().plan.as_mut().unwrap();
             let target = plan.target.as_mut().unwrap();
@@ -561,7 +553,7 @@ fn a_pause_does_not_undo_the_way_back_to_what_runs() {
             spec.image = "seid:1".into();
             spec.update.get_or_insert_default().paused = Some(true);
         });
-    assert_eq!(after(&observation).plan, observation.status().plan);
+    assert_eq!(after(&snapshot).plan, snapshot.status().plan);
 }
 
 #[test]
@@ -596,8 +588,8 @@ fn a_gate_is_not_opened_on_a_node_that_is_stopped() {
 
 #[test]
 fn a_volume_that_is_going_keeps_its_pod_alone() {
-    let observation = running(validator()).edit(|spec| spec.image = "seid:2".into());
-    let observation = observation.with(|seen| {
+    let snapshot = running(validator()).edit(|spec| spec.image = "seid:2".into());
+    let snapshot = snapshot.with(|seen| {
         seen.claim = Claim::Present(ClaimView {
             uid: "old".into(),
             phase: "Bound".into(),
@@ -607,13 +599,9 @@ fn a_volume_that_is_going_keeps_its_pod_alone() {
         seen.status_mut().data_claim =
             Some(sei_api::status::ClaimRef { name: "data-n".into(), uid: "old".into() });
     });
-    assert_eq!(started_tasks(&observation), "none");
-    assert!(says(&after(&observation), ConditionType::Stalled).starts_with("True/DataVolumeLost"));
-    assert_eq!(
-        repair::desired_replicas(&observation, Some(1)),
-        1,
-        "stopping it would end the volume"
-    );
+    assert_eq!(started_tasks(&snapshot), "none");
+    assert!(says(&after(&snapshot), ConditionType::Stalled).starts_with("True/DataVolumeLost"));
+    assert_eq!(repair::desired_replicas(&snapshot, Some(1)), 1, "stopping it would end the volume");
 }
 
 #[test]
@@ -659,7 +647,7 @@ fn a_running_node_whose_pod_nobody_makes_is_stalled() {
     assert_eq!(status.blocked.as_ref().unwrap().reason, "StatefulSetNotObserved");
     assert!(says(&status, ConditionType::Stalled).starts_with("False"), "not at once");
     let late = gone.clone().with(|seen| {
-        seen.node.status = Some(status);
+        seen.store(status);
         seen.now = later(seen.now, Duration::from_secs(60));
     });
     let told = says(&after(&late), ConditionType::Stalled);
@@ -684,7 +672,7 @@ fn a_crash_loop_goes_on_between_two_crashes() {
     let blocked = after(&crashed);
     let runs_since = |second: i64, ready: bool| {
         let again = crashed.clone().with(|seen| {
-            seen.node.status = Some(blocked.clone());
+            seen.store(blocked.clone());
             seen.pods[0].troubles.clear();
             seen.pods[0].ready = ready;
             seen.pods[0].seid.running_since = Some(at(0));

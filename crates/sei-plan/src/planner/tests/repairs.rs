@@ -5,14 +5,19 @@ use serde_json::json;
 
 use super::*;
 use crate::planner::fixture::{full_node, new_node, running, validator};
-use crate::planner::repair::{Others, desired_replicas, repairs};
+use crate::planner::repair::{desired_replicas, repairs};
 use crate::request::Request;
+use crate::snapshot::Current;
 
-const ALL: Others = Others { service_is_current: true, proxy_config_is_current: true };
+const ALL: Current = Current { service: true, proxy_config: true, template: true };
+
+const NONE: Current = Current { service: false, proxy_config: false, template: true };
 
 /// The repairs by name, with the patch where there is one.
-fn check(observation: &Observation, others: Others) -> String {
-    let names = repairs(observation, others).into_iter().map(|request| match request {
+fn check(snapshot: &Snapshot, current: Current) -> String {
+    let mut snapshot = snapshot.clone();
+    snapshot.current = Current { template: snapshot.compare_template(), ..current };
+    let names = repairs(&snapshot).into_iter().map(|request| match request {
         Request::ApplyService(_) => "service".to_owned(),
         Request::ApplyConfigMap(_) => "config".to_owned(),
         Request::CreateStatefulSet(object) => {
@@ -33,25 +38,25 @@ fn check(observation: &Observation, others: Others) -> String {
 #[test]
 fn nothing_is_repaired_at_rest() {
     assert_eq!(check(&running(full_node()), ALL), "");
-    assert_eq!(check(&new_node(full_node()), Others::default()), "", "a new node has its plan");
+    assert_eq!(check(&new_node(full_node()), NONE), "", "a new node has its plan");
 }
 
 // T1, T6
 #[test]
 fn a_missing_statefulset_of_a_running_node_is_created() {
-    let observation = running(full_node()).with(|seen| seen.statefulset = None);
-    assert_eq!(check(&observation, ALL), "create");
+    let snapshot = running(full_node()).with(|seen| seen.statefulset = None);
+    assert_eq!(check(&snapshot, ALL), "create");
 }
 
 // T2, T3, T4
 #[test]
 fn a_statefulset_is_never_deleted_and_a_strangers_never_touched() {
-    let observation = running(full_node()).with(|seen| {
+    let snapshot = running(full_node()).with(|seen| {
         let one = seen.statefulset.as_mut().unwrap();
         one.controller = Some("somebody".into());
         one.replicas = Some(2);
     });
-    assert_eq!(check(&observation, ALL), "");
+    assert_eq!(check(&snapshot, ALL), "");
     let recreated = running(full_node()).with(|seen| {
         seen.statefulset.as_mut().unwrap().uid = "another".into();
         seen.status_mut().stateful_set =
@@ -63,22 +68,22 @@ fn a_statefulset_is_never_deleted_and_a_strangers_never_touched() {
 // T5
 #[test]
 fn a_terminating_statefulset_is_left_alone() {
-    let observation = running(full_node()).with(|seen| {
+    let snapshot = running(full_node()).with(|seen| {
         let one = seen.statefulset.as_mut().unwrap();
         one.terminating = true;
         one.on_delete = false;
     });
-    assert_eq!(check(&observation, ALL), "");
+    assert_eq!(check(&snapshot, ALL), "");
 }
 
 #[test]
 fn service_and_proxy_configuration_are_restored() {
-    assert_eq!(check(&running(full_node()), Others::default()), "service config");
+    assert_eq!(check(&running(full_node()), NONE), "service config");
 }
 
 #[test]
 fn the_strategy_is_repaired_alone_and_first() {
-    let observation = running(full_node()).with(|seen| {
+    let snapshot = running(full_node()).with(|seen| {
         let one = seen.statefulset.as_mut().unwrap();
         one.on_delete = false;
         one.replicas = Some(2);
@@ -87,7 +92,7 @@ fn the_strategy_is_repaired_alone_and_first() {
         "metadata": { "resourceVersion": "7" },
         "spec": { "updateStrategy": { "type": "OnDelete", "rollingUpdate": null } },
     });
-    assert_eq!(check(&observation, ALL), patch.to_string());
+    assert_eq!(check(&snapshot, ALL), patch.to_string());
 }
 
 #[test]
@@ -113,13 +118,13 @@ fn a_node_that_signs_is_not_scaled_up_beside_another_with_its_key() {
 
 #[test]
 fn a_held_template_is_left_alone_while_replicas_are_set_right() {
-    let observation = running(full_node())
+    let snapshot = running(full_node())
         .edit(|spec| {
             spec.image = "seid:2".into();
             spec.update.get_or_insert_default().paused = Some(true);
         })
         .with(|seen| seen.statefulset.as_mut().unwrap().replicas = Some(2));
-    let patch = check(&observation, ALL);
+    let patch = check(&snapshot, ALL);
     assert!(patch.contains(r#""replicas":1"#) && !patch.contains("template"), "{patch}");
 }
 
@@ -136,9 +141,9 @@ fn a_template_edited_by_hand_is_restored_only_beyond_doubt() {
 
 #[test]
 fn only_the_missing_stamp_is_written_after_an_adoption() {
-    let observation =
+    let snapshot =
         running(full_node()).with(|seen| seen.statefulset.as_mut().unwrap().template_hash = None);
-    let patch = check(&observation, ALL);
+    let patch = check(&snapshot, ALL);
     assert!(
         patch.contains(annotation::TEMPLATE_HASH) && !patch.contains("template\":{"),
         "{patch}"

@@ -5,35 +5,35 @@ use sei_api::status::{Cause, ClaimRef, LastUpdate, UpdateOutcome};
 
 use super::*;
 use crate::adoption::Comparison;
-use crate::observation::Claim;
 use crate::planner::fixture::{self, full_node, new_node, observer, running, validator};
 use crate::request::ClaimView;
+use crate::snapshot::Claim;
 use crate::tasks::Waiting;
 
 /// Why the node is stalled, as `True/Reason: message`.
-fn stalled(observation: &Observation) -> String {
-    says(&after(observation), ConditionType::Stalled)
+fn stalled(snapshot: &Snapshot) -> String {
+    says(&after(snapshot), ConditionType::Stalled)
 }
 
 /// The StatefulSet of a roll to another platform's template, whose pod nobody makes.
-fn without_pod(spec: sei_api::SeiNodeSpec) -> Observation {
+fn without_pod(spec: sei_api::SeiNodeSpec) -> Snapshot {
     let bad = fixture::desired(&spec, "bad");
     running(spec).with(|seen| {
         let template = serde_json::to_value(&bad.statefulset.spec.template).unwrap();
-        seen.statefulset = Some(fixture::statefulset(&template, &bad.hash, "rev-bad"));
+        seen.statefulset = Some(fixture::statefulset(&template, &bad.hash, "rev-bad").into());
         seen.pods.clear();
         seen.sidecar = Sidecar::Unknown;
     })
 }
 
-fn last_update(observation: &Observation, cause: Cause, to: &str) -> LastUpdate {
+fn last_update(snapshot: &Snapshot, cause: Cause, to: &str) -> LastUpdate {
     LastUpdate {
         plan_id: "p".into(),
         cause,
         from: None,
         to: Some(to.to_owned()),
         started_at: None,
-        finished_at: Time(observation.now),
+        finished_at: Time(snapshot.now),
         outcome: UpdateOutcome::Superseded,
         detail: None,
         slot: None,
@@ -62,7 +62,7 @@ fn a_pod_that_is_only_late_is_waited_for() {
     let leaving = without_pod(full_node()).with(|seen| {
         let mut pod = fixture::pod("seid:1", "seictl:1", "rev-1");
         pod.deleted_at = Some(seen.now);
-        seen.pods = vec![pod];
+        seen.pods = vec![pod.into()];
     });
     assert_eq!(started_tasks(&leaving), "none", "the old one is still there");
     let stopped =
@@ -89,10 +89,10 @@ fn whoever_asked_for_a_roll_may_take_it_back() {
     let bad = asked.desired.clone().unwrap();
     let reverted = without_pod(full_node()).with(|seen| {
         let template = serde_json::to_value(&bad.statefulset.spec.template).unwrap();
-        seen.statefulset = Some(fixture::statefulset(&template, &bad.hash, "rev-bad"));
+        seen.statefulset = Some(fixture::statefulset(&template, &bad.hash, "rev-bad").into());
         let mut pod = fixture::pod("seid:1", "seictl:1", "rev-bad");
         (pod.ready, pod.seid.has_run, pod.sidecar.running) = (false, false, false);
-        seen.pods = vec![pod];
+        seen.pods = vec![pod.into()];
         seen.rollout.on_operator_change = sei_api::node::OnOperatorChange::Hold;
         seen.status_mut().last_update = Some(last_update(seen, Cause::Spec, &bad.hash));
     });
@@ -117,10 +117,10 @@ fn what_a_stopped_node_was_given_is_known_as_ours() {
     let given = stopped.with(|seen| {
         let hash = seen.desired.as_ref().unwrap().hash.clone();
         seen.statefulset.as_mut().unwrap().template_hash = Some(hash);
-        seen.node.status = Some(status);
+        seen.store(status);
     });
     let last = after(&given).last_update.expect("it is recorded");
-    assert_eq!((last.cause, last.to), (Cause::Spec, Some(given.desired.unwrap().hash)));
+    assert_eq!((last.cause, last.to), (Cause::Spec, Some(given.desired.unwrap().hash.clone())));
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn a_signer_that_is_not_started_says_beside_whom() {
         seen.statefulset.as_mut().unwrap().replicas = Some(0);
     });
     assert!(stalled(&stopped).starts_with("True/SigningKeyConflict: ns/a"));
-    assert!(plan(&stopped).wake.unwrap() <= Duration::from_secs(30), "nobody tells of its end");
+    assert!(plan(&stopped).requeue.unwrap() <= Duration::from_secs(30), "nobody tells of its end");
     let gone = stopped.clone().with(|seen| seen.statefulset = None);
     assert!(stalled(&gone).starts_with("True/SigningKeyConflict: ns/a"));
     let paused = stopped.edit(|spec| spec.paused = Some(true));
@@ -147,7 +147,7 @@ fn a_signer_is_not_started_on_a_volume_that_nobody_could_look_at() {
         seen.status_mut().data_claim = Some(ClaimRef { name: "data-n".into(), uid: "old".into() });
     });
     assert_eq!(repair::desired_replicas(&stopped, Some(0)), 0);
-    assert!(plan(&stopped).wake.unwrap() <= Duration::from_secs(30), "it is looked at again");
+    assert!(plan(&stopped).requeue.unwrap() <= Duration::from_secs(30), "it is looked at again");
     assert_eq!(repair::desired_replicas(&stopped, Some(1)), 1, "one that runs is left alone");
     let seen = stopped.with(|seen| {
         let (uid, phase) = ("old".to_owned(), "Bound".to_owned());
@@ -161,7 +161,7 @@ fn a_plan_is_given_up_for_a_volume_that_lives_only_as_long_as_the_pod() {
     let updating = running(validator()).edit(|spec| spec.image = "seid:2".into());
     let status = after(&updating);
     let going = updating.with(|seen| {
-        seen.node.status = Some(status);
+        seen.store(status);
         seen.status_mut().data_claim = Some(ClaimRef { name: "data-n".into(), uid: "old".into() });
         let (uid, phase) = ("old".to_owned(), "Bound".to_owned());
         seen.claim =
@@ -194,7 +194,7 @@ fn an_adopted_node_is_judged_also_while_its_gate_waits() {
             seen.waiting =
                 Some(Waiting { reason, message: "no answer".into(), ..Waiting::default() });
         });
-    assert_eq!(plan(&waiting).judge.as_deref(), Some("pod-uid"));
+    assert_eq!(plan(&waiting).compare.as_deref(), Some("pod-uid"));
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn pods_with_renamed_images_are_not_taken_for_drift() {
         seen.status_mut().pod_template_hash = None;
         seen.statefulset.as_mut().unwrap().template_hash = None;
     });
-    assert_eq!(plan(&mirrored).judge.as_deref(), Some("pod-uid"), "the server judges it");
+    assert_eq!(plan(&mirrored).compare.as_deref(), Some("pod-uid"), "the server judges it");
     assert_eq!(started_tasks(&mirrored), "none");
     let stale = mirrored
         .with(|seen| seen.statefulset.as_mut().unwrap().update_revision = Some("rev-2".into()));
@@ -219,7 +219,7 @@ fn a_record_that_the_pods_images_deny_is_judged_by_the_server() {
         seen.status_mut().current_image = Some("mirror/seid:1".into());
         seen.statefulset.as_mut().unwrap().update_revision = Some("rev-2".into());
     });
-    assert_eq!(plan(&moved).judge.as_deref(), Some("pod-uid"));
+    assert_eq!(plan(&moved).compare.as_deref(), Some("pod-uid"));
     assert_eq!(started_tasks(&moved), "none");
     let judged = |comparison| {
         moved.clone().with(|seen| seen.adoption = Some(("pod-uid".into(), comparison)))
@@ -227,7 +227,7 @@ fn a_record_that_the_pods_images_deny_is_judged_by_the_server() {
     assert_eq!(started_tasks(&judged(Comparison::Equal)), "none", "admission renamed it");
     let told = after(&judged(Comparison::Equal));
     let again = judged(Comparison::Equal).with(|seen| {
-        seen.node.status = Some(told.clone());
+        seen.store(told.clone());
         seen.now = fixture::at(60);
     });
     assert_eq!(after(&again), told, "and nothing more is written");
@@ -258,7 +258,7 @@ fn an_init_plan_gives_way_when_its_template_is_no_longer_applied() {
             plan
         });
         seen.plan_id = "33333333-3333-4333-8333-333333333333".into();
-        seen.node.status = Some(SeiNodeStatus { plan: applied, ..status.clone() });
+        seen.store(SeiNodeStatus { plan: applied, ..status.clone() });
         seen.statefulset.as_mut().unwrap().template_hash = Some("v1:other".into());
     });
     assert_ne!(after(&lost).plan.unwrap().id, status.plan.unwrap().id, "it begins anew");
@@ -268,9 +268,8 @@ fn an_init_plan_gives_way_when_its_template_is_no_longer_applied() {
 fn an_identity_edited_during_an_update_is_told_at_once() {
     let updating = running(validator()).edit(|spec| spec.image = "seid:2".into());
     let status = after(&updating);
-    let edited = updating
-        .edit(|spec| spec.chain_id = "another".into())
-        .with(|seen| seen.node.status = Some(status));
+    let edited =
+        updating.edit(|spec| spec.chain_id = "another".into()).with(|seen| seen.store(status));
     assert!(stalled(&edited).starts_with("True/InvalidSpec: spec.chainId"));
     assert!(after(&edited).plan.is_some(), "the plan goes on");
 }
@@ -288,7 +287,7 @@ fn a_second_first_plan_restores_what_the_first_did_not() {
         let first = started(&new).unwrap();
         let status = after(&new);
         let edited = new.edit(|spec| spec.image = "seid:2".into()).with(|seen| {
-            seen.node.status = Some(status);
+            seen.store(status);
             seen.plan_id = "44444444-4444-4444-8444-444444444444".into();
         });
         let second = started(&edited).expect("the image is another");

@@ -6,6 +6,7 @@ use serde_json::json;
 
 use crate::request::{Failure, Outcome};
 use crate::seen::Reading;
+use crate::shared::Shared;
 use crate::tasks::fixture::{
     NEW, OLD, STATEFULSET_UID, World, assert_transcript, from, pod, signing_node, terminating,
 };
@@ -39,7 +40,9 @@ fn check_cached(cases: &[Case]) {
 
 fn set_pods(world: &mut World, pods: Vec<PodView>) {
     match &mut world.seen.pods {
-        Reading::Cached(found) | Reading::Live(found) => *found = Some(pods),
+        Reading::Cached(found) | Reading::Live(found) => {
+            *found = Some(pods.into_iter().map(Shared::new).collect());
+        }
         Reading::Unread => panic!("no pods were seen"),
     }
 }
@@ -176,7 +179,7 @@ fn only_the_pods_own_revision_decides_that_it_is_stale() {
         let mut world = World::updating(TaskType::ReplacePod);
         let target = world.plan.target.as_ref().map(|target| target.hash.clone());
         let view = StatefulSetView { template_hash: target, ..StatefulSetView::from(&object) };
-        world.seen.statefulset = Reading::Live(Some(view));
+        world.seen.statefulset = Reading::Live(Some(view.into()));
         world.live_pods([pod(revision)]);
         world.check(revision, expected);
     }
@@ -188,8 +191,8 @@ fn nothing_is_deleted_for_a_template_that_is_not_the_plans() {
     world.live_pods([pod(OLD)]);
     let Some(view) = world.seen.statefulset.any().cloned() else { panic!("no StatefulSet") };
     for template_hash in [None, Some("v1:other".to_owned())] {
-        let other = StatefulSetView { template_hash, ..view.clone() };
-        world.seen.statefulset = Reading::Live(Some(other));
+        let other = StatefulSetView { template_hash, ..(*view).clone() };
+        world.seen.statefulset = Reading::Live(Some(other.into()));
         let text = "wait -: another template was applied meanwhile; the plan is superseded";
         world.check("another template", text);
     }
@@ -370,7 +373,11 @@ fn the_pod_of_another_owners_statefulset_is_left_alone() {
 fn pods_are_deleted_by_a_live_list_only() {
     check(&[
         ("unread", |world| world.seen.pods = Reading::Unread, "read Pods"),
-        ("cached", |world| world.seen.pods = Reading::Cached(Some(vec![pod(OLD)])), "read Pods"),
+        (
+            "cached",
+            |world| world.seen.pods = Reading::Cached(Some(vec![pod(OLD).into()])),
+            "read Pods",
+        ),
         ("cached and nothing", |world| world.seen.pods = Reading::Cached(None), "read Pods"),
     ]);
 }
@@ -385,13 +392,13 @@ fn after_the_delete_the_task_waits_for_the_successor() {
 
     // The next pass.
     world.seen.deleted_pod = None;
-    let lines = world.transcript([Outcome::Pods(vec![terminating(pod(OLD))])]);
+    let lines = world.transcript([Outcome::Pods(vec![terminating(pod(OLD)).into()])]);
     assert_transcript(&lines, &["read Pods", "wait PodTerminating: …"]);
     world.seen.pods = Reading::Unread;
     let lines = world.transcript([Outcome::Pods(Vec::new())]);
     assert_transcript(&lines, &["read Pods", "wait StatefulSetNotObserved: …"]);
     world.seen.pods = Reading::Unread;
-    let lines = world.transcript([Outcome::Pods(vec![pod(NEW)])]);
+    let lines = world.transcript([Outcome::Pods(vec![pod(NEW).into()])]);
     assert_transcript(&lines, &["read Pods", "done"]);
 }
 
@@ -408,7 +415,7 @@ fn a_pod_that_is_gone_at_the_delete_is_looked_at_again() {
 fn a_pod_that_was_made_anew_survives_the_delete_of_its_namesake() {
     let mut world = World::updating(TaskType::ReplacePod);
     let conflict = Outcome::Failed(Failure::Conflict("the uid differs".to_owned()));
-    let lines = world.transcript([conflict, Outcome::Pods(vec![pod(NEW)])]);
+    let lines = world.transcript([conflict, Outcome::Pods(vec![pod(NEW).into()])]);
     assert_transcript(&lines, &[DELETES, "read Pods", "done"]);
 }
 
@@ -418,7 +425,7 @@ fn the_version_is_dropped_after_five_conflicts_and_the_uid_never() {
     let mut world = World::updating(TaskType::ReplacePod);
     for _ in 0..5 {
         let conflict = Outcome::Failed(Failure::Conflict("modified".to_owned()));
-        let lines = world.transcript([conflict, Outcome::Pods(vec![pod(OLD)])]);
+        let lines = world.transcript([conflict, Outcome::Pods(vec![pod(OLD).into()])]);
         assert_eq!(lines[..2], [DELETES, "read Pods"]);
     }
     world.check("the sixth time", "delete pod n-0 uid=pod-old version=-");
@@ -481,7 +488,7 @@ fn a_cached_statefulset_counts_only_if_it_is_what_the_plan_applied() {
         ),
         ("nothing applied yet", |world| world.plan.applied = None, "read StatefulSet"),
         ("a plan of the peer", |world| world.plan.target = None, "read StatefulSet"),
-        ("a node that signs", |world| world.seen.node = signing_node(), "read StatefulSet"),
+        ("a node that signs", |world| world.seen.node = signing_node().into(), "read StatefulSet"),
     ]);
 }
 
@@ -491,7 +498,7 @@ fn a_proved_cache_may_say_that_the_replacement_is_done() {
     world.live_pods([pod(NEW)]);
     world.forget_live();
     world.check("another node", "done");
-    world.seen.node = signing_node();
+    world.seen.node = signing_node().into();
     world.check("a node that signs: the stamp looks for itself", "done");
     world.plan.applied = None;
     world.check("a cache that nothing proves", "read StatefulSet");
@@ -513,7 +520,7 @@ fn a_cache_may_say_that_there_is_nothing_to_do() {
         (
             "none of ours, on a node that signs",
             |world| {
-                world.seen.node = signing_node();
+                world.seen.node = signing_node().into();
                 set_pods(world, vec![PodView { controller: None, ..pod(OLD) }]);
             },
             "wait StatefulSetNotObserved: …",

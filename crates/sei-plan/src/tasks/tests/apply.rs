@@ -35,7 +35,7 @@ fn hold() -> World {
         "podTemplate": { "revision": OLD, "podUID": "pod-old", "inputsHash": "i",
                          "operatorVersion": "v" },
     })));
-    world.seen.statefulset = Reading::Live(Some(statefulset()));
+    world.seen.statefulset = Reading::Live(Some(statefulset().into()));
     world.seen.revision = Reading::Live(Some(revision("seid:old")));
     world
 }
@@ -63,7 +63,7 @@ fn what_the_apply_returned_is_recorded() {
     let mut world = update();
     let mut returned = statefulset();
     returned.generation = 5;
-    let lines = world.transcript([Outcome::Applied(Box::new(returned))]);
+    let lines = world.transcript([Outcome::Applied(returned.into())]);
     assert_transcript(&lines, &[APPLIES, "done applied sts-uid@5 statefulset n/sts-uid"]);
     // It still shows the revision before: no pod may be judged by it, only waited for.
     let view = world.seen.statefulset.any().unwrap();
@@ -102,7 +102,7 @@ fn a_pod_that_would_not_be_admitted_costs_nothing() {
         world.seen.statefulset = Reading::Live(found);
         world
     };
-    for (found, writes) in [(Some(statefulset()), APPLIES), (None, CREATES)] {
+    for (found, writes) in [(Some(statefulset().into()), APPLIES), (None, CREATES)] {
         let admitted = with(found.clone()).transcript([Outcome::Accepted]);
         assert_transcript(&admitted, &["try pod n-0", writes]);
         let taken = with(found.clone()).transcript([Outcome::Failed(Failure::AlreadyExists)]);
@@ -131,7 +131,7 @@ fn a_signer_beside_another_one_is_not_created_and_waits_in_words() {
 fn a_statefulset_that_appeared_meanwhile_is_looked_at_again() {
     let mut world = update();
     world.seen.statefulset = Reading::Live(None);
-    let found = Outcome::StatefulSet(Some(Box::new(statefulset())));
+    let found = Outcome::StatefulSet(Some(statefulset().into()));
     let lines = world.transcript([Outcome::Failed(Failure::AlreadyExists), found]);
     assert_transcript(&lines, &[CREATES, "read StatefulSet", APPLIES]);
 }
@@ -143,7 +143,7 @@ fn a_conflict_or_a_vanished_object_is_looked_at_again() {
     newer.resource_version = "71".to_owned();
     let lines = world.transcript([
         Outcome::Failed(Failure::Conflict("modified".to_owned())),
-        Outcome::StatefulSet(Some(Box::new(newer))),
+        Outcome::StatefulSet(Some(newer.into())),
         Outcome::Failed(Failure::NotFound),
         Outcome::StatefulSet(None),
     ]);
@@ -191,7 +191,7 @@ fn a_statefulset_that_goes_or_is_not_ours_is_not_written() {
 fn the_strategy_is_repaired_first_and_alone() {
     let mut world = update();
     world.statefulset().on_delete = false;
-    let read_back = Outcome::StatefulSet(Some(Box::new(statefulset())));
+    let read_back = Outcome::StatefulSet(Some(statefulset().into()));
     let lines = world.transcript([Outcome::Accepted, read_back]);
     let patch = json!({
         "metadata": { "resourceVersion": "70" },
@@ -333,8 +333,8 @@ fn what_a_create_owns_is_given_over_before_an_apply() {
     let mut world = update();
     let entries = json!([{ "manager": "seinode-controller", "operation": "Apply" }]);
     let made = StatefulSetView { handover: Some(entries.clone()), ..statefulset() };
-    world.seen.statefulset = Reading::Live(Some(made));
-    let answer = Outcome::StatefulSet(Some(Box::new(statefulset())));
+    world.seen.statefulset = Reading::Live(Some(made.into()));
+    let answer = Outcome::StatefulSet(Some(statefulset().into()));
     let lines = world.transcript([Outcome::Accepted, answer]);
     let patch = json!({ "metadata": { "managedFields": entries, "resourceVersion": "70" } });
     assert_eq!(lines[0], format!("patch StatefulSet {patch}"));
@@ -346,6 +346,6 @@ fn a_template_that_kept_another_key_is_not_taken_for_the_desired_one() {
     let mut world = update();
     let volumes = json!([{ "name": "signing-key", "secret": { "secretName": "old" } }]);
     let template = json!({ "spec": { "volumes": volumes } });
-    world.seen.applied = Some(StatefulSetView { template, ..statefulset() });
+    world.seen.applied = Some(StatefulSetView { template, ..statefulset() }.into());
     world.check("it was not removed", "fail: the applied template has another signing key…");
 }

@@ -264,7 +264,8 @@ fn teardown_deletes_job_and_service_and_waits_until_all_is_gone() {
     assert_transcript(&lines, &expected);
 
     world.seen.service = Reading::Unread;
-    let lines = world.transcript([Outcome::Service(None), Outcome::Pods(vec![bootstrap_pod()])]);
+    let lines =
+        world.transcript([Outcome::Service(None), Outcome::Pods(vec![bootstrap_pod().into()])]);
     let waits = "wait PodTerminating again 5s: the bootstrap pod is still there";
     assert_transcript(&lines, &["read Service", "read Pods", waits]);
 

@@ -29,7 +29,8 @@ fn import() -> World {
     let mut world = World::only(TaskType::EnsureDataPvc, json!({}));
     world.seen.node = node(json!({
         "fullNode": {}, "dataVolume": { "import": { "pvcName": "theirs" } },
-    }));
+    }))
+    .into();
     world.seen.claim = Reading::Live(Some(ClaimView {
         uid: "claim-uid".to_owned(),
         phase: "Bound".to_owned(),
@@ -89,7 +90,7 @@ fn the_claim_is_the_rendered_one() {
     use crate::request::Request;
     let world = own();
     let crate::tasks::Next::Request(request) = world.next() else { panic!("no request") };
-    let rendered = world.seen.desired.claim.unwrap();
+    let rendered = world.seen.desired.claim.clone().unwrap();
     let modes = rendered.spec.as_ref().unwrap().access_modes.as_ref().unwrap();
     assert_eq!(*modes, ["ReadWriteOnce"]);
     assert_eq!(*request, Request::CreateClaim(Box::new(rendered)));

@@ -109,7 +109,7 @@ fn a_success_clears_the_failure_before_it() {
     let mut world = World::updating(T::ReplacePod);
     world.seen.pods = Reading::Unread;
     world.seen.failure = Some(Failure::NotFound);
-    world.transcript([Outcome::Pods(vec![pod(NEW)])]);
+    world.transcript([Outcome::Pods(vec![pod(NEW).into()])]);
     assert_eq!(world.seen.failure, None);
 }
 
@@ -137,7 +137,7 @@ fn texts_of_others_are_cut_to_a_kibibyte() {
     invalid.transcript([Outcome::Secret(Some(crate::request::SecretView::default()))]);
     let mut import = World::only(T::EnsureDataPvc, json!({}));
     let volume = json!({ "import": { "pvcName": "theirs" } });
-    import.seen.node = node(json!({ "fullNode": {}, "dataVolume": volume }));
+    import.seen.node = node(json!({ "fullNode": {}, "dataVolume": volume })).into();
     import.transcript([Outcome::Claim(Some(ClaimView { phase: long, ..Default::default() }))]);
     let mut unfit = World::only(T::EnsureDataPvc, json!({}));
     unfit.seen.node = import.seen.node.clone();
@@ -183,16 +183,16 @@ fn worlds() -> Vec<Seen> {
     let bare = Seen::new(node(json!({ "fullNode": {} })), desired(), now());
     let mut full = bare.clone();
     full.desired.bootstrap = Some(bootstrap());
-    full.statefulset = Reading::Live(Some(statefulset()));
-    full.pods = Reading::Live(Some(vec![pod(OLD), pod(NEW)]));
-    full.pod = Reading::Live(Some(pod(NEW)));
+    full.statefulset = Reading::Live(Some(statefulset().into()));
+    full.pods = Reading::Live(Some(vec![pod(OLD).into(), pod(NEW).into()]));
+    full.pod = Reading::Live(Some(pod(NEW).into()));
     full.claim = Reading::Live(Some(ClaimView::default()));
     full.job = Reading::Live(Some(JobView::default()));
     full.service = Reading::Live(Some(ObjectView::default()));
     full.revision = Reading::Live(Some(json!({})));
     full.secrets.insert("a".to_owned(), Reading::Live(Some(crate::request::SecretView::default())));
     let mut fresh = full.clone();
-    fresh.pods = Reading::Live(Some(vec![pod(NEW)]));
+    fresh.pods = Reading::Live(Some(vec![pod(NEW).into()]));
     vec![bare, full, fresh]
 }
 

@@ -16,7 +16,7 @@ const STAMPS: &str = "done stamp seid:new sidecar:new v1:new";
 fn world() -> World {
     let mut world = World::updating(TaskType::ObserveImage);
     world.live_pods([pod(NEW)]);
-    world.seen.pod = Reading::Live(Some(pod(NEW)));
+    world.seen.pod = Reading::Live(Some(pod(NEW).into()));
     world
 }
 
@@ -39,7 +39,7 @@ fn check_pod(case: &str, change: impl Fn(&mut PodView), expected: &str) {
     for (listed, live) in [(changed.clone(), pod(NEW)), (pod(NEW), changed.clone())] {
         let mut world = world();
         world.live_pods([listed]);
-        world.seen.pod = Reading::Live(Some(live));
+        world.seen.pod = Reading::Live(Some(live.into()));
         world.check(case, expected);
     }
 }
@@ -163,7 +163,7 @@ fn images_that_admission_renamed_are_stamped_as_the_pod_has_them() {
     renamed.sidecar.image = "sidecar@sha256:abc".to_owned();
     let mut world = world();
     world.live_pods([renamed.clone()]);
-    world.seen.pod = Reading::Live(Some(renamed));
+    world.seen.pod = Reading::Live(Some(renamed.into()));
     let stamp = stamp(&world);
     assert_eq!(stamp.image, "mirror/seid:new");
     assert_eq!(stamp.sidecar_image, "sidecar@sha256:abc");
@@ -179,7 +179,7 @@ fn a_key_is_given_back_when_the_first_pod_without_it_runs() {
     signed(&mut gave);
     gave.check("it signs no more", "done stamp … signs no more");
     let mut keeps = world();
-    keeps.seen.node = signing_node();
+    keeps.seen.node = signing_node().into();
     signed(&mut keeps);
     keeps.check("it signs", STAMPS);
 }
@@ -199,13 +199,17 @@ fn neither_started_nor_ready_nor_running_now_is_asked_for() {
 fn a_stamp_needs_a_live_look_at_that_very_pod() {
     check(&[
         ("unread", |world| world.seen.pod = Reading::Unread, "read Pod(\"n-0\")"),
-        ("cached", |world| world.seen.pod = Reading::Cached(Some(pod(NEW))), "read Pod(\"n-0\")"),
+        (
+            "cached",
+            |world| world.seen.pod = Reading::Cached(Some(pod(NEW).into())),
+            "read Pod(\"n-0\")",
+        ),
         ("gone", |world| world.seen.pod = Reading::Live(None), "wait -: the pod was replaced…"),
         (
             "a namesake",
             |world| {
                 world.seen.pod =
-                    Reading::Live(Some(PodView { uid: "pod-newer".to_owned(), ..pod(NEW) }));
+                    Reading::Live(Some(PodView { uid: "pod-newer".to_owned(), ..pod(NEW) }.into()));
             },
             "wait -: the pod was replaced…",
         ),
@@ -213,18 +217,21 @@ fn a_stamp_needs_a_live_look_at_that_very_pod() {
             "no longer of the revision",
             |world| {
                 let revision = Some(OLD.to_owned());
-                world.seen.pod = Reading::Live(Some(PodView { revision, ..pod(NEW) }));
+                world.seen.pod = Reading::Live(Some(PodView { revision, ..pod(NEW) }.into()));
             },
             "wait -: the pod was replaced…",
         ),
         (
             "no longer ours",
-            |world| world.seen.pod = Reading::Live(Some(PodView { controller: None, ..pod(NEW) })),
+            |world| {
+                world.seen.pod =
+                    Reading::Live(Some(PodView { controller: None, ..pod(NEW) }.into()))
+            },
             "wait -: the pod was replaced…",
         ),
         (
             "on its way out",
-            |world| world.seen.pod = Reading::Live(Some(terminating(pod(NEW)))),
+            |world| world.seen.pod = Reading::Live(Some(terminating(pod(NEW)).into())),
             "wait -: the pod was replaced…",
         ),
     ]);
@@ -235,17 +242,17 @@ fn proved_caches_lead_to_one_live_read_and_none_while_nothing_runs() {
     let mut world = world();
     world.seen.pod = Reading::Unread;
     world.forget_live();
-    let lines = world.transcript([Outcome::Pod(Some(Box::new(pod(NEW))))]);
+    let lines = world.transcript([Outcome::Pod(Some(pod(NEW).into()))]);
     assert_transcript(&lines, &["read Pod(\"n-0\")", STAMPS]);
 
     let mut starting = pod(NEW);
     starting.seid = ContainerView { image: "seid:new".to_owned(), ..ContainerView::default() };
-    world.seen.pods = Reading::Cached(Some(vec![starting]));
+    world.seen.pods = Reading::Cached(Some(vec![starting.into()]));
     world.check("no call while the cache shows that nothing runs", "wait -: container seid…");
 
-    world.seen.node = signing_node();
-    world.seen.pods = Reading::Cached(Some(vec![pod(NEW)]));
-    let answer = Outcome::StatefulSet(Some(Box::new(statefulset())));
+    world.seen.node = signing_node().into();
+    world.seen.pods = Reading::Cached(Some(vec![pod(NEW).into()]));
+    let answer = Outcome::StatefulSet(Some(statefulset().into()));
     assert_transcript(&world.transcript([answer]), &["read StatefulSet", STAMPS]);
 }
 

@@ -72,7 +72,7 @@ fn every_sidecar_task_is_polled_to_its_end() {
             (failed("no"), "retry: no"),
         ] {
             let mut world = World::only(*task, good_params(*task));
-            world.seen.statefulset = Reading::Live(Some(statefulset()));
+            world.seen.statefulset = Reading::Live(Some(statefulset().into()));
             world.live_pods([pod(NEW)]);
             let lines = world.transcript([record(state)]);
             assert_transcript(&lines, &["pod-new 10.0.0.2 poll …", expected]);
@@ -178,7 +178,7 @@ fn check_wire(task: TaskType, stored: Value, expected: &Value) {
     let mut world = World::only(task, stored);
     let sent = wire_params(task, &world.plan.tasks[0]).unwrap();
     assert_eq!(&sent, expected, "{task}");
-    world.seen.statefulset = Reading::Live(Some(statefulset()));
+    world.seen.statefulset = Reading::Live(Some(statefulset().into()));
     world.live_pods([pod(NEW)]);
     let lines = world.transcript([Outcome::Task(None)]);
     let submits = format!("pod-new 10.0.0.2 submit {} {task} {expected}", id(task, 0));
@@ -327,7 +327,7 @@ fn every_task_after_the_replacement_needs_the_fresh_pod_and_none_before_it() {
     let late = [T::ApplyStatefulSet, T::ReplacePod, T::ConfigPatch, T::MarkReady];
     let mut world = World::at(&late, T::ConfigPatch);
     world.plan.tasks[2].params = Some(good_params(T::ConfigPatch));
-    world.seen.statefulset = Reading::Live(Some(statefulset()));
+    world.seen.statefulset = Reading::Live(Some(statefulset().into()));
     world.live_pods([pod(OLD)]);
     world.check("late", "wait SidecarUnreachable: no pod for config-patch yet");
 
@@ -336,7 +336,7 @@ fn every_task_after_the_replacement_needs_the_fresh_pod_and_none_before_it() {
     world.check("early", "pod-old 10.0.0.1 poll …");
 
     let mut world = World::only(T::MarkReady, json!({}));
-    world.seen.statefulset = Reading::Live(Some(statefulset()));
+    world.seen.statefulset = Reading::Live(Some(statefulset().into()));
     world.live_pods([pod(OLD)]);
     world.check("an update opens the gate of the fresh pod only", "wait SidecarUnreachable: …");
     for kind in [Some(PlanKind::MarkReady), None] {
@@ -353,7 +353,7 @@ fn a_cache_from_before_the_apply_does_not_say_which_pod_is_fresh() {
     world.statefulset().update_revision = Some(OLD.to_owned());
     world.live_pods([pod(OLD)]);
     world.forget_live();
-    let found = Outcome::StatefulSet(Some(Box::new(statefulset())));
+    let found = Outcome::StatefulSet(Some(statefulset().into()));
     let lines = world.transcript([found]);
     let waits = "wait SidecarUnreachable: no pod for mark-ready yet";
     assert_transcript(&lines, &["read StatefulSet", waits]);
@@ -431,7 +431,7 @@ fn before_the_teardown_the_jobs_pod_is_spoken_to() {
     world.check("on its way out", "wait SidecarUnreachable: …");
 
     let mut world = World::at(&BOOTSTRAP, T::ConfigValidate);
-    world.seen.statefulset = Reading::Live(Some(statefulset()));
+    world.seen.statefulset = Reading::Live(Some(statefulset().into()));
     world.live_pods([bootstrap_pod(), pod(NEW)]);
     world.check("after it", "pod-new 10.0.0.2 poll …");
 }

@@ -12,7 +12,7 @@ use crate::call::{call, find};
 
 /// Compares a pod's own template, as its `ControllerRevision` holds it, with what an apply of the
 /// rendered StatefulSet would make of the present one. Nothing is written.
-pub async fn judge(
+pub async fn compare_template(
     client: &Client,
     namespace: &str,
     rendered: &StatefulSet,

@@ -13,7 +13,7 @@ use axum::routing::get;
 use futures::FutureExt;
 use tokio::net::TcpListener;
 
-use crate::metrics::Metrics;
+use crate::runtime::metrics::Metrics;
 
 /// What [`Metrics::encode`] writes; Prometheus reads it in all its versions since 2.5.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";

@@ -1,10 +1,10 @@
 //! What the operator counts, under the names of the peer.
 //!
-//! The gauges of nodes are not kept but derived: [`Metrics::observe`] remembers a few words of each
+//! The gauges of nodes are not kept but derived: [`Metrics::observe`] remembers a few text of each
 //! node, and a scrape renders them. So there is no series of an older label value to remove, and no
 //! up-down counter that could lose its way.
 //!
-//! Labels are bounded: names of nodes and namespaces, and words from tables in code.
+//! Labels are bounded: names of nodes and namespaces, and text from tables in code.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,6 +22,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{self, Registry, Unit};
 use sei_api::condition::{self, ConditionStatus, ConditionType, Reason};
+use sei_api::key::ObjectKey;
 use sei_api::metric::{self, Metric};
 use sei_api::plan::{PlanKind, PlanPhase};
 use sei_api::status::{Cause, PendingUpdate, SeiNodePhase, UpdateOutcome, UpdateState};
@@ -46,7 +47,7 @@ const PHASE_BUCKETS: [f64; 10] =
 const PLAN_BUCKETS: [f64; 9] = [1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0];
 
 /// All metrics of the operator. A clone counts into the same ones.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Metrics {
     registry: Arc<Registry>,
     nodes: Arc<Nodes>,
@@ -93,13 +94,13 @@ impl Metrics {
 
     /// Takes note of a node as it is stored. Its gauges say this from now on, and nothing else.
     pub fn observe(&self, node: &SeiNode) {
-        let key = (node.namespace().unwrap_or_default(), node.name_any());
+        let key = ObjectKey::of(&node.metadata);
         self.nodes.lock().insert(key, NodeText::of(node));
     }
 
     /// Drops the gauges of a node that is gone.
-    pub fn forget(&self, namespace: &str, name: &str) {
-        self.nodes.lock().remove(&(namespace.to_owned(), name.to_owned()));
+    pub fn forget(&self, key: &ObjectKey) {
+        self.nodes.lock().remove(key);
     }
 
     /// Counts what happened between two stored statuses of a node. To be called once for each write
@@ -249,7 +250,7 @@ fn outcome_without_record(after: &SeiNodeStatus) -> &'static str {
     }
 }
 
-/// The peer's words for what a plan is for; its own plans do not say it themselves.
+/// The peer's text for what a plan is for; its own plans do not say it themselves.
 fn plan_type(plan: &TaskPlan) -> &'static str {
     match plan.kind {
         Some(PlanKind::Init) => "init",
@@ -404,7 +405,7 @@ fn state_word(state: UpdateState) -> &'static str {
 #[derive(Debug, Default)]
 struct Nodes(Mutex<NodeMap>);
 
-type NodeMap = BTreeMap<(String, String), NodeText>;
+type NodeMap = BTreeMap<ObjectKey, NodeText>;
 
 impl Nodes {
     fn lock(&self) -> MutexGuard<'_, NodeMap> {
@@ -419,21 +420,21 @@ impl Collector for Nodes {
         let encoder = &mut encoder;
         encode_phases(&nodes, encoder)?;
         encode_active_plans(&nodes, encoder)?;
-        encode_conditions(&nodes, encoder, &metric::SEINODE_DRIFTED, |words| words.drifted)?;
+        encode_conditions(&nodes, encoder, &metric::SEINODE_DRIFTED, |text| text.drifted)?;
         encode_pending_updates(&nodes, encoder)?;
-        encode_numbers(&nodes, encoder, &metric::SEINODE_PENDING_UPDATE_SINCE, |words| {
-            words.pending_update.as_ref().map(|update| update.since_seconds)
+        encode_numbers(&nodes, encoder, &metric::SEINODE_PENDING_UPDATE_SINCE, |text| {
+            text.pending_update.as_ref().map(|update| update.since_seconds)
         })?;
-        encode_numbers(&nodes, encoder, &metric::SEINODE_UPDATE_FAILED_ATTEMPTS, |words| {
-            words.pending_update.as_ref().map(|update| update.failed_attempts)
+        encode_numbers(&nodes, encoder, &metric::SEINODE_UPDATE_FAILED_ATTEMPTS, |text| {
+            text.pending_update.as_ref().map(|update| update.failed_attempts)
         })?;
         encode_halted_chains(&nodes, encoder)?;
-        encode_conditions(&nodes, encoder, &metric::SEINODE_STALLED, |words| words.stalled)?;
-        encode_numbers(&nodes, encoder, &metric::SEINODE_SIDECAR_READY, |words| {
-            words.sidecar_ready.map(i64::from)
+        encode_conditions(&nodes, encoder, &metric::SEINODE_STALLED, |text| text.stalled)?;
+        encode_numbers(&nodes, encoder, &metric::SEINODE_SIDECAR_READY, |text| {
+            text.sidecar_ready.map(i64::from)
         })?;
-        encode_numbers(&nodes, encoder, &metric::SEINODE_SIDECAR_UNREACHABLE, |words| {
-            words.sidecar_unreachable.map(i64::from)
+        encode_numbers(&nodes, encoder, &metric::SEINODE_SIDECAR_UNREACHABLE, |text| {
+            text.sidecar_unreachable.map(i64::from)
         })
     }
 }
@@ -449,14 +450,14 @@ fn gauges<'a>(
 
 fn encode_phases(nodes: &NodeMap, encoder: &mut DescriptorEncoder) -> Result<(), fmt::Error> {
     let mut family = gauges(encoder, &metric::SEINODE_PHASE)?;
-    for ((namespace, name), words) in nodes {
+    for (ObjectKey { namespace, name }, text) in nodes {
         for phase in PHASES {
             let labels = [
                 ("namespace", namespace.as_str()),
                 ("name", name.as_str()),
                 ("phase", phase.as_str()),
             ];
-            family.encode_family(&labels)?.encode_gauge(&i64::from(phase == words.phase))?;
+            family.encode_family(&labels)?.encode_gauge(&i64::from(phase == text.phase))?;
         }
     }
     Ok(())
@@ -464,8 +465,8 @@ fn encode_phases(nodes: &NodeMap, encoder: &mut DescriptorEncoder) -> Result<(),
 
 fn encode_active_plans(nodes: &NodeMap, encoder: &mut DescriptorEncoder) -> Result<(), fmt::Error> {
     let mut active: BTreeMap<&str, i64> = BTreeMap::new();
-    for ((namespace, _), words) in nodes {
-        *active.entry(namespace).or_default() += i64::from(words.has_active_plan);
+    for (ObjectKey { namespace, .. }, text) in nodes {
+        *active.entry(namespace).or_default() += i64::from(text.has_active_plan);
     }
     let mut family = gauges(encoder, &metric::PLAN_ACTIVE)?;
     for (namespace, count) in active {
@@ -480,9 +481,9 @@ fn encode_halted_chains(
     encoder: &mut DescriptorEncoder,
 ) -> Result<(), fmt::Error> {
     let mut halted: BTreeMap<&str, i64> = BTreeMap::new();
-    for words in nodes.values() {
-        let is_halted = words.pending_update.as_ref().is_some_and(|update| update.is_halted);
-        *halted.entry(&words.chain_id).or_default() += i64::from(is_halted);
+    for text in nodes.values() {
+        let is_halted = text.pending_update.as_ref().is_some_and(|update| update.is_halted);
+        *halted.entry(&text.chain_id).or_default() += i64::from(is_halted);
     }
     let mut family = gauges(encoder, &metric::CHAIN_HALTED_NODES)?;
     for (chain_id, count) in halted {
@@ -499,8 +500,8 @@ fn encode_numbers(
     of: impl Fn(&NodeText) -> Option<i64>,
 ) -> Result<(), fmt::Error> {
     let mut family = gauges(encoder, metric)?;
-    for ((namespace, name), words) in nodes {
-        if let Some(value) = of(words) {
+    for (ObjectKey { namespace, name }, text) in nodes {
+        if let Some(value) = of(text) {
             let labels = [("namespace", namespace.as_str()), ("name", name.as_str())];
             family.encode_family(&labels)?.encode_gauge(&value)?;
         }
@@ -515,8 +516,8 @@ fn encode_conditions(
     of: impl Fn(&NodeText) -> Option<(bool, &'static str)>,
 ) -> Result<(), fmt::Error> {
     let mut family = gauges(encoder, metric)?;
-    for ((namespace, name), words) in nodes {
-        if let Some((is_true, reason)) = of(words) {
+    for (ObjectKey { namespace, name }, text) in nodes {
+        if let Some((is_true, reason)) = of(text) {
             let labels =
                 [("namespace", namespace.as_str()), ("name", name.as_str()), ("reason", reason)];
             family.encode_family(&labels)?.encode_gauge(&i64::from(is_true))?;
@@ -530,8 +531,8 @@ fn encode_pending_updates(
     encoder: &mut DescriptorEncoder,
 ) -> Result<(), fmt::Error> {
     let mut family = gauges(encoder, &metric::SEINODE_PENDING_UPDATE)?;
-    for ((namespace, name), words) in nodes {
-        if let Some(UpdateText { cause, state, .. }) = words.pending_update {
+    for (ObjectKey { namespace, name }, text) in nodes {
+        if let Some(UpdateText { cause, state, .. }) = text.pending_update {
             let labels = [
                 ("namespace", namespace.as_str()),
                 ("name", name.as_str()),

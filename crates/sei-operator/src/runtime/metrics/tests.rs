@@ -111,8 +111,8 @@ fn observing_twice_changes_nothing() {
         sei_controller_plan_active{controller="seinode",namespace="sei"} 2
     "#]],
     );
-    metrics.forget("sei", "b");
-    metrics.forget("sei", "nobody");
+    metrics.forget(&ObjectKey::new("sei", "b"));
+    metrics.forget(&ObjectKey::new("sei", "nobody"));
     assert_eq!(metrics.encode(), once);
 }
 
@@ -424,8 +424,8 @@ fn nodes_that_wait_for_a_failed_roll_are_counted_by_chain() {
     "#]],
     );
     metrics.observe(&node("d", &json!({ "phase": "Running" })));
-    metrics.forget("sei", "b");
-    metrics.forget("sei", "c");
+    metrics.forget(&ObjectKey::new("sei", "b"));
+    metrics.forget(&ObjectKey::new("sei", "c"));
     check(
         &metrics,
         &["chain_halted_nodes"],

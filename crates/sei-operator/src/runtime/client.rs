@@ -32,8 +32,9 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::caches::{Caches, Wake};
-    use crate::metrics::Metrics;
+    use crate::node::Caches;
+    use crate::runtime::controller::Source;
+    use crate::runtime::metrics::Metrics;
 
     /// A server that takes every request and answers none; tells what it was asked for.
     async fn silent() -> (String, mpsc::UnboundedReceiver<String>) {
@@ -62,8 +63,9 @@ mod tests {
         let (address, mut asked) = silent().await;
         let config = Config::new(address.parse().unwrap());
         let client = Client::try_from(hardened_for(config, Duration::from_millis(100))).unwrap();
-        let (sender, _woken) = mpsc::unbounded_channel();
-        let _listed = Caches::default().start(&client, None, &Wake(sender), &Metrics::new());
+        let source = Source::new(kube::Api::all(client.clone()));
+        let metrics = Metrics::new();
+        let _listed = Caches::default().start(&client, None, &source.queue(), &metrics);
         let twice = async {
             let mut lists = 0;
             while lists < 2 {

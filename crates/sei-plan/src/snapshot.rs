@@ -11,14 +11,20 @@ use sei_api::status::SeiNodeStatus;
 use crate::adoption::Comparison;
 use crate::desired::Desired;
 use crate::request::ClaimView;
+use crate::shared::Shared;
 use crate::tasks::Waiting;
 use crate::timing::Timing;
 use crate::view::{JobView, PodView, StatefulSetView, is_owned};
 
-/// What was observed of a node and its world at one moment.
+/// What was observed of a node and everything around it.
 #[derive(Clone, Debug)]
-pub struct Observation {
-    pub node: SeiNode,
+pub struct Snapshot {
+    /// Metadata and spec. Its status is the stored one; decisions read `status`.
+    pub node: Shared<SeiNode>,
+    /// The node's status as far as it is known: stored, or ahead of that.
+    pub status: SeiNodeStatus,
+    /// The resolved peers; `None` where nobody resolved them.
+    pub peers: Option<Vec<String>>,
     pub now: Timestamp,
     /// Id for a plan, should one be built.
     pub plan_id: String,
@@ -26,12 +32,12 @@ pub struct Observation {
     pub timing: Timing,
     pub rollout: Rollout,
     /// The rendered node, or why the spec cannot be rendered.
-    pub desired: Result<Desired, String>,
+    pub desired: Result<Shared<Desired>, String>,
     /// What the platform's registry of state-sync witnesses says of the node's chain.
-    pub syncers: RegisteredWitnesses,
-    pub statefulset: Option<StatefulSetView>,
+    pub witnesses: RegisteredWitnesses,
+    pub statefulset: Option<Shared<StatefulSetView>>,
     /// Pods with the node's label, of any owner.
-    pub pods: Vec<PodView>,
+    pub pods: Vec<Shared<PodView>>,
     pub job: Option<JobView>,
     pub claim: Claim,
     pub sidecar: Sidecar,
@@ -45,8 +51,23 @@ pub struct Observation {
     pub signing_conflict: Option<String>,
     /// What the current task of the active plan waits for, as its last step said.
     pub waiting: Option<Waiting>,
-    /// A request of the active plan has not been answered yet.
-    pub in_flight: bool,
+    pub current: Current,
+}
+
+/// Which of the node's live objects already are as rendered. Comparing whole objects is the costly
+/// part of an snapshot, so the shell does it once per version of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Current {
+    pub service: bool,
+    pub proxy_config: bool,
+    /// The StatefulSet's template has no difference from the rendered one.
+    pub template: bool,
+}
+
+impl Default for Current {
+    fn default() -> Self {
+        Self { service: true, proxy_config: true, template: true }
+    }
 }
 
 /// The platform's rules for rolls that nobody asked for on the node itself.
@@ -132,11 +153,9 @@ impl Slot {
     }
 }
 
-impl Observation {
+impl Snapshot {
     pub fn status(&self) -> &SeiNodeStatus {
-        static EMPTY: std::sync::LazyLock<SeiNodeStatus> =
-            std::sync::LazyLock::new(SeiNodeStatus::default);
-        self.node.status.as_ref().unwrap_or(&EMPTY)
+        &self.status
     }
 
     pub fn generation(&self) -> i64 {
@@ -158,7 +177,8 @@ impl Observation {
 
     /// The node's own StatefulSet: one that another object controls is not it.
     pub fn own_statefulset(&self) -> Option<&StatefulSetView> {
-        self.statefulset.as_ref().filter(|one| one.controller.as_deref() == Some(self.uid()))
+        let statefulset = self.statefulset.as_deref();
+        statefulset.filter(|set| set.controller.as_deref() == Some(self.uid()))
     }
 
     /// Whether there is a StatefulSet of the node's name that the node does not control.
@@ -166,10 +186,15 @@ impl Observation {
         self.statefulset.is_some() && self.own_statefulset().is_none()
     }
 
+    /// Pods with the node's label, of any owner.
+    pub fn pods(&self) -> impl Iterator<Item = &PodView> {
+        self.pods.iter().map(|pod| &**pod)
+    }
+
     /// The node's pod: controlled by its StatefulSet and there to stay.
     pub fn pod(&self) -> Option<&PodView> {
         let statefulset = self.own_statefulset()?;
-        self.pods.iter().find(|pod| is_owned(pod, statefulset) && !pod.is_terminating())
+        self.pods().find(|pod| is_owned(pod, statefulset) && !pod.is_terminating())
     }
 
     /// Whether the node serves: its pod is Ready.

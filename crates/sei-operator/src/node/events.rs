@@ -1,0 +1,150 @@
+//! Events that read well in `kubectl describe`: which changes of a node's status are worth condition.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::runtime::events::{Event, EventType};
+use sei_api::condition::{self, ConditionType};
+use sei_api::status::{SeiNodeStatus, UpdateOutcome};
+
+/// The events of a change of status.
+pub(crate) fn status_events(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Vec<Event> {
+    let events = [
+        phase(before, after),
+        update_started(before, after),
+        update_ended(before, after),
+        drift(before, after),
+        refusal(before, after),
+        stalled(before, after),
+        witnesses(before, after),
+        peers(before, after),
+        sidecar(before, after),
+    ];
+    events.into_iter().flatten().collect()
+}
+
+/// A condition whose status or reason has changed, with what it was before.
+fn changed<'a>(
+    before: &'a SeiNodeStatus,
+    after: &'a SeiNodeStatus,
+    kind: ConditionType,
+) -> Option<(&'a Condition, Option<&'a Condition>)> {
+    let now = condition::find(&after.conditions, kind)?;
+    let was = condition::find(&before.conditions, kind);
+    let same = was.is_some_and(|was| was.reason == now.reason && was.status == now.status);
+    (!same).then_some((now, was))
+}
+
+fn phase(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
+    let to = after.phase.filter(|_| before.phase != after.phase)?;
+    let from = before.phase.map_or("nothing", |phase| phase.as_str());
+    let note = format!("{from} -> {}", to.as_str());
+    Some(event(EventType::Normal, "PhaseTransition", to.as_str(), &note))
+}
+
+fn update_started(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
+    let (condition, _) = changed(before, after, ConditionType::NodeUpdateInProgress)?;
+    (condition.status == "True")
+        .then(|| event(EventType::Normal, "UpdateStarted", "Update", &condition.message))
+}
+
+fn update_ended(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
+    let ended = |status: &SeiNodeStatus| {
+        status.last_update.as_ref().map(|last| (last.plan_id.clone(), last.outcome))
+    };
+    let last = after.last_update.as_ref().filter(|_| ended(before) != ended(after))?;
+    let detail = last.detail.clone().unwrap_or_default();
+    let (kind, reason, note) = match last.outcome {
+        UpdateOutcome::Complete => {
+            let image = after.current_image.clone().unwrap_or_default();
+            (EventType::Normal, "UpdateComplete", format!("runs {image}"))
+        }
+        UpdateOutcome::Failed => (EventType::Warning, "UpdateFailed", detail),
+        UpdateOutcome::Superseded => (EventType::Normal, "UpdateSuperseded", detail),
+    };
+    Some(event(kind, reason, &last.plan_id, &note))
+}
+
+/// A difference that waits for an approval: nothing else reports it.
+fn drift(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
+    let (condition, _) = changed(before, after, ConditionType::PodTemplateDrift)?;
+    ["AdoptedWithDrift", "Held"]
+        .contains(&condition.reason.as_str())
+        .then(|| event(EventType::Normal, &condition.reason, "Drift", &condition.message))
+}
+
+/// An approval of another hash than the target.
+fn refusal(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
+    let refused = |status: &SeiNodeStatus| {
+        status.pending_update.as_ref().and_then(|pending| pending.refused_approval.clone())
+    };
+    let given = refused(after).filter(|_| refused(before) != refused(after))?;
+    let target = &after.pending_update.as_ref()?.target_hash;
+    let note = format!("refuses the approval of {given}: the target is {target}");
+    Some(event(EventType::Warning, "ApprovalRefused", &given, &note))
+}
+
+fn stalled(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
+    let (condition, _) = changed(before, after, ConditionType::Stalled)?;
+    (condition.status == "True")
+        .then(|| event(EventType::Warning, &condition.reason, "Stalled", &condition.message))
+}
+
+fn witnesses(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
+    let (condition, _) = changed(before, after, ConditionType::StateSyncReady)?;
+    ["NoSyncersConfigured", "SyncerSourceError"].contains(&condition.reason.as_str()).then(|| {
+        event(EventType::Warning, "StateSyncBlocked", &condition.reason, &condition.message)
+    })
+}
+
+fn peers(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
+    let (condition, _) = changed(before, after, ConditionType::PeersResolved)?;
+    (condition.status == "False")
+        .then(|| event(EventType::Warning, &condition.reason, "Peers", &condition.message))
+}
+
+fn sidecar(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
+    let (condition, was) = changed(before, after, ConditionType::SidecarReady)?;
+    match (was?.status.as_str(), condition.status.as_str()) {
+        (_, "False") => {
+            let (reason, note) = ("SidecarReadinessLost", "the gate is closed");
+            Some(event(EventType::Warning, reason, "Lost", note))
+        }
+        ("False", "True") => {
+            let (reason, note) = ("SidecarReadinessRestored", "the gate is open");
+            Some(event(EventType::Normal, reason, "Restored", note))
+        }
+        _ => None,
+    }
+}
+
+/// The recorder counts events of one reason and action as one; the action holds what differs.
+fn event(type_: EventType, reason: &str, action: &str, note: &str) -> Event {
+    let note: String = note.chars().take(900).collect();
+    Event {
+        type_,
+        reason: reason.to_owned(),
+        note: (!note.is_empty()).then_some(note),
+        action: action.chars().take(120).collect(),
+        secondary: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sei_api::condition::{ConditionStatus, Reason, Verdict};
+
+    use super::*;
+
+    // SS18
+    #[test]
+    fn a_blocked_node_gets_one_event() {
+        let before = SeiNodeStatus::default();
+        let mut after = before.clone();
+        let now = jiff::Timestamp::UNIX_EPOCH;
+        let (kind, reason) = (ConditionType::StateSyncReady, Reason::NoSyncersConfigured);
+        let verdict = Verdict::new(kind, ConditionStatus::False, reason, "one of two");
+        condition::set(&mut after.conditions, &verdict, 1, now);
+        let events = status_events(&before, &after).into_iter();
+        assert_eq!(events.map(|event| event.reason).collect::<Vec<_>>(), ["StateSyncBlocked"]);
+        assert_eq!(status_events(&after, &after).len(), 0);
+    }
+}

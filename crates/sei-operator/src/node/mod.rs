@@ -1,0 +1,139 @@
+//! The controller of `SeiNode`: which objects wake it, and how a snapshot becomes a pass.
+//!
+//! It decides nothing: `sei-plan` does. `snapshot` gathers what a decision is made from, `reconcile`
+//! performs what a pass asks for, `ledger` grants the slots of a chain's budget.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::events::{Recorder, Reporter};
+use kube::{Api, Client};
+use sei_api::SeiNode;
+use sei_api::names::{EVENT_COMPONENT, label};
+use sei_exec::perform::claim_view;
+use sei_exec::sidecar::Sidecar;
+use sei_plan::request::ClaimView;
+use sei_plan::view::{JobView, PodView, StatefulSetView};
+use serde_json::Value;
+use tokio::sync::watch;
+
+use crate::Options;
+use crate::runtime::cache::{Cache, Scope, View};
+use crate::runtime::controller::{self, Queue, Runtime, Source};
+use crate::runtime::events::Events;
+use crate::runtime::metrics::Metrics;
+
+mod events;
+mod health;
+mod ledger;
+mod peer_ids;
+mod platform_file;
+mod reconcile;
+mod snapshot;
+mod state;
+
+use platform_file::PlatformFile;
+pub use platform_file::read_platform;
+use reconcile::NodeController;
+
+/// The objects of nodes, as far as decisions read them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Caches {
+    statefulsets: Arc<Cache<StatefulSetView>>,
+    pods: Arc<Cache<PodView>>,
+    services: Arc<Cache<ObjectJson>>,
+    config_maps: Arc<Cache<ObjectJson>>,
+    claims: Arc<Cache<ClaimView>>,
+    jobs: Arc<Cache<JobView>>,
+}
+
+/// What of a Service or ConfigMap can be changed by hand, as JSON.
+#[derive(Debug, PartialEq)]
+pub(crate) struct ObjectJson(Value);
+
+impl View for StatefulSetView {
+    /// Its controller updates replica counts all the time; a new version alone is no news.
+    fn is_news(&self, before: &Self) -> bool {
+        !self.equals_but_version(before)
+    }
+}
+
+impl View for PodView {
+    fn is_news(&self, before: &Self) -> bool {
+        !self.equals_but_version(before)
+    }
+}
+
+impl View for ObjectJson {}
+impl View for ClaimView {}
+impl View for JobView {}
+
+impl Caches {
+    /// Starts the watches. The receivers turn true once the first lists are in.
+    pub(crate) fn start(
+        &self,
+        client: &Client,
+        namespace: Option<&str>,
+        queue: &Queue<SeiNode>,
+        metrics: &Metrics,
+    ) -> Vec<watch::Receiver<bool>> {
+        let scope = Scope { client, namespace, owner_label: label::NODE, queue, metrics };
+        vec![
+            scope.follow(&self.statefulsets, |set: &StatefulSet| set.into()),
+            scope.follow(&self.pods, |pod: &Pod| pod.into()),
+            scope.follow(&self.services, snapshot::service_json),
+            scope.follow(&self.config_maps, snapshot::config_map_json),
+            scope.follow(&self.claims, claim_view),
+            scope.follow(&self.jobs, |job: &Job| job.into()),
+        ]
+    }
+}
+
+/// Runs the controller of nodes until `stop` turns true.
+pub(crate) async fn run(
+    runtime: &Arc<Runtime>,
+    client: Client,
+    options: Options,
+    mut stop: watch::Receiver<bool>,
+    ready: watch::Sender<bool>,
+) -> anyhow::Result<()> {
+    let api = match &options.namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    };
+    let source = Source::new(api);
+    let (caches, namespace) = (Caches::default(), options.namespace.as_deref());
+    let lists = caches.start(&client, namespace, &source.queue(), &options.metrics);
+    // Nothing is decided before the first lists are in: what is missing from a half-filled cache
+    // would look deleted.
+    for mut list in lists {
+        tokio::select! {
+            filled = list.wait_for(|filled| *filled) => drop(filled.context("a watch ended")?),
+            _ = stop.wait_for(|stop| *stop) => return Ok(()),
+        }
+    }
+    let reporter = Reporter { controller: EVENT_COMPONENT.to_owned(), instance: None };
+    let controller = Arc::new(NodeController {
+        sidecar: Sidecar::new(options.sidecar_token.clone()),
+        caches,
+        nodes: source.store(),
+        queue: source.queue(),
+        states: Arc::default(),
+        ledger: ledger::Ledger::default(),
+        start_lock: tokio::sync::Mutex::default(),
+        platform_file: PlatformFile::new(options.platform_path.clone(), options.platform.clone()),
+        events: Events::start(Recorder::new(client.clone(), reporter)),
+        peer_ids: peer_ids::PeerIds::default(),
+        leading_since: Instant::now(),
+        client,
+        options,
+    });
+    controller::run(runtime.clone(), controller.clone(), source, stop, ready).await;
+    runtime.finish().await;
+    controller.events.flush().await;
+    Ok(())
+}

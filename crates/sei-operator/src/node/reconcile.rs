@@ -1,0 +1,258 @@
+//! One reconcile of a node: take a snapshot, run the pass, perform what it asks for.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kube::runtime::reflector::Store;
+use kube::{Client, Resource as _};
+use sei_api::SeiNode;
+use sei_api::key::ObjectKey;
+use sei_api::status::SeiNodeStatus;
+use sei_exec::Cluster;
+use sei_exec::call::find;
+use sei_exec::sidecar::Sidecar;
+use sei_exec::status::{WriteError, write_status};
+use sei_plan::deletion::Deletion;
+use sei_plan::pass::{Ask, Ending, Pass};
+use sei_plan::request::{Outcome, Request};
+use sei_plan::shared::Shared;
+
+use super::Caches;
+use super::events::status_events;
+use super::ledger::Ledger;
+use super::peer_ids::PeerIds;
+use super::platform_file::PlatformFile;
+use super::state::{NodeState, is_current};
+use crate::Options;
+use crate::runtime::controller::{Error, Guarded, Queue, Reconcile, Slot, reference};
+use crate::runtime::events::Events;
+use crate::runtime::state::States;
+
+/// The controller of nodes, with everything its reconciles share.
+pub(crate) struct NodeController {
+    pub(crate) options: Options,
+    pub(crate) client: Client,
+    pub(crate) sidecar: Sidecar,
+    pub(crate) caches: Caches,
+    pub(crate) nodes: Store<Guarded<SeiNode>>,
+    pub(crate) queue: Queue<SeiNode>,
+    pub(crate) states: Arc<States<NodeState>>,
+    pub(crate) ledger: Ledger,
+    /// Held from the checks for other signers until a start is written: one start at a time.
+    pub(crate) start_lock: tokio::sync::Mutex<()>,
+    pub(crate) platform_file: PlatformFile,
+    pub(crate) events: Events,
+    pub(crate) peer_ids: PeerIds,
+    pub(crate) leading_since: Instant,
+}
+
+impl Reconcile for NodeController {
+    type Kind = SeiNode;
+
+    async fn reconcile(
+        self: &Arc<Self>,
+        cached: &SeiNode,
+        slot: &mut Slot,
+    ) -> Result<Option<Duration>, Error> {
+        let key = ObjectKey::of(&cached.metadata);
+        let node = self.states.with(&key, |state| state.newest(cached));
+        let conversation = if node.metadata.deletion_timestamp.is_some() {
+            self.states.with(&key, |state| state.probe = None);
+            Conversation::Deletion(Box::new(Deletion::new(node)))
+        } else {
+            self.options.metrics.observe(&node);
+            let carried = self.states.with(&key, |state| state.carried(&node));
+            let snapshot = self.snapshot(&node, &key);
+            Conversation::Pass(Box::new(Pass::begin(snapshot, carried)))
+        };
+        self.drive(conversation, &key, slot).await
+    }
+
+    fn finished(&self, key: &ObjectKey, succeeded: bool) {
+        self.ledger.finished(key, self, succeeded);
+        self.forget_if_deleted(key);
+    }
+
+    fn is_own_write(&self, node: &SeiNode) -> bool {
+        let key = ObjectKey::of(&node.metadata);
+        let known = self.states.find(&key, |state| {
+            state.latest.as_ref().is_some_and(|latest| is_current(latest, node))
+        });
+        known.unwrap_or(false)
+    }
+
+    fn sweep(&self) {
+        for key in self.states.keys() {
+            self.forget_if_deleted(&key);
+        }
+        self.peer_ids.retain(&self.caches.pods.each(|pod| pod.uid.clone()));
+    }
+}
+
+/// What asks in a reconcile.
+enum Conversation {
+    Pass(Box<Pass>),
+    Deletion(Box<Deletion>),
+}
+
+impl Conversation {
+    fn ask(&mut self) -> Ask {
+        match self {
+            Self::Pass(pass) => pass.ask(),
+            Self::Deletion(deletion) => deletion.ask(),
+        }
+    }
+
+    fn absorb(&mut self, outcome: Outcome) {
+        match self {
+            Self::Pass(pass) => pass.absorb(outcome),
+            Self::Deletion(deletion) => deletion.absorb(outcome),
+        }
+    }
+
+    fn node(&self) -> &Shared<SeiNode> {
+        match self {
+            Self::Pass(pass) => pass.node(),
+            Self::Deletion(deletion) => deletion.node(),
+        }
+    }
+
+    fn is_exclusive(&self) -> bool {
+        matches!(self, Self::Pass(pass) if pass.is_exclusive())
+    }
+}
+
+impl NodeController {
+    /// Performs what a conversation asks for, up to its end.
+    async fn drive(
+        &self,
+        mut conversation: Conversation,
+        key: &ObjectKey,
+        slot: &mut Slot,
+    ) -> Result<Option<Duration>, Error> {
+        let (client, sidecar) = (self.client.clone(), self.sidecar.clone());
+        let cluster = Cluster::new(client, sidecar, key, self.options.namespace.as_deref());
+        let mut starting = None;
+        loop {
+            match conversation.ask() {
+                Ask::Perform(request) => {
+                    if conversation.is_exclusive() && starting.is_none() {
+                        starting = Some(self.start_lock.lock().await);
+                    }
+                    let outcome = match *request {
+                        Request::TakeSlot => {
+                            Outcome::Slot(self.ledger.take(conversation.node(), key, self))
+                        }
+                        Request::Sidecar(_) => slot.outside(cluster.perform(&request)).await,
+                        _ => cluster.perform(&request).await,
+                    };
+                    conversation.absorb(outcome);
+                    if !conversation.is_exclusive() {
+                        starting = None;
+                    }
+                    self.remember(key, conversation.node());
+                }
+                Ask::Write(status) => {
+                    match self.write(&cluster, conversation.node(), &status).await {
+                        Ok(Some(node)) => {
+                            conversation.absorb(Outcome::Node(Some(Box::new(node))));
+                            self.remember(key, conversation.node());
+                        }
+                        Ok(None) => {}
+                        Err(WriteError::Stale) => {
+                            return Ok(Some(self.stale_read(key, &cluster).await));
+                        }
+                        Err(WriteError::Pruned(field)) => return Err(Error::SchemaTooOld(field)),
+                        Err(WriteError::Call(failure)) => return Err(Error::Call(failure)),
+                    }
+                }
+                Ask::Done(ending) => {
+                    return self.end(key, &conversation, *ending, &cluster).await;
+                }
+            }
+        }
+    }
+
+    /// Writes a status, and reports the change to people and metrics.
+    async fn write(
+        &self,
+        cluster: &Cluster,
+        node: &SeiNode,
+        status: &SeiNodeStatus,
+    ) -> Result<Option<SeiNode>, WriteError> {
+        let written = write_status(&cluster.nodes(), node, status).await?;
+        if written.is_some() {
+            let before = node.status.clone().unwrap_or_default();
+            let now = jiff::Timestamp::now();
+            self.options.metrics.transition(node, &before, status, now);
+            self.events.publish(&node.object_ref(&()), status_events(&before, status));
+        }
+        Ok(written)
+    }
+
+    /// Keeps the newest version of the node.
+    fn remember(&self, key: &ObjectKey, node: &Shared<SeiNode>) {
+        self.states.with(key, |state| {
+            if !state.latest.as_ref().is_some_and(|latest| latest.is_same(node)) {
+                state.latest = Some(node.clone());
+            }
+        });
+    }
+
+    async fn end(
+        &self,
+        key: &ObjectKey,
+        conversation: &Conversation,
+        ending: Ending,
+        cluster: &Cluster,
+    ) -> Result<Option<Duration>, Error> {
+        if let Some(failure) = ending.failure {
+            return Err(Error::Call(failure));
+        }
+        if ending.is_stale {
+            return Ok(Some(self.stale_read(key, cluster).await));
+        }
+        let node = conversation.node();
+        if ending.is_released {
+            // Other finalizers may keep it for a while; this operator is done with it.
+            self.options.metrics.forget(key);
+        } else if node.metadata.deletion_timestamp.is_some() {
+            self.options.metrics.observe(node);
+        }
+        if ending.opened_gate {
+            self.gate_opened(key);
+        }
+        self.states.with(key, |state| {
+            state.fresh_read();
+            state.delete_conflicts = ending.delete_conflicts;
+            state.defer(node, ending.deferred);
+        });
+        if tracing::enabled!(tracing::Level::DEBUG) {
+            let report: Vec<String> = ending.report.iter().map(ToString::to_string).collect();
+            let waits = ending.waiting.map(|waiting| waiting.message).unwrap_or_default();
+            tracing::debug!(node = %key, report = %report.join("; "), waits, "reconciled");
+        }
+        Ok(ending.requeue)
+    }
+
+    /// Another client wrote the node meanwhile. The watch shows what was written; if it has not by
+    /// the next time, it may be silent for minutes, and the server is asked.
+    async fn stale_read(&self, key: &ObjectKey, cluster: &Cluster) -> Duration {
+        let (pause, ask) =
+            self.states.with(key, |state| (state.stale_read(), state.needs_live_read()));
+        if ask && let Ok(Some(live)) = find("get seinode", cluster.nodes().get(&key.name)).await {
+            self.remember(key, &Shared::new(live));
+        }
+        pause
+    }
+
+    /// Drops what is kept of a node if it no longer exists.
+    fn forget_if_deleted(&self, key: &ObjectKey) {
+        if self.nodes.get(&reference(key)).is_some() {
+            return;
+        }
+        self.states.remove(key);
+        self.options.metrics.forget(key);
+        self.ledger.forget(key, None, self);
+    }
+}

@@ -1,0 +1,343 @@
+//! Gathers what a decision about a node is made from. Nothing is rendered or compared that has not
+//! changed since the last time.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{ConfigMap, Service};
+use sei_api::SeiNode;
+use sei_api::key::ObjectKey;
+use sei_api::names::{annotation, data_claim, proxy_config};
+use sei_plan::budget::Budget;
+use sei_plan::desired::{Desired, render_desired};
+use sei_plan::peers;
+use sei_plan::planner::state_sync::check_state_sync;
+use sei_plan::platform::{Adoption, PodCheck};
+use sei_plan::shared::Shared;
+use sei_plan::signers;
+use sei_plan::snapshot::{Claim, Current, RegisteredWitnesses, Rollout, Snapshot};
+use sei_plan::view::{StatefulSetView, is_owned};
+use serde_json::Value;
+
+use super::ObjectJson;
+use super::peer_ids::PeerId;
+use super::reconcile::NodeController;
+use crate::runtime::controller::{Guarded, metadata};
+
+/// A rendered node with the inputs it was rendered from. Platform and algorithm do not change while
+/// a process leads.
+#[derive(Debug)]
+pub(crate) struct Rendered {
+    uid: Option<String>,
+    generation: Option<i64>,
+    /// The one annotation that a template depends on.
+    dedicated: Option<String>,
+    peers: Vec<String>,
+    witnesses: Vec<String>,
+    pub(crate) desired: Result<Shared<Desired>, String>,
+}
+
+impl Rendered {
+    pub(crate) fn has_inputs_of(&self, other: &Self) -> bool {
+        self.uid == other.uid
+            && self.generation == other.generation
+            && self.dedicated == other.dedicated
+            && self.peers == other.peers
+            && self.witnesses == other.witnesses
+    }
+}
+
+/// What was last compared with the rendered node, and how that went.
+#[derive(Debug, Default)]
+pub(crate) struct Compared {
+    desired: Option<Shared<Desired>>,
+    service: Memo<ObjectJson>,
+    proxy_config: Memo<ObjectJson>,
+    template: Memo<StatefulSetView>,
+}
+
+/// The result of comparing one live object with the rendered one.
+#[derive(Debug)]
+struct Memo<V>(Option<(Shared<V>, bool)>);
+
+impl<V> Default for Memo<V> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<V> Memo<V> {
+    fn get(&mut self, live: &Shared<V>, compare: impl FnOnce(&V) -> bool) -> bool {
+        if let Some((known, result)) = &self.0
+            && known.is_same(live)
+        {
+            return *result;
+        }
+        let result = compare(live);
+        self.0 = Some((live.clone(), result));
+        result
+    }
+}
+
+impl Compared {
+    /// Which live objects already are as rendered. An object that does not exist is not.
+    fn current(
+        &mut self,
+        desired: &Shared<Desired>,
+        service: Option<&Shared<ObjectJson>>,
+        proxy_config: Option<&Shared<ObjectJson>>,
+        statefulset: Option<&Shared<StatefulSetView>>,
+    ) -> Current {
+        if !self.desired.as_ref().is_some_and(|known| known.is_same(desired)) {
+            *self = Self { desired: Some(desired.clone()), ..Self::default() };
+        }
+        let covers_json = |rendered: Value| move |live: &ObjectJson| covers(&live.0, &rendered);
+        Current {
+            service: service.is_some_and(|live| {
+                self.service.get(live, |live| covers_json(rendered_json(&desired.service))(live))
+            }),
+            proxy_config: proxy_config.is_some_and(|live| {
+                let compare =
+                    |live: &ObjectJson| covers_json(rendered_json(&desired.proxy_config))(live);
+                self.proxy_config.get(live, compare)
+            }),
+            template: statefulset.is_none_or(|live| {
+                self.template.get(live, |live| {
+                    sei_plan::diff::against_live(&live.template, &desired.template).is_empty()
+                })
+            }),
+        }
+    }
+}
+
+impl NodeController {
+    /// A snapshot of a node and everything around it, from caches.
+    pub(crate) fn snapshot(self: &Arc<Self>, node: &Shared<SeiNode>, key: &ObjectKey) -> Snapshot {
+        let (peers, asks_peers) = self.peers(node, key);
+        let witnesses = if node.spec.snapshot().is_some() {
+            self.platform_file.witnesses(&node.spec.chain_id)
+        } else {
+            RegisteredWitnesses::Known(Vec::new())
+        };
+        let desired = self.desired(node, key, &peers, &witnesses);
+        let statefulset = self.caches.statefulsets.get(key, &key.name);
+        let pods = self.caches.pods.of(key);
+        let own = statefulset.as_ref().and_then(|set| pods.iter().find(|pod| is_owned(pod, set)));
+        let sidecar = self.health(own.map(|pod| &**pod), key);
+        let current = match &desired {
+            Ok(desired) => self.current(key, desired, statefulset.as_ref()),
+            Err(_) => Current::default(),
+        };
+        Snapshot {
+            node: node.clone(),
+            status: node.status.clone().unwrap_or_default(),
+            peers: Some(peers),
+            now: jiff::Timestamp::now(),
+            plan_id: uuid::Uuid::new_v4().to_string(),
+            operator_version: self.options.version.clone(),
+            timing: self.options.timing,
+            rollout: self.rollout(),
+            witnesses,
+            sidecar,
+            slot: None,
+            asks_peers,
+            signing_conflict: self.signing_conflict(node),
+            job: self.caches.jobs.of(key).pop().map(|job| (*job).clone()),
+            claim: self.claim(node, key),
+            adoption: None,
+            waiting: None,
+            statefulset,
+            pods,
+            desired,
+            current,
+        }
+    }
+
+    fn rollout(&self) -> Rollout {
+        let rollout = &self.options.platform.rollout;
+        Rollout {
+            on_operator_change: rollout.on_operator_change,
+            adopt_automatically: rollout.adoption == Adoption::Auto,
+            settles_in: self.settles_in(),
+            checks_pods: rollout.pod_check == PodCheck::DryRun,
+            ready_deadline: self.budget().ready_deadline,
+        }
+    }
+
+    /// How much longer the lease must be held to trust one's own view of the fleet.
+    fn settles_in(&self) -> Option<Duration> {
+        let settle = self.options.timing.configured(self.options.platform.rollout.settle_seconds);
+        settle.checked_sub(self.leading_since.elapsed()).filter(|left| !left.is_zero())
+    }
+
+    /// The platform's figures for rolls that were not requested on the node itself.
+    pub(crate) fn budget(&self) -> Budget {
+        Budget::of(&self.options.platform.rollout, self.options.timing)
+    }
+
+    /// Every node, in a fixed order.
+    pub(crate) fn all_nodes(&self) -> Vec<Arc<Guarded<SeiNode>>> {
+        let key = |node: &Guarded<SeiNode>| {
+            let metadata = metadata(node);
+            (metadata.namespace.clone(), metadata.name.clone())
+        };
+        let mut nodes = self.nodes.state();
+        nodes.sort_by_cached_key(|node| key(node));
+        nodes
+    }
+
+    /// The node's peers, and whether some of them still have to report their ids.
+    fn peers(self: &Arc<Self>, node: &SeiNode, key: &ObjectKey) -> (Vec<String>, bool) {
+        let sources = node.spec.peers.as_deref().unwrap_or_default();
+        if sources.is_empty() {
+            return (Vec::new(), false);
+        }
+        let by_label = sources.iter().any(|source| source.label.is_some());
+        let nodes = if by_label { self.all_nodes() } else { Vec::new() };
+        let nodes: Vec<&SeiNode> = decoded(&nodes).collect();
+        let asks = Cell::new(false);
+        let resolved = peers::resolve(node, &nodes, |peer| match self.peer_id(peer, key)? {
+            PeerId::Known(id) => Some(id),
+            PeerId::Asked(_) => {
+                asks.set(true);
+                None
+            }
+            PeerId::Silent(_) => None,
+        });
+        (resolved, asks.get())
+    }
+
+    fn desired(
+        &self,
+        node: &SeiNode,
+        key: &ObjectKey,
+        peers: &[String],
+        witnesses: &RegisteredWitnesses,
+    ) -> Result<Shared<Desired>, String> {
+        let check = check_state_sync(&node.spec, witnesses);
+        let annotations = node.metadata.annotations.as_ref();
+        let mut rendered = Rendered {
+            uid: node.metadata.uid.clone(),
+            generation: node.metadata.generation,
+            dedicated: annotations.and_then(|all| all.get(annotation::DEDICATED_NODE).cloned()),
+            peers: peers.to_vec(),
+            witnesses: check.witnesses.unwrap_or_default(),
+            desired: Err(String::new()),
+        };
+        if let Some(known) = self.states.with(key, |state| state.desired(&rendered)) {
+            return known;
+        }
+        let platform = &self.options.platform;
+        rendered.desired = render_desired(node, platform, peers, &rendered.witnesses)
+            .map(|desired| Shared::new(desired.hashed_by(self.options.algorithm)))
+            .map_err(|error| error.to_string());
+        let desired = rendered.desired.clone();
+        self.states.with(key, |state| state.rendered = Some(rendered));
+        desired
+    }
+
+    fn current(
+        &self,
+        key: &ObjectKey,
+        desired: &Shared<Desired>,
+        statefulset: Option<&Shared<StatefulSetView>>,
+    ) -> Current {
+        let service = self.caches.services.get(key, &key.name);
+        let config = self.caches.config_maps.get(key, &proxy_config(&key.name));
+        self.states.with(key, |state| {
+            state.compared.current(desired, service.as_ref(), config.as_ref(), statefulset)
+        })
+    }
+
+    /// The node's own claim, if the cache shows it.
+    fn claim(&self, node: &SeiNode, key: &ObjectKey) -> Claim {
+        if node.spec.imported_claim().is_some() {
+            return Claim::Unknown;
+        }
+        let found = self.caches.claims.get(key, &data_claim(&key.name));
+        found.map_or(Claim::Unknown, |claim| Claim::Present((*claim).clone()))
+    }
+
+    /// An older node with the same signing key or volume.
+    fn signing_conflict(&self, node: &SeiNode) -> Option<String> {
+        if !node.spec.signs() {
+            return None;
+        }
+        let nodes = self.all_nodes();
+        signers::older_holder(node, decoded(&nodes))
+    }
+}
+
+/// The decoded nodes among these.
+pub(crate) fn decoded(nodes: &[Arc<Guarded<SeiNode>>]) -> impl Iterator<Item = &SeiNode> {
+    nodes.iter().filter_map(|node| node.0.as_ref().ok())
+}
+
+pub(super) fn service_json(service: &Service) -> ObjectJson {
+    object_json(service)
+}
+
+pub(super) fn config_map_json(map: &ConfigMap) -> ObjectJson {
+    object_json(map)
+}
+
+/// Everything but what the server itself maintains.
+fn object_json(object: &impl serde::Serialize) -> ObjectJson {
+    let mut value = serde_json::to_value(object).unwrap_or_default();
+    if let Some(map) = value.as_object_mut() {
+        map.remove("status");
+    }
+    if let Some(metadata) = value["metadata"].as_object_mut() {
+        metadata
+            .retain(|key, _| ["name", "labels", "ownerReferences", "uid"].contains(&key.as_str()));
+    }
+    ObjectJson(value)
+}
+
+fn rendered_json(object: &impl serde::Serialize) -> Value {
+    let mut value = serde_json::to_value(object).unwrap_or_default();
+    if let Some(metadata) = value["metadata"].as_object_mut() {
+        metadata.remove("namespace");
+    }
+    value
+}
+
+/// Whether `live` holds everything in `rendered`; what only `live` has is the server's.
+fn covers(live: &Value, rendered: &Value) -> bool {
+    match (live, rendered) {
+        (Value::Object(live), Value::Object(rendered)) => rendered
+            .iter()
+            .all(|(key, value)| live.get(key).is_some_and(|found| covers(found, value))),
+        (Value::Array(live), Value::Array(rendered)) => {
+            live.len() == rendered.len()
+                && live.iter().zip(rendered).all(|(found, value)| covers(found, value))
+        }
+        _ => live == rendered,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_object_covers_another_that_it_holds() {
+        let live = json!({ "a": 1, "b": { "c": [ { "d": 1, "default": true } ] } });
+        assert!(covers(&live, &json!({ "b": { "c": [ { "d": 1 } ] } })));
+        assert!(!covers(&live, &json!({ "b": { "c": [ { "d": 2 } ] } })));
+        assert!(!covers(&live, &json!({ "b": { "c": [] } })));
+        assert!(!covers(&live, &json!({ "x": 1 })));
+    }
+
+    #[test]
+    fn a_live_object_is_compared_once_per_version() {
+        let mut memo = Memo::default();
+        let first = Shared::new(ObjectJson(json!(1)));
+        assert!(memo.get(&first, |_| true));
+        assert!(memo.get(&first, |_| false), "the result is kept");
+        assert!(!memo.get(&Shared::new(ObjectJson(json!(1))), |_| false), "another version");
+    }
+}

@@ -1,0 +1,128 @@
+//! What the operator keeps in memory about each node between two reconciles.
+
+use std::time::{Duration, Instant};
+
+use sei_api::SeiNode;
+use sei_api::status::SeiNodeStatus;
+use sei_plan::desired::Desired;
+use sei_plan::pass::Carried;
+use sei_plan::shared::Shared;
+
+use super::health::Probe;
+use super::snapshot::{Compared, Rendered};
+
+/// The state of one node. All of it can be lost.
+#[derive(Debug, Default)]
+pub(crate) struct NodeState {
+    /// The newest version of the node that this process has seen: from the watch, from our own
+    /// write, or from a live read.
+    pub(crate) latest: Option<Shared<SeiNode>>,
+    pub(crate) deferred: Option<Deferred>,
+    pub(crate) delete_conflicts: u32,
+    /// Reconciles in a row that ended because another client had written the node.
+    stale_reads: u32,
+    pub(crate) probe: Option<Probe>,
+    pub(crate) rendered: Option<Rendered>,
+    pub(crate) compared: Compared,
+}
+
+/// Progress that is not written yet.
+#[derive(Clone, Debug)]
+pub(crate) struct Deferred {
+    /// The node whose stored status it continues.
+    node: Shared<SeiNode>,
+    status: SeiNodeStatus,
+    since: Instant,
+}
+
+impl NodeState {
+    /// The newer of what the cache shows and what this process has seen otherwise. A cache may lag
+    /// behind our own writes.
+    pub(crate) fn newest(&mut self, cached: &SeiNode) -> Shared<SeiNode> {
+        if let Some(latest) = &self.latest
+            && is_current(latest, cached)
+        {
+            return latest.clone();
+        }
+        let node = Shared::new(cached.clone());
+        self.latest = Some(node.clone());
+        node
+    }
+
+    /// What the last reconcile leaves to this one.
+    pub(crate) fn carried(&mut self, node: &SeiNode) -> Carried {
+        let deferred = self.deferred.as_ref().filter(|one| one.node.status == node.status);
+        let deferred = deferred.map(|one| (one.status.clone(), one.since.elapsed()));
+        Carried { deferred, delete_conflicts: self.delete_conflicts }
+    }
+
+    /// Keeps progress for the next reconcile, or drops what is written.
+    pub(crate) fn defer(&mut self, node: &Shared<SeiNode>, status: Option<Box<SeiNodeStatus>>) {
+        let since = self.deferred.take().map_or_else(Instant::now, |before| before.since);
+        self.deferred =
+            status.map(|status| Deferred { node: node.clone(), status: *status, since });
+    }
+
+    /// Counts another reconcile that met a newer version of the node. Returns the pause before the
+    /// next, 100 ms doubling to a minute: the first is an everyday race, which the watch resolves.
+    pub(crate) fn stale_read(&mut self) -> Duration {
+        self.stale_reads = self.stale_reads.saturating_add(1);
+        let pause = Duration::from_millis(100) * (1 << (self.stale_reads - 1).min(10));
+        pause.min(Duration::from_secs(60))
+    }
+
+    /// Whether the watch has not shown the newer version in time: then the server is asked.
+    pub(crate) fn needs_live_read(&self) -> bool {
+        self.stale_reads > 1
+    }
+
+    pub(crate) fn fresh_read(&mut self) {
+        self.stale_reads = 0;
+    }
+
+    /// The rendered node, if it was rendered from the same inputs before.
+    pub(crate) fn desired(&self, like: &Rendered) -> Option<Result<Shared<Desired>, String>> {
+        let rendered = self.rendered.as_ref().filter(|rendered| rendered.has_inputs_of(like))?;
+        Some(rendered.desired.clone())
+    }
+}
+
+/// Whether `ours` is the same object as `cached`, and no older.
+pub(crate) fn is_current(ours: &SeiNode, cached: &SeiNode) -> bool {
+    let version = |node: &SeiNode| -> u64 {
+        node.metadata.resource_version.as_ref().and_then(|text| text.parse().ok()).unwrap_or(0)
+    };
+    ours.metadata.uid == cached.metadata.uid && version(ours) >= version(cached)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(uid: &str, version: &str) -> SeiNode {
+        let mut node = SeiNode::new("n", sei_api::SeiNodeSpec::default());
+        node.metadata.uid = Some(uid.into());
+        node.metadata.resource_version = Some(version.into());
+        node
+    }
+
+    #[test]
+    fn our_own_write_counts_until_the_cache_has_it() {
+        let newest = |cached: &SeiNode| {
+            let latest = Some(Shared::new(node("a", "12")));
+            let mut state = NodeState { latest, ..NodeState::default() };
+            state.newest(cached).metadata.resource_version.clone().unwrap()
+        };
+        assert_eq!(newest(&node("a", "9")), "12");
+        assert_eq!(newest(&node("a", "100")), "100");
+        assert_eq!(newest(&node("b", "9")), "9", "created again under its name");
+    }
+
+    #[test]
+    fn stale_reads_wait_longer_each_time() {
+        let mut state = NodeState::default();
+        let pauses: Vec<_> = (0..12).map(|_| state.stale_read().as_millis()).collect();
+        assert_eq!(pauses[..4], [100, 200, 400, 800]);
+        assert_eq!(pauses[9..], [51_200, 60_000, 60_000]);
+    }
+}

@@ -1,0 +1,420 @@
+//! The reconcile loop of one kind, on kube's `Controller`.
+//!
+//! kube's scheduler is the only queue, lock and timer: it runs one reconcile per object at a time,
+//! keeps a request that arrives meanwhile, and merges timers. Its concurrency is unbounded here; a
+//! semaphore bounds the work instead, because a reconcile gives its slot back while it waits for a
+//! sidecar. Two guarantees are added:
+//!
+//! - kube's runner may drop a reconcile that it has just started when it is told to stop. A
+//!   reconcile may be in the middle of a write then, so each runs as a task of its own, and
+//!   [`Runtime::finish`] waits for all of them.
+//! - A panic in one reconcile would end the loop, and with it the operator. The task contains it.
+
+use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::{StreamExt as _, future};
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::core::DeserializeGuard;
+use kube::runtime::controller::{Action, Config, Controller};
+use kube::runtime::reflector::{self, ObjectRef, Store, store::Writer};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Resource};
+use sei_api::key::ObjectKey;
+use sei_plan::request::Failure;
+use serde::de::DeserializeOwned;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio_util::task::TaskTracker;
+
+use super::cache;
+use super::metrics::Metrics;
+
+/// An object that may not decode: one bad object harms only itself.
+pub type Guarded<K> = DeserializeGuard<K>;
+
+/// How many reconciles work at once, over all kinds.
+const CONCURRENCY: usize = 32;
+
+/// Why a reconcile failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("the stored object cannot be decoded: {0}")]
+    Undecodable(String),
+    #[error("failed to call the API server: {0:?}")]
+    Call(Failure),
+    #[error("the installed CRD drops status fields ({0}); apply the CRDs of this version")]
+    SchemaTooOld(String),
+    #[error("a defect of the operator, please report it: {0}")]
+    Panicked(String),
+}
+
+impl Error {
+    /// A label for metrics: few values, no names.
+    pub fn category(&self) -> &'static str {
+        match self {
+            Self::Undecodable(_) => "undecodable",
+            Self::Call(_) => "api",
+            Self::SchemaTooOld(_) => "schema",
+            Self::Panicked(_) => "panic",
+        }
+    }
+}
+
+/// A kind that this operator can reconcile.
+pub trait Kind:
+    Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+    + Clone
+    + Debug
+    + DeserializeOwned
+    + Send
+    + Sync
+    + 'static
+{
+}
+
+impl<K> Kind for K where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+        + Clone
+        + Debug
+        + DeserializeOwned
+        + Send
+        + Sync
+        + 'static
+{
+}
+
+/// What a kind's controller does. The loop calls it for one object at a time, never twice at once.
+pub trait Reconcile: Send + Sync + 'static {
+    type Kind: Kind;
+
+    /// Reconciles one object. Returns after what time to do so again although nothing changed.
+    fn reconcile(
+        self: &Arc<Self>,
+        object: &Self::Kind,
+        slot: &mut Slot,
+    ) -> impl Future<Output = Result<Option<Duration>, Error>> + Send;
+
+    /// A reconcile of this object has ended.
+    fn finished(&self, key: &ObjectKey, succeeded: bool);
+
+    /// Whether an event only shows what the controller itself wrote last.
+    fn is_own_write(&self, object: &Self::Kind) -> bool;
+
+    /// Objects may have been deleted: drop what is kept of those.
+    fn sweep(&self);
+}
+
+/// Enqueues objects of a kind.
+#[derive(Debug)]
+pub struct Queue<K: Kind>(mpsc::UnboundedSender<ObjectRef<Guarded<K>>>);
+
+impl<K: Kind> Clone for Queue<K> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<K: Kind> Queue<K> {
+    /// Reconciles this object soon.
+    pub fn enqueue(&self, key: &ObjectKey) {
+        // The receiver ends only with the process.
+        let _ = self.0.send(reference(key));
+    }
+}
+
+/// The key of a guarded object, in the form of kube's stores.
+pub fn reference<K: Kind>(key: &ObjectKey) -> ObjectRef<Guarded<K>> {
+    ObjectRef::new(&key.name).within(&key.namespace)
+}
+
+/// The metadata of an object, decoded or not.
+pub fn metadata<K: Kind>(object: &Guarded<K>) -> &ObjectMeta {
+    match &object.0 {
+        Ok(object) => object.meta(),
+        Err(invalid) => &invalid.metadata,
+    }
+}
+
+/// What all controllers of the process share.
+#[derive(Debug)]
+pub struct Runtime {
+    slots: Arc<Semaphore>,
+    tasks: TaskTracker,
+    /// What is being reconciled, by kind and name.
+    in_flight: Mutex<BTreeSet<String>>,
+    pub metrics: Metrics,
+}
+
+impl Runtime {
+    pub fn new(metrics: Metrics) -> Arc<Self> {
+        Arc::new(Self {
+            slots: Arc::new(Semaphore::new(CONCURRENCY)),
+            tasks: TaskTracker::new(),
+            in_flight: Mutex::default(),
+            metrics,
+        })
+    }
+
+    /// Waits until every reconcile has ended. No controller runs any more, so none begins.
+    pub async fn finish(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    /// What is being reconciled now, as `Kind namespace/name`.
+    pub fn in_flight(&self) -> Vec<String> {
+        self.lock_in_flight().iter().cloned().collect()
+    }
+
+    fn lock_in_flight(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Marks an object as being reconciled until it is dropped.
+struct InFlight<'a> {
+    runtime: &'a Runtime,
+    name: String,
+}
+
+impl<'a> InFlight<'a> {
+    fn new(runtime: &'a Runtime, name: String) -> Self {
+        runtime.lock_in_flight().insert(name.clone());
+        Self { runtime, name }
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.runtime.lock_in_flight().remove(&self.name);
+    }
+}
+
+/// The right of one reconcile to work. It is given back while the reconcile waits for a sidecar, so
+/// that a sidecar that hangs never holds a slot.
+#[derive(Debug)]
+pub struct Slot {
+    slots: Arc<Semaphore>,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Slot {
+    async fn take(slots: &Arc<Semaphore>) -> Self {
+        let mut slot = Self { slots: slots.clone(), permit: None };
+        slot.retake().await;
+        slot
+    }
+
+    async fn retake(&mut self) {
+        let permit = self.slots.clone().acquire_owned().await;
+        self.permit = Some(permit.expect("the semaphore is never closed"));
+    }
+
+    /// Waits for something slow without the slot.
+    pub async fn outside<T>(&mut self, slow: impl Future<Output = T>) -> T {
+        self.permit = None;
+        let value = slow.await;
+        self.retake().await;
+        value
+    }
+}
+
+/// The watch of a kind: its store, its queue and its events.
+pub struct Source<K: Kind> {
+    api: Api<Guarded<K>>,
+    store: Store<Guarded<K>>,
+    writer: Writer<Guarded<K>>,
+    queue: Queue<K>,
+    enqueued: mpsc::UnboundedReceiver<ObjectRef<Guarded<K>>>,
+}
+
+impl<K: Kind> Source<K> {
+    pub fn new(api: Api<Guarded<K>>) -> Self {
+        let (store, writer) = reflector::store();
+        let (sender, enqueued) = mpsc::unbounded_channel();
+        Self { api, store, writer, queue: Queue(sender), enqueued }
+    }
+
+    /// The objects that the watch has shown so far.
+    pub fn store(&self) -> Store<Guarded<K>> {
+        self.store.clone()
+    }
+
+    pub fn queue(&self) -> Queue<K> {
+        self.queue.clone()
+    }
+}
+
+/// Runs a kind's controller until `stop` turns true. `listed` turns true with its first list.
+pub async fn run<R: Reconcile>(
+    runtime: Arc<Runtime>,
+    reconciler: Arc<R>,
+    source: Source<R::Kind>,
+    mut stop: watch::Receiver<bool>,
+    listed: watch::Sender<bool>,
+) {
+    let Source { api, store, writer, mut enqueued, queue: _queue } = source;
+    let deleted = Arc::new(Notify::new());
+    let is_listed = listed.subscribe();
+    let kind = R::Kind::kind(&());
+    // Errors are handled here: a controller that is given one delays every other request.
+    let events = watcher(api, watcher::Config::default());
+    let events = cache::persistent(events, kind, runtime.metrics.clone()).map(Ok).reflect(writer);
+    let events = events.inspect(on_list(listed, deleted.clone())).applied_objects();
+    let own = reconciler.clone();
+    let news = events.filter(move |event| {
+        let object = event.as_ref().ok().and_then(|object| object.0.as_ref().ok());
+        future::ready(!object.is_some_and(|object| own.is_own_write(object)))
+    });
+    let requests = futures::stream::poll_fn(move |context| enqueued.poll_recv(context));
+    let stopped = {
+        let mut stop = stop.clone();
+        async move {
+            let _ = stop.wait_for(|stop| *stop).await;
+        }
+    };
+    let context = Arc::new(Loop { runtime, reconciler, failures: Mutex::default() });
+    let reconciles = Controller::for_stream(news, store.clone())
+        .with_config(Config::default().concurrency(0))
+        .reconcile_on(requests)
+        .graceful_shutdown_on(stopped)
+        .run(reconcile, on_error, context.clone())
+        .for_each(|result| async move {
+            if let Err(error) = result {
+                tracing::debug!(error = %sei_exec::call::chain(&error), "controller");
+            }
+        });
+    let sweeps = async {
+        loop {
+            deleted.notified().await;
+            context.reconciler.sweep();
+            context.lock_failures().retain(|key, _| store.get(&reference(key)).is_some());
+        }
+    };
+    // A controller that is stopped before its first list would wait for that list, which it no
+    // longer reads, for ever.
+    let stopped_early = async {
+        let _ = stop.wait_for(|stop| *stop).await;
+        if *is_listed.borrow() {
+            future::pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        () = reconciles => {}
+        () = sweeps => {}
+        () = stopped_early => {}
+    }
+}
+
+/// Reports the first list, and every event after which objects may be missing: the controller
+/// itself is only shown what exists.
+fn on_list<K: Kind>(
+    listed: watch::Sender<bool>,
+    deleted: Arc<Notify>,
+) -> impl FnMut(&watcher::Result<watcher::Event<Guarded<K>>>) + Send + 'static {
+    move |event| match event {
+        Ok(watcher::Event::InitDone) => {
+            listed.send_replace(true);
+            deleted.notify_one();
+        }
+        Ok(watcher::Event::Delete(_)) => deleted.notify_one(),
+        _ => {}
+    }
+}
+
+/// The state of one kind's loop.
+struct Loop<R> {
+    runtime: Arc<Runtime>,
+    reconciler: Arc<R>,
+    /// Failed reconciles in a row. kube does not report successes to its error policy.
+    failures: Mutex<BTreeMap<ObjectKey, u32>>,
+}
+
+impl<R> Loop<R> {
+    /// The pause after another failed reconcile: 1 s doubling to a minute.
+    fn back_off(&self, key: &ObjectKey) -> Duration {
+        let mut failures = self.lock_failures();
+        let count = failures.entry(key.clone()).or_default();
+        *count = count.saturating_add(1);
+        Duration::from_secs(1 << (*count - 1).min(6)).min(Duration::from_secs(60))
+    }
+
+    fn succeeded(&self, key: &ObjectKey) {
+        self.lock_failures().remove(key);
+    }
+
+    fn lock_failures(&self) -> MutexGuard<'_, BTreeMap<ObjectKey, u32>> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reconciles one object in a task that outlives the controller.
+async fn reconcile<R: Reconcile>(
+    object: Arc<Guarded<R::Kind>>,
+    context: Arc<Loop<R>>,
+) -> Result<Action, Error> {
+    let task = context.runtime.tasks.spawn(reconcile_task(object, context.clone()));
+    match task.await {
+        Ok(result) => result,
+        Err(error) => Err(Error::Panicked(match error.try_into_panic() {
+            Ok(panic) => panic_message(panic.as_ref()),
+            Err(error) => error.to_string(),
+        })),
+    }
+}
+
+async fn reconcile_task<R: Reconcile>(
+    object: Arc<Guarded<R::Kind>>,
+    context: Arc<Loop<R>>,
+) -> Result<Action, Error> {
+    let key = ObjectKey::of(metadata(&object));
+    let object = match &object.0 {
+        Ok(object) => object,
+        Err(invalid) => return Err(Error::Undecodable(invalid.error.clone())),
+    };
+    let name = format!("{} {key}", R::Kind::kind(&()));
+    let _in_flight = InFlight::new(&context.runtime, name);
+    // Also after a panic: others may wait for this object.
+    let mut finished = Finished { context: &context, key: &key, succeeded: false };
+    let mut slot = Slot::take(&context.runtime.slots).await;
+    let requeue = Box::pin(context.reconciler.reconcile(object, &mut slot)).await?;
+    finished.succeeded = true;
+    context.succeeded(&key);
+    Ok(requeue.map_or_else(Action::await_change, Action::requeue))
+}
+
+struct Finished<'a, R: Reconcile> {
+    context: &'a Loop<R>,
+    key: &'a ObjectKey,
+    succeeded: bool,
+}
+
+impl<R: Reconcile> Drop for Finished<'_, R> {
+    fn drop(&mut self) {
+        self.context.reconciler.finished(self.key, self.succeeded);
+    }
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("a panic without a message").to_owned()
+}
+
+/// After a failed reconcile: again, later each time.
+#[expect(clippy::needless_pass_by_value, reason = "the controller passes them like this")]
+fn on_error<R: Reconcile>(
+    object: Arc<Guarded<R::Kind>>,
+    error: &Error,
+    context: Arc<Loop<R>>,
+) -> Action {
+    let key = ObjectKey::of(metadata(&object));
+    tracing::warn!(kind = %R::Kind::kind(&()), object = %key, %error, "a reconcile failed");
+    context.runtime.metrics.error(error.category());
+    Action::requeue(context.back_off(&key))
+}

@@ -1,0 +1,14 @@
+//! What every controller of this process shares: the reconcile loop of one kind, caches, per-object
+//! state, events, metrics, servers, the lease, and shutdown. Nothing here knows a kind.
+
+pub mod cache;
+pub mod client;
+pub mod controller;
+pub mod events;
+pub mod lease;
+pub mod metrics;
+pub mod serve;
+pub mod state;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,228 @@
+//! The reconcile loop on two small kinds, against a server that is a function.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use http_body_util::{BodyExt as _, Full, StreamBody};
+use hyper::body::{Bytes, Frame};
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use kube::client::Body;
+use kube::{Api, Client, ResourceExt as _};
+use sei_api::key::ObjectKey;
+use serde_json::{Value, json};
+use tokio::sync::{Notify, watch};
+
+use super::controller::{self, Error, Kind, Reconcile, Runtime, Slot, Source};
+use super::metrics::Metrics;
+
+/// A server that lists these objects of every kind and reports no change.
+fn server(names: &'static [&'static str]) -> Client {
+    let service = tower::service_fn(move |request: http::Request<Body>| async move {
+        let uri = request.uri().to_string();
+        let body = if uri.contains("watch=true") {
+            let frames = futures::stream::pending::<Result<Frame<Bytes>, std::io::Error>>();
+            StreamBody::new(frames).boxed()
+        } else {
+            let list = Bytes::from(list(names).to_string());
+            Full::new(list).map_err(|never| match never {}).boxed()
+        };
+        Ok::<_, std::io::Error>(http::Response::new(body))
+    });
+    Client::new(service, "default")
+}
+
+fn list(names: &[&str]) -> Value {
+    let items: Vec<Value> = names
+        .iter()
+        .map(|name| {
+            json!({ "metadata": { "name": name, "namespace": "ns", "uid": name,
+                                          "resourceVersion": "1" } })
+        })
+        .collect();
+    json!({ "metadata": { "resourceVersion": "1" }, "items": items })
+}
+
+/// Does to every object what the test wants, and counts.
+struct Probe<K, F> {
+    work: F,
+    running: Mutex<BTreeMap<ObjectKey, usize>>,
+    started: AtomicUsize,
+    ended: AtomicUsize,
+    changed: Notify,
+    kind: std::marker::PhantomData<fn() -> K>,
+}
+
+impl<K: Kind, F> Probe<K, F> {
+    fn new(work: F) -> Arc<Self> {
+        Arc::new(Self {
+            work,
+            running: Mutex::default(),
+            started: AtomicUsize::new(0),
+            ended: AtomicUsize::new(0),
+            changed: Notify::new(),
+            kind: std::marker::PhantomData,
+        })
+    }
+
+    async fn until(&self, is: impl Fn(usize, usize) -> bool) {
+        let wait = async {
+            loop {
+                let changed = self.changed.notified();
+                if is(self.started.load(Ordering::SeqCst), self.ended.load(Ordering::SeqCst)) {
+                    return;
+                }
+                changed.await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), wait).await.expect("the expected reconciles");
+    }
+}
+
+impl<K, F, W> Reconcile for Probe<K, F>
+where
+    K: Kind,
+    F: Fn(String) -> W + Send + Sync + 'static,
+    W: Future<Output = Option<Duration>> + Send,
+{
+    type Kind = K;
+
+    async fn reconcile(
+        self: &Arc<Self>,
+        object: &K,
+        slot: &mut Slot,
+    ) -> Result<Option<Duration>, Error> {
+        let key = ObjectKey::of(object.meta());
+        let before = self.running.lock().unwrap().insert(key.clone(), 1);
+        assert_eq!(before, None, "{key} is reconciled twice at once");
+        self.started.fetch_add(1, Ordering::SeqCst);
+        self.changed.notify_waiters();
+        let requeue = slot.outside((self.work)(object.name_any())).await;
+        self.running.lock().unwrap().remove(&key);
+        self.ended.fetch_add(1, Ordering::SeqCst);
+        self.changed.notify_waiters();
+        Ok(requeue)
+    }
+
+    fn finished(&self, _: &ObjectKey, _: bool) {
+        self.changed.notify_waiters();
+    }
+
+    fn is_own_write(&self, _: &K) -> bool {
+        false
+    }
+
+    fn sweep(&self) {}
+}
+
+/// A controller that runs.
+struct Running {
+    stop: watch::Sender<bool>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+fn start<R: Reconcile>(client: &Client, runtime: &Arc<Runtime>, reconciler: &Arc<R>) -> Running {
+    let (stop, stopped) = watch::channel(false);
+    let source = Source::new(Api::all(client.clone()));
+    let (listed, _) = watch::channel(false);
+    let run = controller::run(runtime.clone(), reconciler.clone(), source, stopped, listed);
+    Running { stop, task: tokio::spawn(run) }
+}
+
+#[tokio::test]
+async fn two_kinds_are_reconciled_side_by_side() {
+    let client = server(&["a", "b"]);
+    let runtime = Runtime::new(Metrics::new());
+    let maps = Probe::<ConfigMap, _>::new(|_| async { None });
+    let secrets = Probe::<Secret, _>::new(|_| async { None });
+    let running = [start(&client, &runtime, &maps), start(&client, &runtime, &secrets)];
+    maps.until(|_, ended| ended == 2).await;
+    secrets.until(|_, ended| ended == 2).await;
+    for one in running {
+        one.stop.send_replace(true);
+        one.task.await.unwrap();
+    }
+    runtime.finish().await;
+}
+
+#[tokio::test]
+async fn an_object_is_never_reconciled_twice_at_once() {
+    let client = server(&["a"]);
+    let runtime = Runtime::new(Metrics::new());
+    let maps = Probe::<ConfigMap, _>::new(|_| async {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        Some(Duration::ZERO)
+    });
+    let source = Source::new(Api::all(client.clone()));
+    let queue = source.queue();
+    let (_stop, stopped) = watch::channel(false);
+    let (listed, _) = watch::channel(false);
+    tokio::spawn(controller::run(runtime.clone(), maps.clone(), source, stopped, listed));
+    for round in 0..50 {
+        queue.enqueue(&ObjectKey::new("ns", "a"));
+        maps.until(|_, ended| ended > round).await;
+    }
+}
+
+#[tokio::test]
+async fn a_reconcile_that_waits_outside_its_slot_blocks_no_other() {
+    // More objects than slots, and all but one wait for ever.
+    const NAMES: [&str; 40] = [
+        "a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p", "q", "r",
+        "s", "t", "u", "v", "w", "x", "y", "z", "a1", "b1", "c1", "d1", "e1", "f1", "g1", "h1",
+        "i1", "j1", "k1", "l1", "m1", "answers",
+    ];
+    let client = server(&NAMES);
+    let runtime = Runtime::new(Metrics::new());
+    let maps = Probe::<ConfigMap, _>::new(|name: String| async move {
+        if name != "answers" {
+            futures::future::pending::<()>().await;
+        }
+        None
+    });
+    let _running = start(&client, &runtime, &maps);
+    maps.until(|started, ended| started == NAMES.len() && ended == 1).await;
+    assert_eq!(runtime.in_flight().len(), NAMES.len() - 1);
+}
+
+#[tokio::test]
+async fn a_panic_fails_only_its_own_reconcile() {
+    let client = server(&["bad", "good"]);
+    let metrics = Metrics::new();
+    let runtime = Runtime::new(metrics.clone());
+    let maps = Probe::<ConfigMap, _>::new(|name: String| async move {
+        assert_ne!(name, "bad", "no way");
+        Some(Duration::from_millis(1))
+    });
+    let _running = start(&client, &runtime, &maps);
+    maps.until(|_, ended| ended >= 3).await;
+    let counted = metrics.encode();
+    assert!(counted.contains("category=\"panic\"} 1"), "{counted}");
+    assert_eq!(Error::Panicked(String::new()).category(), "panic");
+}
+
+#[tokio::test]
+async fn a_reconcile_that_the_controller_drops_runs_to_its_end() {
+    let client = server(&["a"]);
+    let runtime = Runtime::new(Metrics::new());
+    let release = Arc::new(Notify::new());
+    let waits = release.clone();
+    let maps = Probe::<ConfigMap, _>::new(move |_| {
+        let waits = waits.clone();
+        async move {
+            waits.notified().await;
+            None
+        }
+    });
+    let running = start(&client, &runtime, &maps);
+    maps.until(|started, _| started == 1).await;
+    running.task.abort();
+    assert!(running.task.await.unwrap_err().is_cancelled());
+    let mut finished = Box::pin(runtime.finish());
+    assert!(futures::poll!(finished.as_mut()).is_pending(), "it is still in flight");
+    release.notify_one();
+    tokio::time::timeout(Duration::from_secs(10), finished).await.expect("its end");
+    assert_eq!(maps.ended.load(Ordering::SeqCst), 1);
+}
