@@ -130,7 +130,7 @@ impl Witnesses {
 
     pub fn of(&self, chain: &str) -> RegisteredWitnesses {
         match self.current() {
-            Ok(platform) => RegisteredWitnesses::Known(platform.syncers(chain)),
+            Ok(platform) => RegisteredWitnesses::Known(platform.witnesses(chain)),
             Err(text) => RegisteredWitnesses::Unreadable(text),
         }
     }
