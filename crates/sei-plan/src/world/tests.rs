@@ -308,7 +308,7 @@ fn a_deleted_statefulset_is_created_again() {
 }
 
 #[test]
-fn replicas_and_strategy_changed_by_hand_are_repaired() {
+fn manually_changed_replicas_and_strategy_are_repaired() {
     let mut world = running(full_node());
     let set = world.statefulset.as_mut().unwrap();
     set.replicas = Some(2);

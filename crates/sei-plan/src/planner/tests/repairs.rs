@@ -124,7 +124,7 @@ fn a_held_template_is_left_alone_while_replicas_are_repaired() {
 }
 
 #[test]
-fn a_template_edited_by_hand_is_restored_only_when_the_edit_is_certain() {
+fn a_manually_edited_template_is_restored_only_when_the_edit_is_certain() {
     let edited = running(full_node()).with(|seen| {
         let statefulset = seen.statefulset.as_mut().unwrap();
         statefulset.template["spec"]["containers"][0]["image"] = json!("evil:1");

@@ -37,7 +37,7 @@ fn init_sets_a_validators_keyring_backend_on_every_boot() {
 }
 
 #[test]
-fn a_chain_id_cannot_escape_its_shell_word() {
+fn a_chain_id_cannot_escape_its_shell_quotes() {
     let script = scripts::init("a'; rm -rf / #", None);
     assert!(
         script.contains(r"seid init 'a'\''; rm -rf / #' --chain-id 'a'\''; rm -rf / #' --home")
