@@ -349,7 +349,7 @@ fn a_platform_change_rolls_and_its_revert_before_the_roll_does_nothing() {
     );
 }
 
-/// What can apply_event to a node and its environment.
+/// Events that can occur to a node and its environment.
 #[derive(Clone, Debug)]
 enum Event {
     Pass,
