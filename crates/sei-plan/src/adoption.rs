@@ -1,9 +1,9 @@
-//! Whether a running pod, of which nothing was recorded, runs what we would render.
+//! Whether a running pod without a record runs what we would render.
 //!
-//! The server judges: a dry-run apply of our render gives the template it would store, with its
-//! defaults and with what other managers own, and the pod's `ControllerRevision` holds the template
-//! the pod was made from, with the defaults of its day. No table of defaults is kept here, because
-//! that table changes with every server version.
+//! The server compares: a dry-run apply of our render returns the template that it would store,
+//! with its defaults and with the fields of other managers. The pod's `ControllerRevision` holds
+//! the template that the pod was created from, with the defaults of that time. No table of defaults
+//! is kept here, because it would change with every server version.
 
 use serde_json::{Map, Value};
 
@@ -15,7 +15,7 @@ use crate::place::Place;
 #[cfg(test)]
 mod tests;
 
-/// What a comparison came to.
+/// The result of a comparison.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Comparison {
     /// The pod runs our render, so its fingerprint may be recorded.
@@ -27,18 +27,18 @@ pub enum Comparison {
 /// Why the body of a revision could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AdoptionError {
-    #[error("the data of the revision is {found}, and not an object with `spec.template`")]
+    #[error("the data of the revision is {found}, not an object with `spec.template`")]
     NotAnObject { found: &'static str },
     #[error("the data of the revision has no `spec.template`")]
     NoTemplate,
-    #[error("the data of the revision patches its template by `{directive}`, and not by `replace`")]
+    #[error("the data of the revision patches its template with `{directive}`, not with `replace`")]
     NotAReplacement { directive: String },
     #[error("the template of the revision has no list of containers in its `spec`")]
     NoContainers,
 }
 
 /// The pod template in a `ControllerRevision`'s data: `{"spec": {"template": {.., "$patch":
-/// "replace"}}}`. A bare template is given back as it is.
+/// "replace"}}}`. A bare template is returned unchanged.
 pub fn template_of_revision(body: &Value) -> Result<Value, AdoptionError> {
     if !body.is_object() {
         return Err(AdoptionError::NotAnObject { found: kind(body) });
@@ -65,15 +65,15 @@ pub fn template_of_revision(body: &Value) -> Result<Value, AdoptionError> {
     }
 }
 
-/// Compares our render with the template that the pod was made from.
+/// Compares our render with the template that the pod was created from.
 ///
 /// Drift is a path in the body that the dry run lacks (our apply would remove it), or a rendered
-/// path whose value differs. What only the dry run has and we do not render is a default that the
-/// server learned since. A path that we do not render and that both have is somebody else's: its
-/// value is not compared, because admission may rewrite it at any time.
+/// path whose value differs. A path that only the dry run has and that we do not render is a newer
+/// default of the server. A path that we do not render and that both have belongs to another
+/// manager: its value is not compared, because admission may rewrite it at any time.
 ///
-/// The body may be a template or a `ControllerRevision`'s data; call [`template_of_revision`] first
-/// to tell a malformed one, which would here be a template that differs in everything.
+/// The body may be a template or a `ControllerRevision`'s data. Call [`template_of_revision`] first
+/// to recognise a malformed one: here it would be a template that differs in everything.
 pub fn compare(rendered: &Value, dry_run: &Value, revision_body: &Value) -> Comparison {
     let body = template_of_revision(revision_body).unwrap_or_else(|_| revision_body.clone());
     let [rendered, dry_run, body] = [rendered, dry_run, &body].map(comparable);
@@ -84,7 +84,7 @@ pub fn compare(rendered: &Value, dry_run: &Value, revision_body: &Value) -> Comp
     }
 }
 
-/// A template without what differs between writers and means nothing.
+/// A template without the differences between writers that have no meaning.
 fn comparable(template: &Value) -> Value {
     let mut template = clean(template, Place::default()).unwrap_or(Value::Null);
     drop_empty_resources(&mut template);
@@ -106,9 +106,9 @@ fn drop_empty_resources(value: &mut Value) {
     }
 }
 
-/// What the body would be if it held our render: the dry run, without the defaults that the body
-/// does not know, and with the body's own values where we render none. Whatever then differs from
-/// the body is drift, so the rule needs no second kind of diff.
+/// The expected body if it held our render: the dry run, without the defaults that the body does
+/// not have, and with the body's own values where we render none. Every difference from the body is
+/// then drift, so the rule needs no second kind of diff.
 fn expected(
     place: Place<'_>,
     rendered: Option<&Value>,
@@ -167,14 +167,14 @@ fn expected_list(
         found.push((body_at, expected(place.element(), rendered, value, body)));
     }
     if rendered.is_none() {
-        // A list of which we render nothing: its order is not ours to judge either.
+        // A list of which we render nothing: its order is not ours to compare either.
         found.sort_by_key(|(body_at, _)| *body_at);
     }
     found.into_iter().map(|(_, value)| value).collect()
 }
 
-/// Where each element of the dry run stands in the rendered list and in the body's, by key where
-/// the elements have one and by position where they do not.
+/// The position of each element of the dry run in the rendered list and in the body's list, by key
+/// where the elements have one and by index where they do not.
 fn positions(
     place: Place<'_>,
     rendered: &[Value],
@@ -185,7 +185,7 @@ fn positions(
         Some([rendered, dry_run, body]) => dry_run
             .iter()
             .map(|key| {
-                let within = |keys: &[_]| keys.iter().position(|other| other == key);
+                let within = |keys: &[_]| keys.iter().position(|candidate| candidate == key);
                 (within(&rendered), within(&body))
             })
             .collect(),

@@ -1,4 +1,4 @@
-//! A linter for plans: what must hold of every plan, whoever built or stored it.
+//! A linter for plans: the rules of every plan, of any author and from any store.
 //!
 //! It runs after every plan in every test, on every stored plan before it is resumed, and in the
 //! command line tool.
@@ -11,12 +11,12 @@ use sei_api::task::TaskType;
 
 use TaskType as T;
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// A plan of ours is never like this; one of the peer's may be.
+    /// Our planner never builds such a plan; the Go operator may.
     Wrong,
-    /// The plan cannot be resumed safely: it is given up and built anew.
+    /// The plan cannot be resumed safely: it is abandoned and a new one is built.
     Fatal,
 }
 
@@ -30,12 +30,12 @@ pub struct PlanNote {
 /// The most tasks that a plan may have; the longest of ours has 21.
 const TASKS_MAX: usize = 64;
 
-/// Checks a plan. An empty list means that it keeps every rule.
+/// Checks a plan. An empty list means that the plan keeps every rule.
 pub fn check_plan(plan: &TaskPlan) -> Vec<PlanNote> {
     let mut notes = Vec::new();
     if plan.tasks.len() > TASKS_MAX {
-        // Nothing more is said of such a plan: a finding per task, each after a look at all tasks
-        // before it, would take long and say nothing.
+        // This is the only finding: one per task, each after a scan of all tasks before it, would
+        // take long and add nothing.
         fatal(&mut notes, format!("the plan has {} tasks", plan.tasks.len()));
         return notes;
     }
@@ -56,7 +56,7 @@ fn wrong(notes: &mut Vec<PlanNote>, text: impl Into<String>) {
     notes.push(PlanNote { severity: Severity::Wrong, text: text.into() });
 }
 
-/// Ids, types and parameters: what a forged or damaged plan gets wrong.
+/// Ids, types and parameters: what is wrong in a forged or damaged plan.
 fn check_records(plan: &TaskPlan, notes: &mut Vec<PlanNote>) {
     let Some(id) = plan.id.as_deref().filter(|id| !id.is_empty()) else {
         return fatal(notes, "the plan has no id");
@@ -70,21 +70,24 @@ fn check_records(plan: &TaskPlan, notes: &mut Vec<PlanNote>) {
             let shown: String = task.r#type.chars().take(64).collect();
             fatal(notes, format!("task {index} has the unknown type {shown:?}"));
         } else if task.id != task_id(id, &task.r#type, index) {
-            fatal(notes, format!("the id of task {index} ({}) is not its own", task.r#type));
+            fatal(
+                notes,
+                format!("the id of task {index} ({}) does not match the plan", task.r#type),
+            );
         }
         if !seen.insert(&task.id) {
-            fatal(notes, format!("task {index} has the id of another one"));
+            fatal(notes, format!("task {index} has the id of another task"));
         }
         if task.params.as_ref().is_some_and(|params| !params.is_object() && !params.is_null()) {
             fatal(notes, format!("the parameters of task {index} are not an object"));
         }
         if task.retry_count.unwrap_or(0) < 0 || task.max_retries.unwrap_or(0) < 0 {
-            fatal(notes, format!("task {index} counts retries below zero"));
+            fatal(notes, format!("task {index} has a negative retry count"));
         }
     }
 }
 
-/// Tasks run strictly in order, and an active plan has no failed one.
+/// Tasks run strictly in order, and an active plan has no failed task.
 fn check_progress(plan: &TaskPlan, notes: &mut Vec<PlanNote>) {
     let first_open = plan.tasks.iter().position(|task| task.status != TaskStatus::Complete);
     let last_done = plan.tasks.iter().rposition(|task| task.status == TaskStatus::Complete);
@@ -103,18 +106,21 @@ fn check_progress(plan: &TaskPlan, notes: &mut Vec<PlanNote>) {
     }
 }
 
-/// What each kind of plan of ours carries.
+/// The contents of each kind of plan that we build.
 fn check_shape(plan: &TaskPlan, notes: &mut Vec<PlanNote>) {
     let Some(kind) = plan.kind else { return };
-    let count = |task: TaskType| plan.tasks.iter().filter(|one| one.is(task)).count();
+    let count = |task: TaskType| plan.tasks.iter().filter(|planned| planned.is(task)).count();
     if plan.target.is_none() != (kind == PlanKind::MarkReady) {
-        wrong(notes, "every plan but MarkReady has a target, and MarkReady has none");
+        wrong(
+            notes,
+            "every plan except MarkReady must have a target, and MarkReady must have none",
+        );
     }
     if plan.failed_phase.is_some() != (kind == PlanKind::Init) {
-        wrong(notes, "a failure changes the phase of a new node only");
+        wrong(notes, "only an init plan may set a phase on failure");
     }
     if plan.target_phase != Some(SeiNodePhase::Running) {
-        wrong(notes, "every plan leads to Running");
+        wrong(notes, "the target phase of every plan must be Running");
     }
     let last = plan.tasks.last().and_then(sei_api::PlannedTask::task_type);
     match kind {
@@ -131,52 +137,56 @@ fn check_shape(plan: &TaskPlan, notes: &mut Vec<PlanNote>) {
         PlanKind::MarkReady | PlanKind::ApplyTemplate => {
             let only = if kind == PlanKind::MarkReady { T::MarkReady } else { T::ApplyStatefulSet };
             if plan.tasks.len() != 1 || last != Some(only) {
-                wrong(notes, format!("{kind:?} holds only {only}"));
+                wrong(notes, format!("{kind:?} may hold only {only}"));
             }
         }
     }
     let is_init = kind == PlanKind::Init;
     for task in [T::EnsureDataPvc, T::ApplyRbacProxyConfig] {
         if (count(task) == 1) != is_init {
-            wrong(notes, format!("{task} stands in init plans only, once"));
+            wrong(notes, format!("{task} may occur only in init plans, and only once"));
         }
     }
     if count(T::ConfigApply) > 0 && count(T::ConfigPatch) > 0 {
-        wrong(notes, "config-apply and config-patch stand in one plan");
+        wrong(notes, "a plan must not hold both config-apply and config-patch");
     }
 }
 
-/// What must come before what, wherever both stand in a plan.
+/// Required order of tasks that occur in the same plan.
 const ORDER: &[(TaskType, TaskType, &str)] = &[
-    (T::EnsureDataPvc, T::ApplyStatefulSet, "a pod must not wait for a claim nobody makes"),
+    (
+        T::EnsureDataPvc,
+        T::ApplyStatefulSet,
+        "a pod must not wait for a claim that is never created",
+    ),
     (T::ApplyRbacProxyConfig, T::ApplyStatefulSet, "the pod mounts it"),
     (T::ValidateSigningKey, T::ApplyStatefulSet, "keys are checked before anything changes"),
     (T::ValidateNodeKey, T::ApplyStatefulSet, "keys are checked before anything changes"),
     (T::ValidateOperatorKeyring, T::ApplyStatefulSet, "keys are checked before anything changes"),
-    (T::ApplyStatefulSet, T::ReplacePod, "a pod is replaced by what was applied"),
+    (T::ApplyStatefulSet, T::ReplacePod, "the new pod is created from the applied template"),
     (T::ApplyService, T::ReplacePod, "the new pod is reached through it"),
     (T::ReplacePod, T::ObserveImage, "the fresh pod is observed"),
-    (T::ConfigPatch, T::ConfigValidate, "what was written is checked"),
+    (T::ConfigPatch, T::ConfigValidate, "written files are checked"),
     (T::TeardownBootstrap, T::ApplyStatefulSet, "two pods on one volume corrupt it"),
-    (T::DeployBootstrapJob, T::AwaitBootstrapComplete, "it is awaited once it is there"),
+    (T::DeployBootstrapJob, T::AwaitBootstrapComplete, "it is awaited after its creation"),
     (T::AwaitBootstrapComplete, T::TeardownBootstrap, "it is torn down once it is complete"),
     (T::GenerateIdentity, T::GenerateGentx, "the identity signs"),
-    (T::GenerateGentx, T::UploadGenesisArtifacts, "what was made is uploaded"),
+    (T::GenerateGentx, T::UploadGenesisArtifacts, "generated files are uploaded"),
 ];
 
 fn check_order(plan: &TaskPlan, notes: &mut Vec<PlanNote>) {
-    let first = |task: TaskType| plan.tasks.iter().position(|one| one.is(task));
-    let last = |task: TaskType| plan.tasks.iter().rposition(|one| one.is(task));
+    let first = |task: TaskType| plan.tasks.iter().position(|planned| planned.is(task));
+    let last = |task: TaskType| plan.tasks.iter().rposition(|planned| planned.is(task));
     for (before, after, why) in ORDER {
-        if let (Some(one), Some(other)) = (first(*before), last(*after))
-            && one > other
+        if let (Some(required), Some(dependent)) = (first(*before), last(*after))
+            && required > dependent
         {
             wrong(notes, format!("{after} comes before {before}: {why}"));
         }
     }
     // Key patchers follow every whole-file writer of their pod.
     for (index, task) in plan.tasks.iter().enumerate() {
-        let before = |one: TaskType| plan.tasks[..index].iter().any(|task| task.is(one));
+        let before = |earlier: TaskType| plan.tasks[..index].iter().any(|task| task.is(earlier));
         if task.is(T::ConfigureStateSync) && !before(T::ConfigApply) {
             wrong(notes, "configure-state-sync comes before config-apply, which rewrites its file");
         }
@@ -185,11 +195,11 @@ fn check_order(plan: &TaskPlan, notes: &mut Vec<PlanNote>) {
         }
     }
     let observed = first(T::ObserveImage);
-    let gate = last(T::MarkReady);
-    if let (Some(observed), Some(gate)) = (observed, gate)
-        && observed > gate
+    let opened = last(T::MarkReady);
+    if let (Some(observed), Some(opened)) = (observed, opened)
+        && observed > opened
     {
-        wrong(notes, "the gate opens before the pod was observed");
+        wrong(notes, "mark-ready opens the gate before observe-image");
     }
 }
 
@@ -257,15 +267,15 @@ mod tests {
     type Damage = fn(&mut TaskPlan);
 
     #[test]
-    fn forged_and_damaged_plans_are_found() {
+    fn forged_and_damaged_plans_are_reported() {
         let cases: [(&str, Damage); 11] = [
             ("the plan has no id", |plan| plan.id = None),
             ("the plan has no tasks", |plan| plan.tasks.clear()),
             ("unknown type \"reset-data\"", |plan| plan.tasks[0].r#type = "reset-data".into()),
-            ("is not its own", |plan| plan.tasks[0].id = "x".into()),
-            ("has the id of another one", |plan| plan.tasks[1].id = plan.tasks[0].id.clone()),
+            ("does not match the plan", |plan| plan.tasks[0].id = "x".into()),
+            ("has the id of another task", |plan| plan.tasks[1].id = plan.tasks[0].id.clone()),
             ("are not an object", |plan| plan.tasks[2].params = Some(json!([1]))),
-            ("counts retries below zero", |plan| plan.tasks[2].retry_count = Some(-1)),
+            ("has a negative retry count", |plan| plan.tasks[2].retry_count = Some(-1)),
             ("is complete before task 0", |plan| plan.tasks[5].status = TaskStatus::Complete),
             ("an active plan has a failed task", |plan| plan.tasks[0].status = TaskStatus::Failed),
             ("a complete plan has an open task", |plan| plan.phase = PlanPhase::Complete),
@@ -284,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn plans_in_a_harmful_order_are_found() {
+    fn plans_in_a_harmful_order_are_reported() {
         for (tasks, text) in [
             (
                 vec![
@@ -314,7 +324,7 @@ mod tests {
                     T::MarkReady,
                     T::ObserveImage,
                 ],
-                "the gate opens before the pod was observed",
+                "mark-ready opens the gate before observe-image",
             ),
             (vec![T::MarkReady], "NodeUpdate has apply-statefulset 0 times"),
         ] {
@@ -323,7 +333,7 @@ mod tests {
         }
         let mut init = update();
         init.failed_phase = Some(SeiNodePhase::Failed);
-        assert!(check(&init).contains("a failure changes the phase of a new node only"));
+        assert!(check(&init).contains("only an init plan may set a phase on failure"));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! What differs between two pod templates, as field paths that a person can read.
 //!
 //! Every roll is explained by these paths: in a condition, in `pendingUpdate`, in an event and in
-//! `kubectl sei diff`. They end in places that many may read, so a value that comes from a Secret,
-//! or that took the place of one, never appears in them.
+//! `kubectl sei diff`. Many people can read those places, so a value that comes from a Secret, or
+//! that replaced one, never appears in them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,20 +17,20 @@ mod text;
 mod tests;
 
 /// The most changes that a status carries: enough to explain a roll, too few to bloat an object
-/// that is written on every pass.
+/// that is written on every reconcile.
 pub const MAX_CHANGES: usize = 20;
 
 /// The differences between a template as the server stores it and one as we render it.
 ///
-/// What only the stored one has is a default of the server's, unless it is an element of a keyed
-/// list or an entry of a map that the server never adds to: labels, annotations, resources. Those
-/// are removals. A plain field that is no longer rendered cannot be told from a default here; the
-/// server's own judgement (see [`crate::adoption`]) can.
+/// A value that only the stored one has is a default of the server, unless it is an element of a
+/// keyed list or an entry of a map that the server never adds to: labels, annotations, resources.
+/// Those are removals. A plain field that is no longer rendered cannot be distinguished from a
+/// default here; the server's own comparison (see [`crate::adoption`]) can.
 pub fn against_live(live: &Value, rendered: &Value) -> Vec<FieldChange> {
     diff(&without_defaults(live, rendered, ""), rendered)
 }
 
-/// Maps whose entries are the user's or ours, never the server's.
+/// Maps whose entries belong to the user or to us, never to the server.
 const OPEN_MAPS: [&str; 4] = ["labels", "annotations", "limits", "requests"];
 
 fn without_defaults(live: &Value, rendered: &Value, key: &str) -> Value {
@@ -46,7 +46,7 @@ fn without_defaults(live: &Value, rendered: &Value, key: &str) -> Value {
             let partner = |index: usize, value: &Value| {
                 let keys = ["name", "mountPath", "key"];
                 match keys.into_iter().find(|key| value.get(key).is_some()) {
-                    Some(key) => rendered.iter().find(|one| one.get(key) == value.get(key)),
+                    Some(key) => rendered.iter().find(|element| element.get(key) == value.get(key)),
                     None => rendered.get(index),
                 }
             };
@@ -77,13 +77,13 @@ pub fn diff(from: &Value, to: &Value) -> Vec<FieldChange> {
     walk.changes
 }
 
-/// The changes that fit in a status, and how many were left out. Images come first: whatever is
-/// left out, it is not the reason why a node rolls at once.
+/// The changes that fit in a status, and how many were left out. Images come first, so that the
+/// reason why a node rolls at once is never left out.
 pub fn cut_changes(changes: Vec<FieldChange>) -> (Vec<FieldChange>, usize) {
     let left_out = changes.len().saturating_sub(MAX_CHANGES);
-    let (mut kept, others): (Vec<_>, Vec<_>) =
+    let (mut kept, rest): (Vec<_>, Vec<_>) =
         changes.into_iter().partition(|change| is_image_path(&change.path));
-    kept.extend(others);
+    kept.extend(rest);
     kept.truncate(MAX_CHANGES);
     (kept, left_out)
 }
@@ -98,7 +98,7 @@ pub fn is_image_path(path: &str) -> bool {
         .is_some_and(|name| !name.is_empty() && !name.contains(['[', ']']))
 }
 
-/// The value without what means nothing: nulls, and the empty literal of an env entry.
+/// The value without what has no meaning: nulls, and the empty literal of an env entry.
 pub(crate) fn clean(value: &Value, place: Place<'_>) -> Option<Value> {
     match value {
         Value::Null => None,
@@ -122,7 +122,7 @@ fn same(place: Place<'_>, left: &Value, right: &Value) -> bool {
         (Value::Object(left), Value::Object(right)) => {
             left.len() == right.len()
                 && left.iter().all(|(key, value)| {
-                    right.get(key).is_some_and(|other| same(place.under(key), value, other))
+                    right.get(key).is_some_and(|right| same(place.under(key), value, right))
                 })
         }
         (Value::Array(left), Value::Array(right)) => {
@@ -139,7 +139,7 @@ fn same(place: Place<'_>, left: &Value, right: &Value) -> bool {
     }
 }
 
-/// A path as it is shown, and where it stands.
+/// A path as it is shown, and its place in the template.
 struct Path<'a> {
     text: String,
     place: Place<'a>,
@@ -181,9 +181,9 @@ impl<'a> Path<'a> {
         }
     }
 
-    /// Whether a map that stands on one side only is told key by key. Others are told as a whole:
-    /// a probe that was added is one change and not six.
-    fn is_told_by_key(&self) -> bool {
+    /// Whether a map that only one side has is listed key by key. Other maps are one change as a
+    /// whole: an added probe is one change and not six.
+    fn is_listed_by_key(&self) -> bool {
         let key = self.place.key();
         self.depth == 0
             || self.depth == 1 && matches!(key, Some("spec" | "metadata"))
@@ -208,10 +208,10 @@ impl Walk {
             (Some(Value::Object(from)), Some(Value::Object(to))) => {
                 self.visit_map(path, from, to);
             }
-            (None, Some(Value::Object(to))) if path.is_told_by_key() && !to.is_empty() => {
+            (None, Some(Value::Object(to))) if path.is_listed_by_key() && !to.is_empty() => {
                 self.visit_map(path, &no_fields, to);
             }
-            (Some(Value::Object(from)), None) if path.is_told_by_key() && !from.is_empty() => {
+            (Some(Value::Object(from)), None) if path.is_listed_by_key() && !from.is_empty() => {
                 self.visit_map(path, from, &no_fields);
             }
             (Some(Value::Array(from)), Some(Value::Array(to))) => self.visit_list(path, from, to),
@@ -264,8 +264,8 @@ impl Walk {
         }
     }
 
-    /// Elements without keys are told by position, after what is equal at both ends is set aside:
-    /// one argument put in front of ten others is one change.
+    /// Elements without keys are compared by position, without the equal elements at both ends: an
+    /// argument inserted in front of ten others is one change.
     fn visit_indexed(&mut self, path: &Path<'_>, from: &[Value], to: &[Value]) {
         let place = path.place.element();
         let equal = |(left, right): &(&Value, &Value)| same(place, left, right);

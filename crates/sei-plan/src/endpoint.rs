@@ -1,9 +1,9 @@
-//! Where others find what a node serves.
+//! The addresses at which a node serves.
 
 use sei_api::status::Endpoint;
 use sei_api::{Mode, SeiNode};
 
-/// Where a node serves, for the modes that serve.
+/// The addresses at which a node serves, for the modes that serve.
 pub fn endpoint(node: &SeiNode) -> Option<Endpoint> {
     if !matches!(node.spec.mode()?, Mode::FullNode | Mode::Archive) {
         return None;

@@ -1,9 +1,9 @@
 //! Fingerprints: canonical JSON and its hash.
 //!
-//! A fingerprint says whether two renders are the same, across processes, library upgrades and
-//! years, because it is stored in status and compared after the next operator upgrade. So the bytes
-//! that go into it are defined here and nowhere else: keys sorted, nulls dropped **and nothing
-//! else** (`namespaceSelector: {}` means every namespace, an absent one means none), quantities in
+//! A fingerprint shows whether two renders are the same, across processes, library upgrades and
+//! years, because it is stored in status and compared after the next operator upgrade. So its bytes
+//! are defined here and nowhere else: keys sorted, nulls dropped **and nothing else**
+//! (`namespaceSelector: {}` means every namespace, an absent one means none), quantities in
 //! canonical form, the order of lists kept.
 
 use std::fmt::{self, Write};
@@ -27,8 +27,8 @@ pub fn canonical_json(value: &Value) -> String {
 
 /// A way to hash a template.
 ///
-/// A value and not an enum, so that a test can bring a second one and show that a change of
-/// algorithm restamps what is stored and never rolls a pod.
+/// A value and not an enum, so that a test can define a second algorithm and show that a change of
+/// algorithm restamps stored hashes and never rolls a pod.
 #[derive(Debug, Clone, Copy)]
 pub struct Algorithm {
     name: &'static str,
@@ -45,7 +45,7 @@ impl Algorithm {
     /// An algorithm with another canonical form; `name` is `v` and a number.
     ///
     /// # Panics
-    /// When `name` has another form: its hashes could not be read back.
+    /// When `name` has another form: its hashes could not be parsed again.
     pub const fn new(name: &'static str, canonical: fn(&Value) -> String) -> Self {
         assert!(is_algorithm_name(name.as_bytes()), "an algorithm is named `v` and a number");
         Self { name, canonical }
@@ -68,7 +68,7 @@ impl Algorithm {
 /// The fingerprint of a pod template: `v1:` and 64 hex digits.
 ///
 /// Two hashes may be compared only when their [`algorithm`](Self::algorithm) is the same: otherwise
-/// they say nothing about each other, and the older one is restamped.
+/// the comparison has no meaning, and the older one is restamped.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct TemplateHash(String);
@@ -80,8 +80,8 @@ pub struct TemplateHashError {
 }
 
 impl TemplateHash {
-    /// Reads a stored hash. Hashes of algorithms that this build does not know are accepted: after
-    /// a downgrade they are still there, and are to be restamped and not to be choked on.
+    /// Parses a stored hash. Hashes of algorithms that this build does not know are accepted: after
+    /// a downgrade they are still stored, and must be restamped, not refused.
     pub fn parse(text: &str) -> Result<Self, TemplateHashError> {
         // No algorithm will need more than 512 bits; anything longer is not a hash.
         const MAX_DIGITS: usize = 128;
@@ -106,7 +106,7 @@ impl TemplateHash {
         self.0.split_once(':').map_or("", |(name, _)| name)
     }
 
-    /// Whether this hash can be compared with what `algorithm` gives now.
+    /// Whether this hash can be compared with a hash that `algorithm` computes now.
     pub fn is_of(&self, algorithm: &Algorithm) -> bool {
         self.algorithm() == algorithm.name
     }
@@ -132,8 +132,8 @@ impl From<TemplateHash> for String {
     }
 }
 
-/// The fingerprint of a rendered template. Never give it one read from the cluster: the server's
-/// defaults are in that, and they change with its version.
+/// The fingerprint of a rendered template. Never pass one that was read from the cluster: it holds
+/// the server's defaults, and they change with its version.
 pub fn fingerprint(template: &PodTemplateSpec) -> TemplateHash {
     fingerprint_with(Algorithm::CURRENT, template)
 }
@@ -142,9 +142,9 @@ pub fn fingerprint_with(algorithm: Algorithm, template: &PodTemplateSpec) -> Tem
     TemplateHash(algorithm.hash(&to_json(template)))
 }
 
-/// The digest of any other record, in the same form, and always by the first algorithm: such digests
-/// are compared with stored ones and are never restamped. Floats have no place in such a record: JSON
-/// readers do not give every one of them back bit for bit.
+/// The digest of any other record, in the same form, and always by the first algorithm: such
+/// digests are compared with stored ones and are never restamped. A record must not hold floats:
+/// JSON readers do not preserve every float bit for bit.
 ///
 /// # Panics
 /// When the record cannot be written as JSON (a map whose keys are not strings): a mistake in the
@@ -154,7 +154,7 @@ pub fn digest_of<T: Serialize>(record: &T) -> String {
 }
 
 fn to_json<T: Serialize>(record: &T) -> Value {
-    serde_json::to_value(record).expect("records of ours have string keys and plain values")
+    serde_json::to_value(record).expect("our records have string keys and plain values")
 }
 
 const fn is_algorithm_name(name: &[u8]) -> bool {

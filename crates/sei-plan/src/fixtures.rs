@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use sei_api::status::FieldChange;
 
-/// A template as it is rendered: the shape of a full node, with what is interesting to change.
+/// A rendered template: the shape of a full node, with the fields that tests change.
 pub(crate) fn rendered_template() -> Value {
     json!({
         "metadata": {
@@ -127,8 +127,8 @@ pub(crate) fn pointers(value: &Value) -> Vec<String> {
     found
 }
 
-/// Arbitrary JSON whose keys are those the rules look for, so that odd shapes stand at the places
-/// where the rules expect others.
+/// Arbitrary JSON with the keys that the rules search for, so that odd shapes occur where the
+/// rules expect other shapes.
 pub(crate) fn any_json() -> impl Strategy<Value = Value> {
     let keys = prop::sample::select(vec![
         "metadata",
@@ -208,7 +208,7 @@ pub(crate) fn assert_lines(actual: &str, expected: &str) {
     assert_eq!(actual.lines().collect::<Vec<_>>(), expected);
 }
 
-/// Changes as text, one on a line: `path: from -> to`, with `-` for an absent side.
+/// Changes as text, one per line: `path: from -> to`, with `-` for an absent side.
 pub(crate) fn report(changes: &[FieldChange]) -> String {
     let side = |text: &Option<String>| text.as_ref().map_or("-".to_owned(), |t| format!("`{t}`"));
     let lines: Vec<_> = changes

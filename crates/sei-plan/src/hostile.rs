@@ -1,5 +1,5 @@
-//! Whatever others may have written where we read: stored plans, files, image references,
-//! revisions. Nothing of it may panic, and what is said about it stays short.
+//! Text and objects that others can write where we read: stored plans, files, image references,
+//! revisions. None of them may cause a panic, and messages about them stay short.
 
 mod plans;
 mod revisions;

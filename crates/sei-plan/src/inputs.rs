@@ -1,8 +1,8 @@
-//! What of a `SeiNode` may land in a pod template, and whether its spec can be acted on at all.
+//! Which part of a `SeiNode` is rendered into a pod template, and whether its spec is valid.
 //!
-//! [`TemplateInputs`] is the wall between the two halves of a spec: whatever is in it may roll a
-//! pod, whatever is not can never do so by way of the template. Its digest tells a change that
-//! somebody made in the spec from one that a new operator or platform configuration made.
+//! [`TemplateInputs`] separates the two halves of a spec: a field in it may roll a pod, a field
+//! outside of it never does so through the template. Its digest distinguishes a change of the spec
+//! from a change of the operator or of the platform configuration.
 
 use std::collections::BTreeMap;
 
@@ -18,11 +18,11 @@ mod tests;
 
 pub use check::{SpecError, check_spec};
 
-/// Everything of a node that may land in its pod template, and nothing else.
+/// All fields of a node that are rendered into its pod template, and nothing else.
 ///
-/// The digest of its JSON is kept in status for years. So fields stand in the order of their JSON
-/// names, and a field at its default is not written: one that is added later then leaves the
-/// digests of all nodes that do not use it as they are.
+/// The digest of its JSON is kept in status for years. So fields are declared in the order of their
+/// JSON names, and a field at its default is not written: a field that is added later then leaves
+/// the digests of all nodes that do not use it unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TemplateInputs {
@@ -57,8 +57,8 @@ pub struct TemplateInputs {
     pub signing_secret: Option<String>,
 }
 
-/// The keyring as far as a pod sees it. The name of the key that signs is not here: it travels with
-/// each governance task.
+/// The part of the keyring that a pod uses. The name of the signing key is not here: each
+/// governance task carries it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KeyringInputs {
@@ -70,7 +70,7 @@ pub struct KeyringInputs {
 }
 
 /// Requests and limits of the sidecar, quantities in the form the API server stores: `0.5` and
-/// `500m` are the same wish.
+/// `500m` are the same request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SidecarResources {
     /// Name of the claim and of the request within it.
@@ -84,7 +84,7 @@ pub struct SidecarResources {
 
 impl TemplateInputs {
     /// Fails only where nothing could be rendered. An object that was stored before a rule existed
-    /// may break [`check_spec`] and still run: that is told to its owner by a condition.
+    /// may break [`check_spec`] and still run: a condition reports that to its owner.
     pub fn of(node: &SeiNode) -> Result<Self, SpecError> {
         let spec = &node.spec;
         let name = node.metadata.name.clone().filter(|name| !name.is_empty());
@@ -147,7 +147,7 @@ fn canonical(
 
 fn parse_quantity(list: &str, name: &str, text: &QuantityText) -> Result<Quantity, SpecError> {
     Quantity::parse(&text.to_string()).map_err(|e| SpecError::Quantity {
-        // Both repeat what was written, which may be as long and as odd as its author liked.
+        // Both repeat the user's text, which may be long and odd.
         field: format!("spec.sidecar.resources.{list}.{}", check::shown(name, 80)),
         reason: check::shown(&e.to_string(), 240),
     })

@@ -21,7 +21,7 @@
 //! - No plan that the planner builds breaks the rules of plans. Guarded by
 //!   `no_reachable_plan_breaks_a_rule`.
 //! - From every reachable state the last edit arrives. Guarded by
-//!   `the_last_edit_arrives_from_every_state`.
+//!   `the_last_edit_is_applied_from_every_state`.
 
 pub mod adoption;
 pub mod budget;

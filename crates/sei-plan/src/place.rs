@@ -1,6 +1,6 @@
-//! Where in a pod template a value stands.
+//! The place of a value in a pod template.
 //!
-//! JSON does not say that a string is a quantity or that a list is keyed by name; only the path
+//! JSON does not show that a string is a quantity or that a list is keyed by name; only the path
 //! does. The fingerprint, the diff and the adoption rule must agree on it, so it is decided here.
 
 use std::collections::BTreeMap;
@@ -39,7 +39,7 @@ impl<'a> Place<'a> {
         matches!(self.steps, [Some("env"), None, Some("value")])
     }
 
-    /// The quantity that stands here, if one may stand here and the text is one. Quantities also
+    /// The quantity at this place, if the place may hold one and the text is one. Quantities also
     /// arrive as bare JSON numbers.
     pub(crate) fn quantity(self, value: &Value) -> Option<Quantity> {
         let expected = matches!(
@@ -58,7 +58,7 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// The field by which the elements of the list at this place are told apart.
+    /// The field that identifies the elements of the list at this place.
     fn element_key(self) -> &'static str {
         match self.key() {
             Some("volumeMounts") => "mountPath",
@@ -69,7 +69,7 @@ impl<'a> Place<'a> {
     }
 
     /// The keys of the elements of several versions of the list at this place, or None when an
-    /// element has no key, so that only its position tells it apart.
+    /// element has no key, so that only its position identifies it.
     pub(crate) fn keys<const N: usize>(self, lists: [&[Value]; N]) -> Option<[Vec<ElementKey>; N]> {
         let field = self.element_key();
         let mut keys = [const { Vec::new() }; N];
@@ -86,7 +86,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// What tells an element of a list apart. The same name may stand twice (an env entry that
+/// What identifies an element of a list. The same name may occur twice (an env entry that
 /// overrides an earlier one, two tolerations of one key), hence the count.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ElementKey {

@@ -1,8 +1,8 @@
-//! The platform configuration: what the people who run the cluster decide once for all nodes.
+//! The platform configuration: the settings that apply to all nodes of a cluster.
 //!
-//! The file is the peer's, so a cluster that switches keeps it, plus our own section `rollout`.
-//! Reading is stricter than the peer's, which ignores unknown keys: a misspelt pool or budget must
-//! stop the operator at its start, not surprise a fleet later.
+//! The Go operator reads the same file, so a cluster that switches keeps it; the section `rollout`
+//! is our own. Our reader is stricter than that of the Go operator, which ignores unknown keys: a
+//! misspelt pool or budget must stop the operator at its start, not surprise a fleet later.
 //!
 //! [`Platform::parse`] is the only way from text to a [`Platform`]. Every refusal is one line that
 //! names the file, the key and the reason.
@@ -18,7 +18,7 @@ mod reader;
 #[cfg(test)]
 mod tests;
 
-/// Everything the cluster's people decide; the only input of a render besides the node itself.
+/// All settings of the cluster; the only input of a render besides the node itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Platform {
     pub state_sync: StateSync,
@@ -31,13 +31,13 @@ pub struct Platform {
     pub rollout: Rollout,
 }
 
-/// Witnesses per chain, as written. [`Platform::syncers`] gives them ready for use.
+/// Witnesses per chain, as written. [`Platform::witnesses`] returns them ready for use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StateSync {
-    pub syncers: BTreeMap<String, Vec<String>>,
+    pub witnesses: BTreeMap<String, Vec<String>>,
 }
 
-/// Where node pods may run, and as whom.
+/// Where node pods may run, and under which service account.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scheduling {
     pub nodepool_name: String,
@@ -60,7 +60,7 @@ pub struct Storage {
     pub size_seed: Quantity,
 }
 
-/// What the platform changes about the built-in footprints, per role.
+/// Overrides of the built-in footprints, per role.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
     pub validator: FootprintOverride,
@@ -70,7 +70,7 @@ pub struct Resources {
     pub seed: FootprintOverride,
 }
 
-/// Each part stands in for the built-in one on its own.
+/// Each part replaces the built-in one on its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FootprintOverride {
     pub cpu_request: Option<Quantity>,
@@ -83,7 +83,7 @@ pub struct Bucket {
     pub region: String,
 }
 
-/// Images of the containers that are the platform's and not the node's.
+/// Images of the containers that the platform chooses and not the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Images {
     pub sidecar: String,
@@ -91,7 +91,7 @@ pub struct Images {
     pub cosmos_exporter: String,
 }
 
-/// How changes that nobody made in a node's spec travel through a fleet.
+/// How changes of the operator or of the platform are rolled out to a fleet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rollout {
     pub on_operator_change: OnOperatorChange,
@@ -103,16 +103,16 @@ pub struct Rollout {
     pub pod_check: PodCheck,
 }
 
-/// What to do with a pod that another operator made and that differs from our render.
+/// What to do with a pod that another operator created and that differs from our render.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Adoption {
-    /// Leave it until its spec changes or somebody approves.
+    /// Leave it until its spec changes or a user approves the update.
     Hold,
     /// Roll it, under the chain's budget.
     Auto,
 }
 
-/// Whether the server is asked if it would admit a pod before a template is written.
+/// Whether the server checks that it would admit a pod before a template is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodCheck {
     Off,
@@ -128,13 +128,13 @@ impl Default for Rollout {
             max_concurrent_per_chain: 1,
             // A node that restarts replays from its last snapshot, which takes minutes, not hours.
             ready_deadline_seconds: 1800,
-            // A render that broke one node would break the next one too.
+            // A render that broke one node would probably break the next one too.
             halt_after_failures: 1,
             // Long enough for our own rolling upgrade to end before fleets follow a new render.
             settle_seconds: 120,
             // Taking over a fleet must not restart it.
             adoption: Adoption::Hold,
-            // It needs the right to create pods, which nothing else here does.
+            // The check needs the permission to create pods, which nothing else here needs.
             pod_check: PodCheck::Off,
         }
     }
@@ -149,8 +149,8 @@ pub struct PlatformError {
     pub problem: Problem,
 }
 
-/// What is wrong with the file. Values are cut and escaped, so that no file content can break the
-/// one line that a startup error is.
+/// What is wrong with the file. Values are cut and escaped, so that file content cannot break the
+/// single line of a startup error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     #[error("the file is empty; {first_key} is required")]
@@ -174,7 +174,7 @@ pub enum Problem {
 }
 
 impl Platform {
-    /// Reads the file's text. `path` is only for messages.
+    /// Parses the file's text. `path` is only for messages.
     pub fn parse(text: &str, path: &str) -> Result<Self, PlatformError> {
         Reader::of(text)
             .and_then(|reader| Self::read(&reader))
@@ -182,8 +182,8 @@ impl Platform {
     }
 
     /// Witnesses of a chain: entries may hold several, joined by commas or spaces.
-    pub fn syncers(&self, chain: &str) -> Vec<String> {
-        let entries = self.state_sync.syncers.get(chain).into_iter().flatten();
+    pub fn witnesses(&self, chain: &str) -> Vec<String> {
+        let entries = self.state_sync.witnesses.get(chain).into_iter().flatten();
         let hosts: BTreeSet<&str> = entries
             .flat_map(|entry| entry.split(|c: char| c == ',' || c.is_whitespace()))
             .filter(|host| !host.is_empty())
@@ -195,7 +195,7 @@ impl Platform {
     fn read(file: &Reader) -> Result<Self, Problem> {
         file.check_keys()?;
         let platform = Self {
-            state_sync: StateSync { syncers: file.lists("stateSync.syncers")? },
+            state_sync: StateSync { witnesses: file.lists("stateSync.syncers")? },
             scheduling: Scheduling::read(file)?,
             storage: Storage::read(file)?,
             snapshot: Bucket::read(file, "snapshot")?,
@@ -204,8 +204,8 @@ impl Platform {
             resources: Resources::read(file)?,
             rollout: Rollout::read(file)?,
         };
-        // The peer demands these and uses them nowhere. They are accepted so that its files load
-        // unchanged, and not demanded, because nobody should have to make up a bucket.
+        // The Go operator requires these and uses them nowhere. They are accepted so that its files
+        // load unchanged, and not required, because users should not have to invent a bucket.
         for key in ["resultExport.bucket", "resultExport.region", "resultExport.prefix"] {
             file.text(key)?;
         }
@@ -227,7 +227,7 @@ impl Scheduling {
 }
 
 impl Storage {
-    /// Sizes are parsed here: at the first claim it would be too late to tell anyone.
+    /// Sizes are parsed here: at the first claim it would be too late to report a mistake.
     fn read(file: &Reader) -> Result<Self, Problem> {
         Ok(Self {
             class_perf: file.required("storage.classPerf")?,

@@ -1,8 +1,8 @@
 //! Kubernetes resource quantities: `500m`, `1.5Gi`, `1e3`.
 //!
 //! `k8s-openapi` keeps a quantity as the text it was given, but the API server stores its own form
-//! of it. Comparing texts would therefore see drift where there is none (`1024Mi` comes back as
-//! `1Gi`), so every comparison goes through [`Quantity`], which is exact and never uses floats.
+//! of it. Comparing texts would therefore report drift where there is none (`1024Mi` is stored as
+//! `1Gi`), so every comparison uses [`Quantity`], which is exact and never uses floats.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -18,14 +18,14 @@ const NANOS_PER_UNIT: i128 = 1_000_000_000;
 /// make the stored value differ from the rendered one for ever.
 const MAX_NANOS: u128 = i64::MAX as u128 * 1_000_000_000;
 
-/// A parsed quantity. Equality and order are those of the value, whatever the text looked like.
+/// A parsed quantity. Equality and order are those of the value, not of the text.
 #[derive(Debug, Clone, Copy)]
 pub struct Quantity {
     nanos: i128,
     family: Family,
 }
 
-/// Why a text is no quantity.
+/// Why a text is not a quantity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
     #[error("a quantity is empty; write a number such as `500m` or `2Gi`")]
@@ -41,7 +41,7 @@ pub enum QuantityError {
     TooLarge { value: String },
 }
 
-/// The way of writing that the API server keeps: `1Gi` stays binary, `1e3` stays an exponent.
+/// The notation that the API server keeps: `1Gi` stays binary, `1e3` stays an exponent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Family {
     Binary,
@@ -97,7 +97,7 @@ impl Quantity {
     }
 
     /// The whole number of units (for memory: bytes), a fraction rounded away from zero as
-    /// Kubernetes does: whoever asks for a little gets at least one.
+    /// Kubernetes does: a request for less than one unit gets one.
     pub fn value(&self) -> i128 {
         let whole = self.nanos / NANOS_PER_UNIT;
         if self.nanos % NANOS_PER_UNIT == 0 { whole } else { whole + self.nanos.signum() }
@@ -106,8 +106,8 @@ impl Quantity {
     /// The form the API server stores, which depends on the value and the suffix family alone.
     ///
     /// One corner differs from Go: a binary value that no binary suffix divides (`1.953125Ki`) is
-    /// written as the decimal it then is (`2k`, where Go says `2000` and, read again, `2k`). So the
-    /// form is a fixed point, which a fingerprint needs.
+    /// written as the decimal it then is (`2k`, where Go writes `2000` and, parsed again, `2k`). So
+    /// the form is a fixed point, which a fingerprint needs.
     pub fn canonical(&self) -> String {
         if self.is_zero() {
             return "0".to_owned();
@@ -181,7 +181,7 @@ impl fmt::Display for Quantity {
     }
 }
 
-/// What a suffix multiplies by: `2^bits * 10^tens`, of which one is always zero.
+/// The factor of a suffix: `2^bits * 10^tens`, of which one exponent is always zero.
 #[derive(Clone, Copy)]
 struct Scale {
     family: Family,
@@ -266,7 +266,7 @@ fn double(digits: &mut Vec<u8>) -> bool {
     carry > 0
 }
 
-/// A value as an error names it: a message must stay readable whatever was typed.
+/// A value in an error message, cut: a message must stay readable for any input.
 fn shown(text: &str) -> String {
     const LIMIT: usize = 60;
     if text.chars().count() <= LIMIT {

@@ -1,13 +1,13 @@
 //! The objects of a node, as functions of its inputs and the platform configuration.
 //!
-//! Nothing here looks at a cluster, a clock or a status: the same inputs give the same bytes, on
-//! every machine and in every version of the operator that does not mean to change them. Each
-//! changed byte of the pod template restarts pods, so a constant here is changed like an API.
+//! Nothing here reads a cluster, a clock or a status: the same inputs give the same bytes, on every
+//! machine and in every version of the operator that does not mean to change them. Each changed
+//! byte of the pod template restarts pods, so a constant here is changed like an API.
 //!
-//! An object holds only what is meant. A field at its API default is left out: the server fills it
-//! in, and would own it less clearly if we wrote it too.
+//! An object holds only fields with a purpose. A field at its API default is left out: the server
+//! sets it, and its ownership would be less clear if we wrote it too.
 //!
-//! Pods pass the [`guards`] before they leave: these hold for broken code too, not only for broken
+//! The [`guards`] check every rendered pod: they catch mistakes in our code too, not only in the
 //! input.
 
 use sei_api::{Mode, SeiNode};
@@ -33,7 +33,7 @@ pub use config::{
 pub use objects::{render_data_claim, render_proxy_config, render_service, render_statefulset};
 pub use pod::render_template;
 
-/// Ports of the pod. The chain's own are those of its configuration library.
+/// Ports of the pod. The ports of the chain are those of its configuration library.
 pub mod port {
     pub const EVM_RPC: i32 = 8545;
     pub const EVM_WS: i32 = 8546;
@@ -42,16 +42,16 @@ pub mod port {
     pub const P2P: i32 = 26656;
     pub const RPC: i32 = 26657;
     pub const METRICS: i32 = 26660;
-    /// The auth proxy before the sidecar, in plain text.
+    /// The auth proxy in front of the sidecar, in plain text.
     pub const API: i32 = 8443;
     pub const COSMOS_METRICS: i32 = 9300;
 
-    /// What the sidecar cannot have.
+    /// Ports that the sidecar cannot have.
     pub const TAKEN: [i32; 9] =
         [EVM_RPC, EVM_WS, GRPC, REST, P2P, RPC, METRICS, API, COSMOS_METRICS];
 }
 
-/// Names of the containers, shared by both kinds of pod and by whoever looks at them.
+/// Names of the containers, shared by both kinds of pod and by all readers of pods.
 pub mod container {
     pub const SEID: &str = "seid";
     pub const SEID_INIT: &str = "seid-init";
@@ -62,7 +62,7 @@ pub mod container {
 
 /// Home of the chain process: the root of the data volume.
 pub const DATA_DIR: &str = "/home/nonroot/.sei";
-/// Home of the user. Never the data volume: what tools drop there must not outlive the pod.
+/// Home of the user. Never the data volume: files that tools leave there must not outlive the pod.
 pub const HOME_DIR: &str = "/home/nonroot";
 /// How long a database may take to close. The default of 30 s was too short for large states.
 pub const TERMINATION_GRACE_SECONDS: i64 = 120;
@@ -89,7 +89,7 @@ impl Owner {
     }
 }
 
-/// Why there is no object. Nothing is written then.
+/// Why an object cannot be rendered. Nothing is written then.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RenderError {
     #[error("platform configuration: {key} is required to render a {mode}")]
@@ -97,24 +97,24 @@ pub enum RenderError {
     #[error("container seid is missing from the pod")]
     NoSeid,
     #[error(
-        "container seid has a liveness probe; while the sidecar holds it back it answers nothing, \
-         so the probe would kill it for ever"
+        "container seid has a liveness probe, which would kill it for ever while the sidecar keeps \
+         its gate closed"
     )]
     GatedLiveness,
     #[error(
-        "the {probe} probe of container seid asks port {port}, which opens only after the probe \
+        "the {probe} probe of container seid uses port {port}, which opens only after the probe \
          succeeded"
     )]
     GatedProbe { probe: &'static str, port: i32 },
     #[error(
-        "the {probe} probe of a seed's container seid asks port {port}, which a seed never opens"
+        "the {probe} probe of a seed's container seid uses port {port}, which a seed never opens"
     )]
     SeedProbe { probe: &'static str, port: i32 },
-    #[error("container {container} must not see the operator keyring, but {place} refers to it")]
+    #[error("container {container} must not have the operator keyring, but {place} refers to it")]
     KeyringLeak { container: String, place: String },
     #[error("the bootstrap pod must not hold the {kind} Secret {secret}, but {place} refers to it")]
     BootstrapSecret { kind: &'static str, secret: String, place: String },
-    #[error("{field}: {remedy}; there is no bootstrap Job without it")]
+    #[error("{field}: {remedy}; a bootstrap Job needs it")]
     NoBootstrap { field: &'static str, remedy: &'static str },
     #[error("{field} is empty: the node was not read from an API server")]
     NotStored { field: &'static str },
@@ -135,7 +135,7 @@ pub fn node_pool(mode: Mode, platform: &Platform) -> &str {
     }
 }
 
-/// What the chain process asks for. Memory is request and limit at once; CPU has no limit, because
+/// Resources of the chain process. Memory is request and limit at once; CPU has no limit, because
 /// a throttled node falls behind the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
@@ -158,7 +158,7 @@ pub fn footprint(mode: Mode, platform: &Platform) -> Footprint {
     }
 }
 
-/// Class and size of the data claim; the size is also the least that an imported claim must have.
+/// Class and size of the data claim; the size is also the minimum for an imported claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataStorage {
     pub class: String,
@@ -177,8 +177,8 @@ pub fn data_storage(mode: Mode, platform: &Platform) -> DataStorage {
     DataStorage { class: class.clone(), size }
 }
 
-/// The claim that holds the node's data, wherever one is named: in the pod, in the bootstrap Job,
-/// at creation and at deletion. Two of these answers once differed, and a Job filled the wrong one.
+/// The claim that holds the node's data, for every use of its name: in the pod, in the bootstrap
+/// Job, at creation and at deletion. Two of these once differed, and a Job filled the wrong claim.
 pub fn data_claim_name(inputs: &TemplateInputs) -> String {
     inputs.imported_claim.clone().unwrap_or_else(|| sei_api::names::data_claim(&inputs.name))
 }

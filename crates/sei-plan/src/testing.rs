@@ -61,7 +61,7 @@ manifests!(
 
 pub(crate) const PLATFORMS: [&str; 3] = ["example", "minimal", "tuned"];
 
-/// A manifest as the API server would hand it out.
+/// A manifest as the API server would return it.
 pub(crate) fn node(name: &str) -> SeiNode {
     let text = node_text(name).or_else(|| edge_text(name));
     let text = text.unwrap_or_else(|| panic!("no manifest {name}"));
@@ -80,7 +80,7 @@ pub(crate) fn platform(name: &str) -> Platform {
         "example" => include_str!("../testdata/platform/example.yaml"),
         "minimal" => include_str!("../testdata/platform/minimal.yaml"),
         "tuned" => include_str!("../testdata/platform/tuned.yaml"),
-        other => panic!("no platform {other}"),
+        unknown => panic!("no platform {unknown}"),
     };
     Platform::parse(text, name).unwrap()
 }
@@ -113,6 +113,6 @@ pub(crate) fn shuffled(value: &Value, seed: u64) -> String {
             let entries: Vec<String> = list.iter().map(|value| shuffled(value, seed / 5)).collect();
             format!("[{}]", entries.join(","))
         }
-        other => other.to_string(),
+        scalar => scalar.to_string(),
     }
 }

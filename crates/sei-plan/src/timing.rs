@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use sei_api::condition::{ConditionType, REASONS, Reason};
 
-/// How fast time is taken to pass.
+/// The speed of time.
 ///
-/// Production runs at speed 1. Test lanes run the same waits many times faster; nothing else in the
-/// code knows about it.
+/// Production runs at speed 1. Test lanes run the same waits many times faster; no other code
+/// depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
     speed: u32,
@@ -29,29 +29,29 @@ impl Timing {
         Duration::from_secs(seconds) / self.speed
     }
 
-    /// Between two looks at something that no watch reports.
+    /// Between two reads of something that no watch reports.
     pub fn poll(self) -> Duration {
         self.scaled(5)
     }
 
-    /// Between two looks at a node at rest: a lost watch event is never repeated.
+    /// Between two reconciles of a node at rest: a lost watch event is never repeated.
     pub fn resync(self) -> Duration {
         self.scaled(600)
     }
 
     /// How long an old pod's sidecar may leave a configuration task unanswered before the update
-    /// goes on without it.
+    /// continues without it.
     pub fn config_answer(self) -> Duration {
         self.scaled(15)
     }
 
-    /// How long a node must not have been Ready to count as down rather than as starting, or as cut
-    /// off for a moment.
+    /// How long a node must not have been Ready to count as down rather than as starting, or as
+    /// unreachable for a short time.
     pub fn outage(self) -> Duration {
         self.scaled(300)
     }
 
-    /// A wait that the platform's configuration gives.
+    /// A wait from the platform's configuration.
     pub fn configured(self, seconds: u32) -> Duration {
         self.scaled(u64::from(seconds))
     }
@@ -62,13 +62,13 @@ impl Timing {
         self.scaled((5 << exponent).min(30))
     }
 
-    /// Pause before a failed update is tried again: 30 s doubling to 10 min.
+    /// Pause before a failed update is retried: 30 s doubling to 10 min.
     pub fn update_retry(self, attempts: i32) -> Duration {
         let doublings = u32::try_from(attempts.saturating_sub(1).clamp(0, 10)).unwrap_or(0);
         self.scaled((30 << doublings).min(600))
     }
 
-    /// How long a cause may last before the node counts as stalled by it.
+    /// How long a reason may last before the node counts as stalled.
     pub fn stall_deadline(self, reason: Reason) -> Duration {
         let row = REASONS
             .iter()

@@ -1,5 +1,5 @@
-//! A small abstract world for tests: one node, its StatefulSet, pod, volume and sidecar, just true
-//! enough that decisions can be carried out on it. Every step checks what must always hold.
+//! A small abstract cluster for tests: one node, its StatefulSet, pod, volume and sidecar, just
+//! accurate enough to carry out decisions. Every step checks what must always hold.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -59,13 +59,13 @@ pub(crate) struct World {
     pub(crate) rival_started: bool,
     /// Uids of pods whose deletion by us was accepted.
     pub(crate) deleted: Vec<String>,
-    /// Images that a pod was seen running, by the checker.
+    /// Images that a pod ran, recorded for the checks.
     ran: BTreeSet<(String, String)>,
     serial: u64,
     delete_conflicts: u32,
 }
 
-/// The node's pod, with what only lives in its memory.
+/// The node's pod, with the state of its memory.
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a state of its own that a test sets")]
 pub(crate) struct Pod {
@@ -75,7 +75,7 @@ pub(crate) struct Pod {
     pub(crate) terminating: bool,
     pub(crate) started: bool,
     pub(crate) gate_open: bool,
-    /// The sidecar does not answer any more.
+    /// The sidecar no longer answers.
     pub(crate) sidecar_lost: bool,
     version: u64,
 }
@@ -97,9 +97,9 @@ impl Pod {
 /// What the environment can do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Move {
-    /// The StatefulSet controller looks at the newest template.
+    /// The StatefulSet controller observes the newest template.
     Observe,
-    /// It makes the missing pod, or stops one too many.
+    /// It creates the missing pod, or stops an excess one.
     Scale,
     /// The kubelet starts the pod, or finishes stopping it.
     Kubelet,
@@ -152,7 +152,7 @@ impl World {
         self.now = self.now.checked_add(SignedDuration::from_secs(seconds)).unwrap();
     }
 
-    /// Somebody else deletes the pod.
+    /// The pod is deleted by an eviction, not by the operator.
     pub(crate) fn evict(&mut self) {
         if let Some(pod) = self.pod.as_mut() {
             pod.terminating = true;
@@ -162,9 +162,9 @@ impl World {
     pub(crate) fn step(&mut self, step: Move) {
         match step {
             Move::Observe => {
-                if let Some(one) = self.statefulset.as_mut() {
-                    one.observed_generation = one.generation;
-                    one.update_revision = Some(revision_of(&one.template));
+                if let Some(set) = self.statefulset.as_mut() {
+                    set.observed_generation = set.generation;
+                    set.update_revision = Some(revision_of(&set.template));
                 }
             }
             Move::Scale => self.scale(),
@@ -173,9 +173,9 @@ impl World {
     }
 
     fn scale(&mut self) {
-        let Some(one) = self.statefulset.clone() else { return };
-        let Some(revision) = one.observed_revision().map(str::to_owned) else { return };
-        match (&mut self.pod, one.replicas) {
+        let Some(set) = self.statefulset.clone() else { return };
+        let Some(revision) = set.observed_revision().map(str::to_owned) else { return };
+        match (&mut self.pod, set.replicas) {
             (Some(pod), Some(0)) => pod.terminating = true,
             (None, Some(1)) => {
                 let serial = self.next();
@@ -211,10 +211,10 @@ impl World {
         }
     }
 
-    /// One pass of the operator; it dies after `calls` calls.
-    pub(crate) fn pass_dying_after(&mut self, calls: usize) -> Trace {
+    /// One pass of the operator; it crashes after `calls` calls.
+    pub(crate) fn pass_crashing_after(&mut self, calls: usize) -> Trace {
         if self.node.metadata.deletion_timestamp.is_some() {
-            return self.deletion_dying_after(calls);
+            return self.deletion_crashing_after(calls);
         }
         let carried = Carried { delete_conflicts: self.delete_conflicts, deferred: None };
         let mut pass = Pass::begin(self.observe(), carried);
@@ -259,8 +259,8 @@ impl World {
         }
     }
 
-    /// One pass over a deleted node; it dies after `calls` calls.
-    fn deletion_dying_after(&mut self, calls: usize) -> Trace {
+    /// One pass over a deleted node; it crashes after `calls` calls.
+    fn deletion_crashing_after(&mut self, calls: usize) -> Trace {
         let mut trace = Trace::default();
         let mut deletion = Deletion::new(self.node.clone().into());
         loop {
@@ -292,7 +292,7 @@ impl World {
             let mut status = snapshot.status().clone();
             decision.apply(&mut status, snapshot.generation(), snapshot.now);
             snapshot.store(status.clone());
-            // A failure is shown before anything follows it, and only then is it decided upon.
+            // A failure is reported before anything follows it; only then is it decided upon.
             let shown = matches!(decision.plan, PlanMove::Clear);
             (status, shown)
         };
@@ -305,10 +305,10 @@ impl World {
     }
 
     pub(crate) fn pass(&mut self) -> Trace {
-        self.pass_dying_after(usize::MAX)
+        self.pass_crashing_after(usize::MAX)
     }
 
-    /// What the chain's budget says, with one other node in the chain.
+    /// The slot that the chain's budget returns, with one other node in the chain.
     fn slot(&self) -> Slot {
         let (ready_deadline, outage) = (Duration::from_secs(1800), Duration::from_secs(300));
         let budget = Budget { limit: 1, halt_after: 1, ready_deadline, outage };
@@ -316,8 +316,8 @@ impl World {
         let pod = pods.first().map(|pod| &**pod);
         let me = Member::of(&self.node, pod, &budget, self.now);
         let standing = if self.slot_taken { Standing::Rolls } else { Standing::Idle };
-        let other = Member { name: "ns/other".into(), signs: false, is_out: false, standing };
-        budget::grant(&me, &[other], &budget)
+        let neighbour = Member { name: "ns/other".into(), signs: false, is_out: false, standing };
+        budget::grant(&me, &[neighbour], &budget)
     }
 
     fn rendered_template(&self) -> Value {
@@ -355,7 +355,7 @@ impl World {
     }
 
     fn pods(&self) -> Vec<Shared<PodView>> {
-        let Some((pod, one)) = self.pod.as_ref().zip(self.statefulset.as_ref()) else {
+        let Some((pod, set)) = self.pod.as_ref().zip(self.statefulset.as_ref()) else {
             return Vec::new();
         };
         let crashes = self.crashing.contains(pod.image());
@@ -380,7 +380,7 @@ impl World {
             name: "n-0".to_owned(),
             uid: pod.uid.clone(),
             resource_version: pod.version.to_string(),
-            controller: Some(("StatefulSet".to_owned(), one.uid.clone())),
+            controller: Some(("StatefulSet".to_owned(), set.uid.clone())),
             revision: Some(pod.revision.clone()),
             deleted_at: pod.terminating.then_some(self.now),
             ip: pod.started.then(|| "10.0.0.1".to_owned()),
@@ -396,11 +396,11 @@ impl World {
         self.status().plan.filter(TaskPlan::is_active)
     }
 
-    /// Whatever changes a template, a pod or a sidecar is part of a stored, active plan.
+    /// Every change of a template, a pod or a sidecar is part of a stored, active plan.
     fn assert_planned(&self, tasks: &[TaskType]) {
         let plan = self.stored_plan().expect("nothing is done without a stored plan");
         let open = plan.tasks.iter().filter(|task| !task.is_complete());
-        let planned = open.clone().any(|task| tasks.iter().any(|one| task.is(*one)));
+        let planned = open.clone().any(|task| tasks.iter().any(|expected| task.is(*expected)));
         assert!(planned, "{tasks:?} is not an open task of the stored plan {plan:?}");
     }
 
@@ -427,7 +427,7 @@ impl World {
                 Outcome::Node(Some(Box::new(self.node.clone())))
             }
             Request::Sidecar(call) => self.sidecar(call),
-            other => panic!("not in this world: {other:?}"),
+            unexpected => panic!("not in this world: {unexpected:?}"),
         }
     }
 
@@ -454,7 +454,7 @@ impl World {
                     .get(name)
                     .map(|template| json!({ "spec": { "template": template } })),
             ),
-            other => panic!("not in this world: {other:?}"),
+            unexpected => panic!("not in this world: {unexpected:?}"),
         }
     }
 
@@ -497,46 +497,46 @@ impl World {
     fn apply(&mut self, object: &k8s_openapi::api::apps::v1::StatefulSet) -> Outcome {
         self.assert_planned(&[TaskType::ApplyStatefulSet]);
         let serial = self.next();
-        let Some(one) = self.statefulset.as_mut() else {
+        let Some(set) = self.statefulset.as_mut() else {
             return Outcome::Failed(Failure::NotFound);
         };
-        if object.metadata.uid.as_deref() != Some(one.uid.as_str())
-            || object.metadata.resource_version.as_deref() != Some(one.resource_version.as_str())
+        if object.metadata.uid.as_deref() != Some(set.uid.as_str())
+            || object.metadata.resource_version.as_deref() != Some(set.resource_version.as_str())
         {
             return Outcome::Failed(Failure::Conflict("changed".to_owned()));
         }
         let template = serde_json::to_value(&object.spec.template).unwrap();
-        if template != one.template {
-            one.generation += 1;
+        if template != set.template {
+            set.generation += 1;
             self.revisions.insert(revision_of(&template), template.clone());
-            one.template = template;
+            set.template = template;
         }
-        one.replicas = object.spec.replicas;
-        one.template_hash = stamped(object);
-        one.resource_version = serial.to_string();
-        Outcome::Applied(one.clone().into())
+        set.replicas = object.spec.replicas;
+        set.template_hash = stamped(object);
+        set.resource_version = serial.to_string();
+        Outcome::Applied(set.clone().into())
     }
 
     fn patch(&mut self, patch: &Value) -> Outcome {
         let serial = self.next();
-        let Some(one) = self.statefulset.as_mut() else {
+        let Some(set) = self.statefulset.as_mut() else {
             return Outcome::Failed(Failure::NotFound);
         };
-        if patch["metadata"]["resourceVersion"] != json!(one.resource_version) {
+        if patch["metadata"]["resourceVersion"] != json!(set.resource_version) {
             return Outcome::Failed(Failure::Conflict("changed".to_owned()));
         }
         if let Some(replicas) = patch["spec"]["replicas"].as_i64() {
-            one.replicas = i32::try_from(replicas).ok();
-            one.generation += 1;
+            set.replicas = i32::try_from(replicas).ok();
+            set.generation += 1;
         }
         if patch["spec"]["updateStrategy"]["type"] == "OnDelete" {
-            one.on_delete = true;
+            set.on_delete = true;
         }
         let stamp = &patch["metadata"]["annotations"][annotation::TEMPLATE_HASH];
         if let Some(hash) = stamp.as_str() {
-            one.template_hash = Some(hash.to_owned());
+            set.template_hash = Some(hash.to_owned());
         }
-        one.resource_version = serial.to_string();
+        set.resource_version = serial.to_string();
         Outcome::Accepted
     }
 
@@ -554,13 +554,16 @@ impl World {
         self.assert_planned(&[TaskType::ReplacePod, TaskType::ObserveImage]);
         let Some(pod) = self.pod.as_mut() else { return Outcome::Failed(Failure::NotFound) };
         if pod.uid != delete.uid
-            || delete.resource_version.as_ref().is_some_and(|one| *one != pod.version.to_string())
+            || delete
+                .resource_version
+                .as_ref()
+                .is_some_and(|version| *version != pod.version.to_string())
         {
             return Outcome::Failed(Failure::Conflict("changed".to_owned()));
         }
-        let one = self.statefulset.as_ref().expect("a pod is deleted for its StatefulSet");
+        let set = self.statefulset.as_ref().expect("a pod is deleted for its StatefulSet");
         let newest =
-            one.observed_revision().expect("nothing is deleted before the template was seen");
+            set.observed_revision().expect("nothing is deleted before the template was observed");
         assert_ne!(newest, pod.revision, "a fresh pod was deleted");
         assert!(!self.deleted.contains(&pod.uid), "a pod was deleted twice");
         pod.terminating = true;
@@ -590,7 +593,7 @@ impl World {
         }
     }
 
-    /// Runs a task. A completed id is never run again, whatever the pod's memory says.
+    /// Runs a task. A completed id is never run again, regardless of the pod's memory.
     fn run(&mut self, id: &str, task_type: &str) {
         if self.records.get(id) == Some(&TaskState::Completed) {
             return;
@@ -607,7 +610,7 @@ impl World {
         }
     }
 
-    /// Stores a status, and checks that it tells the truth.
+    /// Stores a status, and checks that it is true.
     fn write(&mut self, status: SeiNodeStatus) {
         let before = self.status();
         if status.current_image != before.current_image
@@ -621,19 +624,19 @@ impl World {
             let notes = check_plan(plan);
             assert!(notes.is_empty(), "{notes:?} in {plan:?}");
         }
-        for one in &status.conditions {
-            assert!(one.observed_generation.is_some(), "{one:?}");
+        for condition in &status.conditions {
+            assert!(condition.observed_generation.is_some(), "{condition:?}");
         }
         let size = serde_json::to_string(&status).unwrap().len();
         assert!(size < 64 * 1024, "a status of {size} bytes");
         self.node.status = Some(status);
     }
 
-    /// Whether the world is what the spec asks for, with nothing left to do.
+    /// Whether the world matches the spec, with nothing left to do.
     pub(crate) fn matches(&self) -> bool {
         let desired = fixture::desired(&self.node.spec, &self.platform);
         let status = self.status();
-        let (Some(pod), Some(one)) = (&self.pod, &self.statefulset) else { return false };
+        let (Some(pod), Some(set)) = (&self.pod, &self.statefulset) else { return false };
         let in_sync = condition::is(
             &status.conditions,
             ConditionType::PodTemplateDrift,
@@ -646,11 +649,11 @@ impl World {
             && pod.template == self.rendered_template()
             && pod.gate_open
             && !pod.terminating
-            && one.observed_revision() == Some(pod.revision.as_str())
+            && set.observed_revision() == Some(pod.revision.as_str())
             && in_sync
     }
 
-    /// Everything goes right from here on. Returns the passes it took.
+    /// Nothing fails from here on. Returns the number of passes it took.
     pub(crate) fn converge(&mut self) -> usize {
         for pass in 0..120 {
             if self.matches() && self.pass().writes == 0 && self.matches() {
@@ -669,7 +672,7 @@ impl World {
         panic!("not converged: {}\n{plan:?}\n{status:?}\n{:?}", last.report, self.pod);
     }
 
-    /// At rest nothing is asked and nothing is written, however often one looks.
+    /// At rest no pass makes a request or a write.
     fn assert_quiet(&mut self) {
         for _ in 0..3 {
             self.wait(3600);
@@ -693,7 +696,7 @@ fn name(request: &Request) -> String {
     text.split(['(', ' ', '{']).next().unwrap_or_default().to_owned()
 }
 
-/// The same template has the same revision: a revert brings back the old name.
+/// The same template has the same revision: a revert restores the old name.
 fn revision_of(template: &Value) -> String {
     format!("n-{}", &digest_of(template)[3..13])
 }

@@ -1,7 +1,7 @@
-//! What is rendered is what the golden files say, and every part of it counts.
+//! Rendered templates match the golden files, and every part of them counts.
 
 #[path = "../examples/golden/corpus.rs"]
-#[expect(dead_code, reason = "writing is the example's part")]
+#[expect(dead_code, reason = "only the example writes")]
 mod corpus;
 
 use std::collections::BTreeSet;
@@ -24,8 +24,8 @@ fn rendered_templates_are_as_pinned() {
     }
 }
 
-/// The hash of the stored bytes themselves, by nothing of ours but the rule: `v1:` and the SHA-256
-/// of the JSON with sorted keys. A change of the canonical form cannot slip through here.
+/// The hash of the stored bytes themselves, computed without our code except the rule: `v1:` and
+/// the SHA-256 of the JSON with sorted keys. A change of the canonical form cannot pass unnoticed.
 #[test]
 fn pinned_hashes_are_those_of_the_pinned_bytes() {
     let index = read_json(&golden_folder().join(INDEX)).unwrap();
@@ -60,11 +60,11 @@ fn the_corpus_covers_every_mode_on_every_platform() {
     let count = |at: fn(&(String, String)) -> &String| {
         covered.iter().map(at).collect::<BTreeSet<_>>().len()
     };
-    assert_eq!(covered.len(), count(|one| &one.0) * count(|one| &one.1), "{covered:?}");
+    assert_eq!(covered.len(), count(|pair| &pair.0) * count(|pair| &pair.1), "{covered:?}");
 }
 
-/// No part of a template is without weight in its hash: a part that is lost on the way to the
-/// cluster, or left out by a later renderer, always shows as drift.
+/// Every part of a template counts in its hash: a part that is lost on the way to the cluster, or
+/// left out by a later renderer, always shows as drift.
 #[test]
 fn removing_any_subtree_of_any_golden_template_changes_its_hash() {
     for pair in pairs().unwrap() {
@@ -82,7 +82,7 @@ fn removing_any_subtree_of_any_golden_template_changes_its_hash() {
     }
 }
 
-/// Without the copy that the public way of hashing any record makes.
+/// Without the copy that the public function for any record makes.
 fn hash(template: &Value) -> Vec<u8> {
     Sha256::digest(canonical_json(template).as_bytes()).to_vec()
 }
@@ -155,7 +155,7 @@ fn sorted(value: &Value) -> String {
         Value::Array(list) => {
             format!("[{}]", list.iter().map(sorted).collect::<Vec<_>>().join(","))
         }
-        other => other.to_string(),
+        scalar => scalar.to_string(),
     }
 }
 

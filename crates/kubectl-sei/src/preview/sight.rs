@@ -81,7 +81,7 @@ impl Sight {
         let platform = candidate.platform;
         let status = node.status.as_ref();
         let peers = status.and_then(|status| status.resolved_peers.clone()).unwrap_or_default();
-        let witnesses = RegisteredWitnesses::Known(platform.syncers(&node.spec.chain_id));
+        let witnesses = RegisteredWitnesses::Known(platform.witnesses(&node.spec.chain_id));
         let witnesses =
             state_sync::check_state_sync(&node.spec, &syncers).witnesses.unwrap_or_default();
         let desired = render_desired(node, platform, &peers, &witnesses);

@@ -28,7 +28,7 @@ impl PlatformFile {
 
     pub(crate) fn witnesses(&self, chain: &str) -> RegisteredWitnesses {
         match self.current() {
-            Ok(platform) => RegisteredWitnesses::Known(platform.syncers(chain)),
+            Ok(platform) => RegisteredWitnesses::Known(platform.witnesses(chain)),
             Err(text) => RegisteredWitnesses::Unreadable(text),
         }
     }

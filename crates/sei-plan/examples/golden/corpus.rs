@@ -2,8 +2,8 @@
 //!
 //! `hashes.json` holds the digest of each node's inputs and the fingerprint of its template on each
 //! platform; beside it lies one file per pair with the template itself, so that a diff of the
-//! fingerprints can be understood. Every manifest of `testdata/nodes` is rendered on every platform,
-//! those of `testdata/edges` on one: they are about the node.
+//! fingerprints can be understood. Every manifest of `testdata/nodes` is rendered on every
+//! platform, those of `testdata/edges` on one, because they cover the node and not the platform.
 //!
 //! Shared by the example that writes the files and by the test that compares them.
 
@@ -20,7 +20,7 @@ use sei_plan::fingerprint::canonical_json;
 use sei_plan::platform::Platform;
 use serde_json::{Map, Value};
 
-/// What whoever changed a render must know before accepting it.
+/// What a reviewer must know before accepting a changed render.
 const STALE: &str = "rendered output has changed; that restarts pods of running fleets. If it is \
                      intended, run `cargo xtask codegen` and review the diff";
 
@@ -70,14 +70,14 @@ pub(crate) fn pairs() -> Result<Vec<Pair>, String> {
 }
 
 fn pair(node: &str, text: &str, on: &str, platform: &Platform) -> Result<Pair, String> {
-    let told = |error: &dyn std::fmt::Display| format!("{node} on {on}: {error}");
-    let mut object: SeiNode = serde_saphyr::from_str(text).map_err(|error| told(&error))?;
+    let describe = |error: &dyn std::fmt::Display| format!("{node} on {on}: {error}");
+    let mut object: SeiNode = serde_saphyr::from_str(text).map_err(|error| describe(&error))?;
     object.metadata.uid = Some(format!("uid-of-{node}"));
-    let desired = render_desired(&object, platform, &[], &[]).map_err(|error| told(&error))?;
+    let desired = render_desired(&object, platform, &[], &[]).map_err(|error| describe(&error))?;
+    let template = serde_json::to_value(&desired.statefulset.spec.template)
+        .map_err(|error| describe(&error))?;
     let template =
-        serde_json::to_value(&desired.statefulset.spec.template).map_err(|error| told(&error))?;
-    let template =
-        serde_json::from_str(&canonical_json(&template)).map_err(|error| told(&error))?;
+        serde_json::from_str(&canonical_json(&template)).map_err(|error| describe(&error))?;
     Ok(Pair {
         node: node.to_owned(),
         platform: on.to_owned(),
@@ -90,19 +90,19 @@ fn pair(node: &str, text: &str, on: &str, platform: &Platform) -> Result<Pair, S
 /// The YAML files of a folder by name, sorted.
 fn manifests(folder: &str) -> Result<BTreeMap<String, String>, String> {
     let folder = testdata().join(folder);
-    let told = |error| format!("failed to read {}: {error}", folder.display());
+    let describe = |error| format!("failed to read {}: {error}", folder.display());
     let mut texts = BTreeMap::new();
-    for entry in fs::read_dir(&folder).map_err(told)? {
-        let path = entry.map_err(told)?.path();
+    for entry in fs::read_dir(&folder).map_err(describe)? {
+        let path = entry.map_err(describe)?.path();
         let stem = path.file_stem().and_then(|stem| stem.to_str());
         if let Some(stem) = stem.filter(|_| path.extension().is_some_and(|end| end == "yaml")) {
-            texts.insert(stem.to_owned(), fs::read_to_string(&path).map_err(told)?);
+            texts.insert(stem.to_owned(), fs::read_to_string(&path).map_err(describe)?);
         }
     }
     Ok(texts)
 }
 
-/// What the folder must hold: names and texts.
+/// The expected files of the folder: names and texts.
 pub(crate) fn files(pairs: &[Pair]) -> BTreeMap<String, String> {
     let mut files: BTreeMap<String, String> =
         pairs.iter().map(|pair| (pair.file(), pretty(&pair.template))).collect();
@@ -119,32 +119,32 @@ pub(crate) fn files(pairs: &[Pair]) -> BTreeMap<String, String> {
 }
 
 pub(crate) fn read_json(path: &Path) -> Result<Value, String> {
-    let told = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-    let text = fs::read_to_string(path).map_err(|error| told(&error))?;
-    serde_json::from_str(&text).map_err(|error| told(&error))
+    let describe = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+    let text = fs::read_to_string(path).map_err(|error| describe(&error))?;
+    serde_json::from_str(&text).map_err(|error| describe(&error))
 }
 
-/// Writes what differs and removes what is no longer rendered; gives back what it did.
+/// Writes what differs and removes what is no longer rendered; returns a line per change.
 pub(crate) fn write(folder: &Path) -> Result<Vec<String>, String> {
-    let told = |error| format!("failed to write {}: {error}", folder.display());
+    let describe = |error| format!("failed to write {}: {error}", folder.display());
     let files = files(&pairs()?);
-    fs::create_dir_all(folder).map_err(told)?;
+    fs::create_dir_all(folder).map_err(describe)?;
     let mut done = Vec::new();
     for name in present(folder)?.iter().filter(|name| !files.contains_key(*name)) {
-        fs::remove_file(folder.join(name)).map_err(told)?;
+        fs::remove_file(folder.join(name)).map_err(describe)?;
         done.push(format!("removed    {name}"));
     }
     for (name, text) in files {
         let path = folder.join(&name);
         if !fs::read_to_string(&path).is_ok_and(|present| present == text) {
-            fs::write(&path, text).map_err(told)?;
+            fs::write(&path, text).map_err(describe)?;
             done.push(format!("written    {name}"));
         }
     }
     Ok(done)
 }
 
-/// Fails with what has changed, field by field, and with what that means.
+/// Fails with every changed field and with what the change means.
 pub(crate) fn check(folder: &Path) -> Result<(), String> {
     let pairs = pairs()?;
     let mut desired = files(&pairs);
@@ -177,7 +177,9 @@ fn difference(path: &Path, desired: &str, pair: &Pair) -> Vec<String> {
     let side = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     let mut lines: Vec<String> = changes
         .into_iter()
-        .map(|one| format!("{about}: {}: {} -> {}", one.path, side(one.from), side(one.to)))
+        .map(|change| {
+            format!("{about}: {}: {} -> {}", change.path, side(change.from), side(change.to))
+        })
         .collect();
     match more {
         0 if lines.is_empty() => lines.push(format!("{about}: the file is not as it was written")),
@@ -188,15 +190,15 @@ fn difference(path: &Path, desired: &str, pair: &Pair) -> Vec<String> {
 }
 
 fn present(folder: &Path) -> Result<BTreeSet<String>, String> {
-    let told = |error| format!("failed to read {}: {error}", folder.display());
-    let entries = fs::read_dir(folder).map_err(told)?;
-    entries.map(|entry| Ok(entry.map_err(told)?.file_name().to_string_lossy().into())).collect()
+    let describe = |error| format!("failed to read {}: {error}", folder.display());
+    let entries = fs::read_dir(folder).map_err(describe)?;
+    entries.map(|entry| Ok(entry.map_err(describe)?.file_name().to_string_lossy().into())).collect()
 }
 
-/// Width within which a list or map stands on one line.
+/// A list or map that fits this width is written on one line.
 const WIDTH: usize = 100;
 
-/// JSON for people who review diffs: what fits a line stands on one, as in a manifest.
+/// JSON for people who review diffs: what fits a line is written on one, as in a manifest.
 fn pretty(value: &Value) -> String {
     let mut out = String::new();
     write_pretty(value, 0, 0, &mut out);

@@ -11,8 +11,8 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let result = match words[..] {
+    let args: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let result = match args[..] {
         [folder] => corpus::write(Path::new(folder)).map(|done| match done.len() {
             0 => println!("unchanged  {folder}"),
             _ => println!("{}", done.join("\n")),

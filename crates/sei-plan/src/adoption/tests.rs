@@ -6,8 +6,8 @@ use crate::fixtures::{
     any_json, any_template, assert_lines, rendered_template, report, with, without,
 };
 
-/// What the API server makes of a template: a default wherever a field is absent. The shape
-/// matters here and not the completeness.
+/// The template as the API server stores it: a default wherever a field is absent. The shape
+/// matters here, not the completeness.
 fn defaulted(mut template: Value) -> Value {
     default_map(
         template.get_mut("spec"),
@@ -61,7 +61,7 @@ fn list_mut(list: Option<&mut Value>) -> impl Iterator<Item = &mut Value> {
     list.and_then(Value::as_array_mut).into_iter().flatten()
 }
 
-/// What the server of today stores for our render.
+/// What the current server stores for our render.
 fn stored() -> Value {
     defaulted(rendered_template())
 }
@@ -117,7 +117,7 @@ fn what_another_manager_owns_and_keeps_is_not_drift() {
 }
 
 #[test]
-fn a_value_of_others_that_changed_is_not_drift() {
+fn a_changed_value_of_another_manager_is_not_drift() {
     let rewritten = with(stored(), "/spec/containers/0/imagePullPolicy", json!("Always"));
     check(&rendered_template(), &rewritten, &stored(), "equal");
     let pull_secrets = |names: [&str; 2]| {
@@ -269,12 +269,9 @@ fn secrets_stay_hidden() {
 fn a_malformed_body_is_a_typed_error() {
     let containers = json!([{"name": "seid"}]);
     for (body, expected) in [
-        (json!(null), "the data of the revision is null, and not an object with `spec.template`"),
-        (
-            json!("text"),
-            "the data of the revision is a string, and not an object with `spec.template`",
-        ),
-        (json!([1]), "the data of the revision is a list, and not an object with `spec.template`"),
+        (json!(null), "the data of the revision is null, not an object with `spec.template`"),
+        (json!("text"), "the data of the revision is a string, not an object with `spec.template`"),
+        (json!([1]), "the data of the revision is a list, not an object with `spec.template`"),
         (json!({}), "the data of the revision has no `spec.template`"),
         (json!({"spec": {}}), "the data of the revision has no `spec.template`"),
         (json!({"spec": "x"}), "the data of the revision has no `spec.template`"),
@@ -289,7 +286,7 @@ fn a_malformed_body_is_a_typed_error() {
         ),
         (
             json!({"spec": {"template": {"$patch": "merge", "spec": {"containers": containers}}}}),
-            "the data of the revision patches its template by `merge`, and not by `replace`",
+            "the data of the revision patches its template with `merge`, not with `replace`",
         ),
     ] {
         let error = template_of_revision(&body).unwrap_err();
@@ -308,7 +305,7 @@ proptest! {
     }
 
     #[test]
-    fn defaults_that_came_later_are_no_drift(template in any_template()) {
+    fn defaults_that_were_added_later_are_not_drift(template in any_template()) {
         prop_assume!(template.pointer("/spec/template").is_none());
         let stored = defaulted(template.clone());
         prop_assert_eq!(compare(&template, &stored, &template), Comparison::Equal);
@@ -325,7 +322,7 @@ proptest! {
     }
 
     #[test]
-    fn equal_templates_are_equal_whatever_was_rendered(
+    fn equal_templates_are_equal_with_any_render(
         rendered in any_json(),
         stored in any_template(),
     ) {

@@ -1,4 +1,4 @@
-//! Who rolls next, and who waits for whom.
+//! Which node rolls next, and which nodes wait.
 
 use std::fmt::Write as _;
 
@@ -17,40 +17,40 @@ fn budget(limit: usize) -> Budget {
     Budget { limit, halt_after: 1, ready_deadline, outage }
 }
 
-/// One node a line: name, `signs` or `serves`, `up` or `out`, and its standing. What the
-/// budget tells each that waits.
-fn check(limit: usize, chain: &str, answers: &Expect) {
+/// One node per line: name, `signs` or `serves`, `up` or `out`, and its standing. Compares the slot
+/// that the budget returns for each waiting node.
+fn check(limit: usize, chain: &str, expected: &Expect) {
     let members: Vec<Member> = chain.lines().map(member).collect();
-    let mut told = String::new();
+    let mut report = String::new();
     for (index, me) in members.iter().enumerate() {
         if me.standing != Standing::Waits {
             continue;
         }
-        let mut others = members.clone();
-        others.remove(index);
-        let slot = grant(me, &others, &budget(limit));
-        writeln!(told, "{}: {slot:?}", me.name).unwrap();
+        let mut rest = members.clone();
+        rest.remove(index);
+        let slot = grant(me, &rest, &budget(limit));
+        writeln!(report, "{}: {slot:?}", me.name).unwrap();
     }
-    writeln!(told, "woken: {}", next(&members, &budget(limit)).join(" ")).unwrap();
-    answers.assert_eq(&told);
+    writeln!(report, "next: {}", next(&members, &budget(limit)).join(" ")).unwrap();
+    expected.assert_eq(&report);
 }
 
 fn member(line: &str) -> Member {
-    let words: Vec<_> = line.split_whitespace().collect();
-    let standing = match words[3] {
+    let fields: Vec<_> = line.split_whitespace().collect();
+    let standing = match fields[3] {
         "idle" => Standing::Idle,
         "waits" => Standing::Waits,
         "rolls" => Standing::Rolls,
         "down" => Standing::Down,
         "failed" => Standing::Failed,
-        other => panic!("unknown standing {other}"),
+        unknown => panic!("unknown standing {unknown}"),
     };
-    let (signs, is_out) = (words[1] == "signs", words[2] == "out");
-    Member { name: words[0].to_owned(), signs, is_out, standing }
+    let (signs, is_out) = (fields[1] == "signs", fields[2] == "out");
+    Member { name: fields[0].to_owned(), signs, is_out, standing }
 }
 
 #[test]
-fn nodes_that_sign_go_last() {
+fn nodes_that_sign_roll_last() {
     check(
         1,
         "a signs up waits
@@ -60,7 +60,7 @@ fn nodes_that_sign_go_last() {
             a: InLine { limit: 1 }
             b: Granted
             c: InLine { limit: 1 }
-            woken: b c
+            next: b c
         "]],
     );
 }
@@ -75,13 +75,13 @@ fn a_slot_is_held_until_its_node_is_ready() {
         &expect![[r#"
             b: Taken { by: "a rolls" }
             c: InLine { limit: 1 }
-            woken: b c
+            next: b c
         "#]],
     );
 }
 
 #[test]
-fn signers_wait_beside_a_free_slot_until_the_others_have_rolled() {
+fn signers_wait_beside_a_free_slot_until_the_other_nodes_have_rolled() {
     check(
         2,
         "a serves out rolls
@@ -90,7 +90,7 @@ fn signers_wait_beside_a_free_slot_until_the_others_have_rolled() {
         &expect![[r"
             b: InLine { limit: 2 }
             c: InLine { limit: 2 }
-            woken: b c
+            next: b c
         "]],
     );
 }
@@ -105,13 +105,13 @@ fn a_signer_that_is_down_takes_a_slot() {
         &expect![[r"
             b: Granted
             c: InLine { limit: 2 }
-            woken: b c
+            next: b c
         "]],
     );
 }
 
 #[test]
-fn a_failed_roll_halts_all_who_wait() {
+fn a_failed_roll_halts_all_waiting_nodes() {
     check(
         3,
         "a serves out failed
@@ -120,13 +120,13 @@ fn a_failed_roll_halts_all_who_wait() {
         &expect![[r#"
             b: Halted { by: "a" }
             c: Halted { by: "a" }
-            woken: b c
+            next: b c
         "#]],
     );
 }
 
 #[test]
-fn who_is_down_for_long_loses_nothing_and_waits_for_no_slot() {
+fn a_node_that_is_down_for_long_loses_nothing_and_waits_for_no_slot() {
     check(
         1,
         "a serves up rolls
@@ -137,13 +137,13 @@ fn who_is_down_for_long_loses_nothing_and_waits_for_no_slot() {
             b: Granted
             c: Granted
             d: InLine { limit: 1 }
-            woken: b d
+            next: b d
         "#]],
     );
 }
 
 #[test]
-fn nobody_gets_what_has_just_failed() {
+fn a_change_that_has_just_failed_is_not_granted_again() {
     check(
         1,
         "a serves out failed
@@ -152,21 +152,21 @@ fn nobody_gets_what_has_just_failed() {
         &expect![[r#"
             b: Halted { by: "a" }
             c: Halted { by: "a" }
-            woken: b c
+            next: b c
         "#]],
     );
 }
 
 #[test]
-fn whoever_has_a_slot_keeps_it() {
+fn a_node_with_a_slot_keeps_it() {
     let failed = member("a serves up failed");
-    let others = [member("b serves up failed"), member("c serves up waits")];
-    assert_eq!(grant(&failed, &others, &budget(1)), Slot::Granted);
+    let rest = [member("b serves up failed"), member("c serves up waits")];
+    assert_eq!(grant(&failed, &rest, &budget(1)), Slot::Granted);
 }
 
 proptest! {
-    /// However the questions are ordered: with each grant counted before the next question, no more
-    /// nodes have slots than there are, and no signer goes while another node waits.
+    /// In any order of requests: with each grant counted before the next request, no more nodes
+    /// have slots than the limit allows, and no signer rolls while another node waits.
     #[test]
     fn grants_never_exceed_the_budget(
         signs in prop::collection::vec(any::<bool>(), 1..8),
@@ -180,23 +180,23 @@ proptest! {
                 name: format!("n{at}"), signs: *signs, is_out: false, standing: Standing::Waits,
             })
             .collect();
-        let asked: Vec<_> = order.into_iter().filter(|at| *at < members.len()).collect();
-        for at in asked.iter().chain(&asked) {
-            let mut others = members.clone();
-            let me = others.remove(*at);
+        let requests: Vec<_> = order.into_iter().filter(|at| *at < members.len()).collect();
+        for at in requests.iter().chain(&requests) {
+            let mut rest = members.clone();
+            let me = rest.remove(*at);
             if me.standing == Standing::Waits
-                && grant(&me, &others, &budget(limit)) == Slot::Granted
+                && grant(&me, &rest, &budget(limit)) == Slot::Granted
             {
-                let serves = |one: &Member| !one.signs;
-                prop_assert!(!me.signs || !others.iter().any(serves));
+                let serves = |member: &Member| !member.signs;
+                prop_assert!(!me.signs || !rest.iter().any(serves));
                 members[*at].standing = Standing::Rolls;
             }
         }
-        let rolling = members.iter().filter(|one| one.standing == Standing::Rolls).count();
+        let rolling = members.iter().filter(|member| member.standing == Standing::Rolls).count();
         prop_assert!(rolling <= limit);
-        let serving = members.iter().filter(|one| !one.signs).count();
+        let serving = members.iter().filter(|member| !member.signs).count();
         let able = if serving == 0 { members.len() } else { serving };
-        prop_assert!(rolling == limit.min(able), "nobody waits without need");
+        prop_assert!(rolling == limit.min(able), "no node waits while a slot is free");
     }
 }
 
@@ -220,18 +220,22 @@ fn rolled(spec: sei_api::SeiNodeSpec) -> crate::snapshot::Snapshot {
     })
 }
 
-fn stands(seen: &crate::snapshot::Snapshot) -> Standing {
+fn standing(seen: &crate::snapshot::Snapshot) -> Standing {
     Member::of(&seen.node, seen.pod(), &budget(1), seen.now).standing
 }
 
 #[test]
 fn a_slot_ends_with_ready_and_fails_by_its_deadline() {
     let unready = |seen: crate::snapshot::Snapshot| seen.with(|seen| seen.pods[0].ready = false);
-    assert_eq!(stands(&rolled(full_node())), Standing::Idle);
-    assert_eq!(stands(&unready(rolled(full_node()))), Standing::Rolls);
+    assert_eq!(standing(&rolled(full_node())), Standing::Idle);
+    assert_eq!(standing(&unready(rolled(full_node()))), Standing::Rolls);
     let late = unready(rolled(full_node())).with(|seen| seen.now = at(600));
-    assert_eq!(stands(&late), Standing::Failed);
-    assert_eq!(stands(&late.with(|seen| seen.pods[0].ready = true)), Standing::Idle, "late Ready");
+    assert_eq!(standing(&late), Standing::Failed);
+    assert_eq!(
+        standing(&late.with(|seen| seen.pods[0].ready = true)),
+        Standing::Idle,
+        "late Ready"
+    );
     let stalled = unready(rolled(full_node())).with(|seen| {
         let verdict = Verdict::new(
             ConditionType::Stalled,
@@ -241,22 +245,22 @@ fn a_slot_ends_with_ready_and_fails_by_its_deadline() {
         );
         condition::set(&mut seen.status_mut().conditions, &verdict, 1, at(0));
     });
-    assert_eq!(stands(&stalled), Standing::Failed);
+    assert_eq!(standing(&stalled), Standing::Failed);
     let older = rolled(full_node()).with(|seen| seen.pods[0].revision = Some("rev-0".into()));
-    assert_eq!(stands(&older), Standing::Rolls, "a pod of before the roll says nothing");
-    let given_back = unready(rolled(full_node()))
+    assert_eq!(standing(&older), Standing::Rolls, "a pod older than the roll does not count");
+    let released = unready(rolled(full_node()))
         .with(|seen| seen.status_mut().last_update.as_mut().unwrap().ready_at = Some(Time(at(0))));
-    assert_eq!(stands(&given_back), Standing::Idle, "what comes later is no roll of ours");
+    assert_eq!(standing(&released), Standing::Idle, "a later outage is not our roll");
 }
 
 #[test]
-fn a_signer_that_ran_is_missed_and_a_new_one_is_not() {
+fn a_signer_that_ran_counts_as_down_without_its_pod_and_a_new_one_does_not() {
     let down = running(validator()).with(|seen| seen.pods[0].ready = false);
-    assert_eq!(stands(&down), Standing::Down);
-    let gone = running(validator()).with(|seen| seen.pods.clear());
-    assert_eq!(stands(&gone), Standing::Down);
-    assert_eq!(stands(&fixture::new_node(validator())), Standing::Idle);
-    assert_eq!(stands(&running(validator())), Standing::Idle);
+    assert_eq!(standing(&down), Standing::Down);
+    let missing = running(validator()).with(|seen| seen.pods.clear());
+    assert_eq!(standing(&missing), Standing::Down);
+    assert_eq!(standing(&fixture::new_node(validator())), Standing::Idle);
+    assert_eq!(standing(&running(validator())), Standing::Idle);
 }
 
 #[test]
@@ -268,14 +272,14 @@ fn a_plan_with_a_slot_holds_it_from_its_start_and_fails_with_its_attempts() {
         let status = seen.status_mut();
         status.plan = Some(*started.clone());
     });
-    assert_eq!(stands(&rolling), Standing::Rolls);
+    assert_eq!(standing(&rolling), Standing::Rolls);
     let again = rolling.clone().with(|seen| {
         let decided = plan(&running(full_node()).platform("b"));
         let mut pending = decided.pending_update.unwrap();
         pending.attempts = Some(1);
         seen.status_mut().pending_update = Some(pending);
     });
-    assert_eq!(stands(&again), Standing::Failed);
+    assert_eq!(standing(&again), Standing::Failed);
 }
 
 #[test]
@@ -288,11 +292,11 @@ fn being_ready_again_is_recorded_once() {
     let unready = rolled(full_node()).with(|seen| seen.pods[0].ready = false);
     let decision = plan(&unready);
     assert_eq!(decision.last_update, None);
-    assert!(decision.requeue <= Some(Duration::from_secs(1800)), "looked at when it is due");
+    assert!(decision.requeue <= Some(Duration::from_secs(1800)), "reconciled at the deadline");
 }
 
 #[test]
-fn a_slot_that_was_not_given_back_goes_on_with_the_next_roll() {
+fn a_slot_that_was_not_released_continues_with_the_next_roll() {
     let broken = rolled(full_node())
         .edit(|spec| spec.image = "seid:2".into())
         .with(|seen| seen.pods[0].ready = false);
@@ -304,7 +308,7 @@ fn a_slot_that_was_not_given_back_goes_on_with_the_next_roll() {
 }
 
 #[test]
-fn a_node_that_cannot_be_updated_leaves_the_line() {
+fn a_node_that_cannot_be_updated_is_dequeued() {
     let queued =
         running(full_node()).platform("b").with(|seen| seen.slot = Some(Slot::InLine { limit: 1 }));
     let status = {
@@ -313,7 +317,7 @@ fn a_node_that_cannot_be_updated_leaves_the_line() {
         status
     };
     let waits = queued.clone().with(|seen| seen.store(status.clone()));
-    assert_eq!(stands(&waits), Standing::Waits);
+    assert_eq!(standing(&waits), Standing::Waits);
     let refused = waits.with(|seen| seen.desired = Err("spec.image is bad".into()));
     let pending = plan(&refused).pending_update.unwrap();
     assert_eq!(pending.state, UpdateState::Held);
@@ -321,7 +325,7 @@ fn a_node_that_cannot_be_updated_leaves_the_line() {
 }
 
 #[test]
-fn who_was_cut_off_for_a_moment_is_not_down() {
+fn a_node_that_is_unready_for_a_short_time_is_not_down() {
     let since = |seconds: i64| {
         let seen = running(full_node()).with(|seen| {
             seen.pods[0].ready = false;
@@ -332,11 +336,14 @@ fn who_was_cut_off_for_a_moment_is_not_down() {
     };
     assert!(!since(299) && since(300));
     let never = running(full_node()).with(|seen| seen.pods[0].ready = false);
-    assert!(!Member::of(&never.node, never.pod(), &budget(1), never.now).is_out, "nobody knows");
+    assert!(
+        !Member::of(&never.node, never.pod(), &budget(1), never.now).is_out,
+        "its last Ready time is unknown"
+    );
 }
 
 #[test]
-fn nobody_waits_for_a_node_that_its_owner_stopped_or_holds() {
+fn no_node_waits_for_a_stopped_or_held_node() {
     let unready = |seen: crate::snapshot::Snapshot| {
         seen.with(|seen| {
             seen.pods[0].ready = false;
@@ -344,25 +351,25 @@ fn nobody_waits_for_a_node_that_its_owner_stopped_or_holds() {
         })
     };
     let stopped = unready(rolled(full_node())).edit(|spec| spec.paused = Some(true));
-    assert_eq!(stands(&stopped), Standing::Idle);
-    assert!(plan(&stopped).last_update.unwrap().ready_at.is_some(), "its slot is given back");
+    assert_eq!(standing(&stopped), Standing::Idle);
+    assert!(plan(&stopped).last_update.unwrap().ready_at.is_some(), "its slot is released");
     let standby = running(validator()).edit(|spec| spec.paused = Some(true));
-    assert_eq!(stands(&standby.with(|seen| seen.pods.clear())), Standing::Idle);
+    assert_eq!(standing(&standby.with(|seen| seen.pods.clear())), Standing::Idle);
     let failed = rolled(full_node()).platform("b").with(|seen| {
         let mut pending = plan(&running(full_node()).platform("b")).pending_update.unwrap();
         pending.attempts = Some(1);
         pending.state = UpdateState::Retrying;
         seen.status_mut().pending_update = Some(pending);
     });
-    assert_eq!(stands(&failed), Standing::Failed);
+    assert_eq!(standing(&failed), Standing::Failed);
     let held = failed.with(|seen| {
         seen.status_mut().pending_update.as_mut().unwrap().state = UpdateState::Held;
     });
-    assert_eq!(stands(&held), Standing::Idle);
+    assert_eq!(standing(&held), Standing::Idle);
 }
 
 #[test]
-fn an_update_that_goes_on_late_keeps_its_slot() {
+fn an_update_that_resumes_late_keeps_its_slot() {
     let changed = running(full_node()).platform("b");
     let PlanMove::Start(started) = plan(&changed).plan else { panic!("starts") };
     let failed = changed.with(|seen| {
@@ -372,18 +379,18 @@ fn an_update_that_goes_on_late_keeps_its_slot() {
         early.failed_task_index = i32::try_from(index).ok();
         seen.status_mut().plan = Some(early);
     });
-    let PlanMove::Start(late) = plan(&failed).plan else { panic!("goes on") };
+    let PlanMove::Start(late) = plan(&failed).plan else { panic!("resumes") };
     assert_eq!(late.target.unwrap().slot, Some(true));
 }
 
 #[test]
-fn a_roll_given_up_before_any_pod_was_observed_gives_its_slot_back() {
+fn a_roll_that_is_superseded_before_its_pod_was_observed_releases_its_slot() {
     let mut paused = rolled(full_node());
     let last = paused.status_mut().last_update.as_mut().unwrap();
     last.outcome = sei_api::status::UpdateOutcome::Superseded;
     paused.status_mut().pod_template = None;
     paused.pods[0].ready = true;
-    assert_eq!(stands(&paused), Standing::Idle);
+    assert_eq!(standing(&paused), Standing::Idle);
     paused.pods[0].ready = false;
-    assert_ne!(stands(&paused), Standing::Idle);
+    assert_ne!(standing(&paused), Standing::Idle);
 }

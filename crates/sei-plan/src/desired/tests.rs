@@ -1,4 +1,4 @@
-//! What may change what a node is made of, what never does, and what is refused.
+//! What changes the rendered objects of a node, what does not, and what is refused.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use proptest::sample::select;
 use serde_json::json;
 
 use super::*;
-use crate::testing::changes::{LANDS, LANDS_NOWHERE, ONE_PER_MODE, PLATFORM};
+use crate::testing::changes::{ONE_PER_MODE, PLATFORM, TEMPLATE_CHANGED, TEMPLATE_UNCHANGED};
 use crate::testing::{EDGES, NODES, PLATFORMS, node, node_from, platform, shuffled};
 
 mod refused;
@@ -24,7 +24,7 @@ fn desired(node: &SeiNode, on: &Platform) -> Desired {
     render_desired(node, on, &peers(), &["w:1".to_owned()]).unwrap()
 }
 
-/// Every byte that a render leads to.
+/// All bytes of a render.
 fn bytes(desired: &Desired) -> String {
     let bootstrap = desired.bootstrap.as_ref();
     json!([
@@ -41,7 +41,7 @@ fn bytes(desired: &Desired) -> String {
         desired.service,
         desired.proxy_config,
         desired.claim,
-        bootstrap.map(|one| json!([one.job, one.service, one.image])),
+        bootstrap.map(|bootstrap| json!([bootstrap.job, bootstrap.service, bootstrap.image])),
     ])
     .to_string()
 }
@@ -61,7 +61,7 @@ proptest! {
     }
 
     #[test]
-    fn the_order_of_found_peers_never_changes_the_bytes(
+    fn the_order_of_discovered_peers_never_changes_the_bytes(
         name in select(manifests()), found in Just(peers()).prop_shuffle(), twice in any::<bool>(),
     ) {
         let (node, on) = (node(name), platform("example"));
@@ -71,12 +71,12 @@ proptest! {
     }
 
     #[test]
-    fn what_lands_in_the_template_flips_both_hashes(
+    fn inputs_of_the_template_change_both_hashes(
         name in select(manifests()), on in select(&PLATFORMS[..]), text in "[a-z]{1,9}",
     ) {
         let (before, on) = (node(name), platform(on));
         let was = desired(&before, &on);
-        for (what, change) in LANDS {
+        for (what, change) in TEMPLATE_CHANGED {
             let mut after = before.clone();
             change(&mut after, &text);
             // A change may contradict the rest of its node: refused, so nothing can roll.
@@ -89,12 +89,12 @@ proptest! {
     }
 
     #[test]
-    fn what_lands_nowhere_flips_neither_hash(
+    fn what_is_not_an_input_changes_neither_hash(
         name in select(manifests()), on in select(&PLATFORMS[..]), text in "[a-z]{1,9}",
     ) {
         let (before, on) = (node(name), platform(on));
         let was = desired(&before, &on);
-        for (what, change) in LANDS_NOWHERE {
+        for (what, change) in TEMPLATE_UNCHANGED {
             let mut after = before.clone();
             change(&mut after, &text);
             let is = desired(&after, &on);
@@ -108,7 +108,7 @@ proptest! {
 #[test]
 fn every_change_is_rendered_somewhere() {
     let on = platform("example");
-    for (what, change) in LANDS.iter().chain(LANDS_NOWHERE) {
+    for (what, change) in TEMPLATE_CHANGED.iter().chain(TEMPLATE_UNCHANGED) {
         let shows = manifests().into_iter().any(|name| {
             let mut after = node(name);
             change(&mut after, "text");
@@ -119,7 +119,7 @@ fn every_change_is_rendered_somewhere() {
 }
 
 #[test]
-fn the_platform_flips_the_hash_and_never_that_of_the_inputs() {
+fn the_platform_changes_the_template_hash_and_never_the_inputs_hash() {
     for (what, change, moved) in PLATFORM {
         let before = platform("example");
         let mut after = before.clone();
@@ -134,7 +134,7 @@ fn the_platform_flips_the_hash_and_never_that_of_the_inputs() {
 
 /// Every ordered pair of modes, with as much of the spec shared as can be.
 #[test]
-fn every_switch_of_the_mode_flips_both_hashes() {
+fn every_switch_of_the_mode_changes_both_hashes() {
     let on = platform("minimal");
     let key = json!({ "secret": { "secretName": "p2p" } });
     let modes = [
@@ -150,8 +150,8 @@ fn every_switch_of_the_mode_flips_both_hashes() {
         json["spec"][mode] = body;
         desired(&node_from(json), &on)
     });
-    let hashes: BTreeSet<_> = renders.iter().map(|one| &one.hash).collect();
-    let inputs: BTreeSet<_> = renders.iter().map(|one| &one.inputs_hash).collect();
+    let hashes: BTreeSet<_> = renders.iter().map(|desired| &desired.hash).collect();
+    let inputs: BTreeSet<_> = renders.iter().map(|desired| &desired.inputs_hash).collect();
     assert_eq!((hashes.len(), inputs.len()), (5, 5));
 }
 
@@ -173,20 +173,20 @@ fn a_paused_node_differs_in_its_replicas_alone() {
 }
 
 /// Names of the digests in which two renders differ.
-fn flipped(was: &Desired, is: &Desired) -> Vec<String> {
+fn differing(was: &Desired, is: &Desired) -> Vec<String> {
     let names: BTreeSet<&String> = was.config.keys().chain(is.config.keys()).collect();
     let differs = |name: &&String| was.config.get(*name) != is.config.get(*name);
     names.into_iter().filter(differs).cloned().collect()
 }
 
 #[test]
-fn each_config_digest_flips_with_its_own_settings_alone() {
+fn each_config_digest_changes_with_its_own_settings_alone() {
     let on = platform("example");
     for name in manifests() {
         let before = node(name);
         let was = desired(&before, &on);
         assert_eq!(was.config.len(), 3);
-        for (what, change) in LANDS.iter().chain(LANDS_NOWHERE) {
+        for (what, change) in TEMPLATE_CHANGED.iter().chain(TEMPLATE_UNCHANGED) {
             let mut after = before.clone();
             change(&mut after, "text");
             let Ok(is) = render_desired(&after, &on, &peers(), &[]) else { continue };
@@ -194,26 +194,26 @@ fn each_config_digest_flips_with_its_own_settings_alone() {
                 _ if after == before => &[],
                 "external address" => &["externalAddress"],
                 "overrides" | "keepRecent" => &["overrides"],
-                // The mode brings overrides of its own: see the next test.
+                // The mode has overrides of its own: see the next test.
                 "mode" => continue,
                 _ => &[],
             };
-            assert_eq!(flipped(&was, &is), expected, "{what} on {name}");
+            assert_eq!(differing(&was, &is), expected, "{what} on {name}");
         }
         let moved = render_desired(&before, &on, &["c@10.0.0.3:26656".to_owned()], &[]).unwrap();
-        assert_eq!(flipped(&was, &moved), ["peers"], "{name}");
-        let other = desired(&before, &platform("tuned"));
-        assert_eq!(flipped(&was, &other), [""; 0], "{name}");
+        assert_eq!(differing(&was, &moved), ["peers"], "{name}");
+        let tuned = desired(&before, &platform("tuned"));
+        assert_eq!(differing(&was, &tuned), [""; 0], "{name}");
     }
 }
 
 #[test]
-fn the_mode_and_what_it_generates_flip_the_digest_of_overrides() {
+fn the_mode_and_its_generated_settings_change_the_digest_of_overrides() {
     let on = platform("example");
     let of = |name: &str, change: fn(&mut SeiNode)| {
         let mut after = node(name);
         change(&mut after);
-        flipped(&desired(&node(name), &on), &desired(&after, &on))
+        differing(&desired(&node(name), &on), &desired(&after, &on))
     };
     assert_eq!(of("rpc-dedicated", |n| n.spec.full_node = Some(<_>::default())), ["overrides"]);
     let to_archive: fn(&mut SeiNode) = |node| {

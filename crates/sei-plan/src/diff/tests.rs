@@ -12,7 +12,7 @@ fn check(from: &Value, to: &Value, expected: &str) {
     assert_lines(&report(&diff(from, to)), expected);
 }
 
-/// Checks what setting one value in the template is told as.
+/// Checks the changes that setting one value in the template produces.
 #[track_caller]
 fn check_set(pointer: &str, value: Value, expected: &str) {
     check(&rendered_template(), &with(rendered_template(), pointer, value), expected);
@@ -63,8 +63,8 @@ fn paths_name_fields_as_people_do() {
     );
     check_set(
         "/spec/tolerations/0/value",
-        json!("other"),
-        "tolerations[example.org/chain].value: `chain-default` -> `other`",
+        json!("next"),
+        "tolerations[example.org/chain].value: `chain-default` -> `next`",
     );
     check_set(
         "/spec/containers/0/volumeMounts/0/readOnly",
@@ -84,7 +84,7 @@ fn paths_name_fields_as_people_do() {
 }
 
 #[test]
-fn what_is_added_or_removed_is_told_as_a_whole() {
+fn what_is_added_or_removed_is_one_change() {
     check_set(
         "/spec/containers/0/env/-",
         json!({"name": "A", "value": "b"}),
@@ -154,7 +154,7 @@ fn null_is_absent() {
 }
 
 #[test]
-fn an_empty_env_value_is_an_absent_one() {
+fn an_empty_env_value_equals_an_absent_value() {
     let empty = with(
         rendered_template(),
         "/spec/containers/0/env/-",
@@ -163,7 +163,7 @@ fn an_empty_env_value_is_an_absent_one() {
     let absent = with(rendered_template(), "/spec/containers/0/env/-", json!({"name": "EMPTY"}));
     check(&empty, &absent, "");
     check(&rendered_template(), &absent, "containers[seid].env[EMPTY]: - -> ``");
-    // Only there: an empty label is not an absent one.
+    // Only in env: an empty label is not an absent label.
     check_set("/metadata/labels/new", json!(""), "metadata.labels.new: - -> ``");
 }
 
@@ -183,14 +183,14 @@ fn quantities_compare_by_value() {
         json!("lots"),
         "containers[seid].resources.requests.cpu: `8` -> `lots`",
     );
-    // A label that looks like a quantity is none.
-    let one = with(rendered_template(), "/metadata/labels/size", json!("1Gi"));
-    let other = with(rendered_template(), "/metadata/labels/size", json!("1024Mi"));
-    check(&one, &other, "metadata.labels.size: `1Gi` -> `1024Mi`");
+    // A label whose value resembles a quantity is not a quantity.
+    let left = with(rendered_template(), "/metadata/labels/size", json!("1Gi"));
+    let right = with(rendered_template(), "/metadata/labels/size", json!("1024Mi"));
+    check(&left, &right, "metadata.labels.size: `1Gi` -> `1024Mi`");
 }
 
 #[test]
-fn another_order_is_one_change() {
+fn a_changed_order_is_one_change() {
     for pointer in [
         "/spec/containers/0/env",
         "/spec/initContainers",
@@ -211,7 +211,7 @@ fn another_order_is_one_change() {
 }
 
 #[test]
-fn another_order_is_told_beside_other_changes() {
+fn a_changed_order_is_listed_beside_other_changes() {
     let mut changed = rendered_template();
     changed["spec"]["containers"][0]["env"] = json!([
         {"name": "NEW", "value": "1"},
@@ -228,7 +228,7 @@ fn another_order_is_told_beside_other_changes() {
 }
 
 #[test]
-fn an_entry_put_between_others_is_no_change_of_order() {
+fn an_inserted_entry_is_no_change_of_order() {
     let mut changed = rendered_template();
     let env = changed["spec"]["containers"][0]["env"].as_array_mut().unwrap();
     env.insert(1, json!({"name": "NEW", "value": "1"}));
@@ -236,7 +236,7 @@ fn an_entry_put_between_others_is_no_change_of_order() {
 }
 
 #[test]
-fn the_same_name_may_stand_twice() {
+fn the_same_name_may_occur_twice() {
     let twice = with(
         rendered_template(),
         "/spec/containers/0/env/-",
@@ -246,7 +246,7 @@ fn the_same_name_may_stand_twice() {
 }
 
 #[test]
-fn elements_without_a_key_are_told_by_position() {
+fn elements_without_a_key_are_listed_by_position() {
     let base = json!({"spec": {"containers": [{"name": "proxy", "args": ["--a", "--b", "--c"]}]}});
     let args = |args: Value| json!({"spec": {"containers": [{"name": "proxy", "args": args}]}});
     check(
@@ -327,7 +327,7 @@ fn a_literal_stays_hidden_when_its_entry_moves() {
         r#"containers[seid]: `{"env":[{"name":"PASS","value":"(hidden)"}],"name":"seid"}` -> -
             initContainers[sidecar]: - -> `{"env":[{"name":"PASS","valueFrom":{"secretKeyRef":{"key":"a","name":"k"}}}],"name":"sidecar"}`"#,
     );
-    // Neither position nor a second entry of the name brings it out.
+    // Neither its position nor a second entry of that name reveals it.
     let from = json!({"spec": {"containers": [
         {"name": "seid", "env": [literal, {"value": "nameless"}]}]}});
     let to = json!({"spec": {"containers": [
@@ -386,7 +386,7 @@ fn control_characters_are_escaped() {
 }
 
 #[test]
-fn odd_shapes_are_told_too() {
+fn odd_shapes_are_listed_too() {
     check(&json!("text"), &json!(3), "template: `text` -> `3`");
     check(
         &json!({"spec": 1}),
@@ -435,12 +435,12 @@ fn cut_changes_keeps_images_and_counts_the_rest() {
 }
 
 #[test]
-fn every_removed_subtree_is_told() {
+fn every_removed_subtree_is_listed() {
     let template = rendered_template();
     for pointer in pointers(&template) {
-        let other = without(template.clone(), &pointer);
-        assert!(!diff(&template, &other).is_empty(), "{pointer}");
-        assert!(!diff(&other, &template).is_empty(), "{pointer}");
+        let reduced = without(template.clone(), &pointer);
+        assert!(!diff(&template, &reduced).is_empty(), "{pointer}");
+        assert!(!diff(&reduced, &template).is_empty(), "{pointer}");
     }
 }
 
@@ -460,7 +460,7 @@ proptest! {
     }
 
     #[test]
-    fn what_hashes_alike_has_no_changes_and_what_does_not_has(
+    fn templates_have_no_changes_exactly_when_their_hashes_are_equal(
         from in any_template(),
         to in any_template(),
     ) {
@@ -485,7 +485,7 @@ proptest! {
     }
 
     #[test]
-    fn any_json_is_compared_without_a_panic(from in any_json(), to in any_json()) {
+    fn any_json_is_diffed_without_a_panic(from in any_json(), to in any_json()) {
         for change in diff(&from, &to) {
             prop_assert!(!change.path.is_empty());
             prop_assert!(change.from.is_some() || change.to.is_some());

@@ -15,7 +15,7 @@ const LEAD_CHARS: usize = 40;
 
 const HIDDEN: &str = "(hidden)";
 
-/// Adds the names of the env entries that come from a Secret, wherever they stand.
+/// Adds the names of the env entries that come from a Secret, at any depth.
 pub(super) fn collect_secret_names(value: &Value, names: &mut BTreeSet<String>) {
     if secret_reference(value).is_some()
         && let Some(name) = value.get("name").and_then(Value::as_str)
@@ -96,7 +96,7 @@ fn redacted(value: &Value, secrets: &BTreeSet<String>) -> Value {
     }
 }
 
-/// The text on one line and without control characters: a change ends in a terminal or a message.
+/// The text on one line and without control characters: it is printed in terminals and messages.
 pub(super) fn one_line(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -50,7 +50,7 @@ fn note(status: &mut SeiNodeStatus, next: Next) -> Progress {
 }
 
 fn verdict() -> Verdict {
-    let message = "Secret key is not there";
+    let message = "Secret key not found";
     Verdict::new(
         ConditionType::SigningKeyReady,
         ConditionStatus::False,
@@ -83,7 +83,7 @@ fn the_budget_is_spent_retry_by_retry_and_then_the_plan_fails() {
     for _ in 0..3 {
         match note(&mut status, Next::Retry("no".to_owned())) {
             Progress::Retrying(wait) => waits.push(wait.as_secs()),
-            other => panic!("{other:?}"),
+            unexpected => panic!("{unexpected:?}"),
         }
     }
     assert_eq!(waits, [10, 20, 30]);
@@ -93,7 +93,7 @@ fn the_budget_is_spent_retry_by_retry_and_then_the_plan_fails() {
 
 // X2
 #[test]
-fn a_failed_plan_says_which_task_failed_and_why() {
+fn a_failed_plan_names_the_failed_task_and_its_error() {
     let mut status = node_with(&[T::ApplyService, T::ConfigureGenesis]);
     let tasks = &mut status.plan.as_mut().unwrap().tasks;
     tasks[0].status = TaskStatus::Complete;
@@ -138,7 +138,7 @@ fn a_final_failure_spends_no_budget() {
 
 // X14
 #[test]
-fn a_failure_moves_the_node_only_if_the_plan_says_so() {
+fn a_failure_changes_the_phase_only_if_the_plan_names_one() {
     for (failed_phase, expected) in
         [(None, SeiNodePhase::Initializing), (Some(SeiNodePhase::Failed), SeiNodePhase::Failed)]
     {
@@ -153,7 +153,7 @@ fn a_failure_moves_the_node_only_if_the_plan_says_so() {
 
 // X4, X5, X6
 #[test]
-fn the_last_task_completes_the_plan_which_stays_and_moves_the_node() {
+fn the_last_task_completes_the_plan_which_stays_and_sets_the_phase() {
     let mut status = node_with(&[T::ApplyService, T::MarkReady]);
     assert_eq!(note(&mut status, done()), Progress::Continue);
     assert_eq!(plan_of(&status).tasks[0].status, TaskStatus::Complete);
@@ -185,7 +185,7 @@ fn a_plan_whose_tasks_are_all_complete_is_finished() {
 
 // X6
 #[test]
-fn a_node_that_was_running_keeps_the_time_since_when() {
+fn a_node_that_was_running_keeps_its_running_since_time() {
     let mut status = node_with(&[T::MarkReady]);
     status.phase = Some(SeiNodePhase::Running);
     status.phase_transition_time = Some(Time(later(-500)));
@@ -195,7 +195,7 @@ fn a_node_that_was_running_keeps_the_time_since_when() {
 
 // X7, X9
 #[test]
-fn an_ended_plan_and_no_plan_are_left_as_they_are() {
+fn an_ended_plan_and_no_plan_are_left_unchanged() {
     let mut ended = node_with(&[T::ConfigureGenesis]);
     ended.plan.as_mut().unwrap().phase = PlanPhase::Failed;
     let mut complete = ended.clone();
@@ -225,7 +225,7 @@ fn a_wait_changes_nothing_in_the_plan() {
     let before = status.clone();
     match note(&mut status, world.next()) {
         Progress::Waiting(waiting) => assert_eq!(waiting.again, Some(Duration::from_secs(5))),
-        other => panic!("{other:?}"),
+        unexpected => panic!("{unexpected:?}"),
     }
     assert_eq!(status, before);
 }
@@ -251,7 +251,7 @@ fn a_failure_sets_its_condition() {
 
 // X10
 #[test]
-fn a_claim_is_made_and_recorded_in_the_first_pass() {
+fn a_claim_is_created_and_recorded_in_the_first_pass() {
     let mut world = World::at(&[T::EnsureDataPvc, T::MarkReady], T::EnsureDataPvc);
     let created = ObjectView { uid: "claim-uid".to_owned(), ..ObjectView::default() };
     world.transcript([Outcome::Claim(None::<ClaimView>), Outcome::Created(created)]);
@@ -264,7 +264,7 @@ fn a_claim_is_made_and_recorded_in_the_first_pass() {
 
 // X11
 #[test]
-fn the_sidecars_words_end_up_in_the_failed_plan() {
+fn the_sidecars_error_ends_up_in_the_failed_plan() {
     let mut world = World::updating(T::MarkReady);
     world.live_pods([pod(NEW)]);
     let mut status = status(world.plan.clone());
@@ -298,7 +298,7 @@ fn each_attempt_is_submitted_once_and_under_its_own_id() {
     }
     assert_eq!(submitted.len(), 2);
     assert_ne!(submitted[0], submitted[1]);
-    assert_eq!(submitted[0], world.plan.tasks[6].id, "the first goes by the stored id");
+    assert_eq!(submitted[0], world.plan.tasks[6].id, "the first attempt uses the stored id");
     assert_eq!(plan_of(&status).phase, PlanPhase::Complete);
 }
 
@@ -327,9 +327,9 @@ fn a_submission_is_recorded_once() {
 }
 
 #[test]
-fn a_task_that_was_done_at_once_was_begun_then() {
+fn a_task_that_completes_at_once_has_its_start_time_set() {
     let mut status = node_with(&[T::ApplyService]);
-    status.plan.as_mut().unwrap().tasks[0].error = Some("an old one".to_owned());
+    status.plan.as_mut().unwrap().tasks[0].error = Some("an old error".to_owned());
     note(&mut status, done());
     let task = &plan_of(&status).tasks[0];
     assert_eq!((task.submitted_at.clone(), task.error.clone()), (Some(Time(now())), None));
@@ -396,7 +396,7 @@ fn a_task_without_effects_leaves_the_earlier_ones() {
 
 // X3
 #[test]
-fn a_retry_waits_longer_each_time_and_never_over_thirty_seconds() {
+fn a_retry_waits_longer_each_time_and_at_most_thirty_seconds() {
     let timing = Timing::default();
     for attempt in 0..=5 {
         let wait = timing.task_retry(attempt);

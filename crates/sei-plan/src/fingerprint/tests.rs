@@ -16,7 +16,7 @@ fn keys_are_sorted_and_only_nulls_are_dropped() {
 }
 
 #[test]
-fn quantities_are_canonical_where_a_quantity_stands() {
+fn quantities_are_canonical_where_a_quantity_is_expected() {
     let container = json!({"resources": {
         "limits": {"memory": "1024Mi", "cpu": 2},
         "requests": {"cpu": "0.5", "nonsense": "lots"},
@@ -77,9 +77,9 @@ fn changing_any_scalar_changes_the_hash() {
             Value::Bool(flag) => json!(!flag),
             _ => continue,
         };
-        let mut other = template.clone();
-        *other.pointer_mut(&pointer).unwrap() = changed;
-        assert_ne!(hash(&other), hash(&template), "{pointer}");
+        let mut modified = template.clone();
+        *modified.pointer_mut(&pointer).unwrap() = changed;
+        assert_ne!(hash(&modified), hash(&template), "{pointer}");
     }
 }
 
@@ -98,7 +98,7 @@ fn the_order_of_a_list_is_part_of_the_hash() {
     assert_ne!(hash(&template), hash(&rendered_template()));
 }
 
-/// The second algorithm that may come one day.
+/// A possible second algorithm.
 const V2: Algorithm = Algorithm::new("v2", |value| format!("v2 {}", canonical_json(value)));
 
 #[test]
@@ -113,7 +113,7 @@ fn a_new_algorithm_is_recognised_and_not_compared() {
 }
 
 #[test]
-fn hashes_are_read_back_as_strings() {
+fn hashes_are_parsed_back_from_strings() {
     let template: PodTemplateSpec = serde_json::from_value(rendered_template()).unwrap();
     let hash = fingerprint(&template);
     let text = serde_json::to_string(&hash).unwrap();
@@ -123,7 +123,7 @@ fn hashes_are_read_back_as_strings() {
 }
 
 #[test]
-fn what_is_no_hash_is_refused() {
+fn what_is_not_a_hash_is_refused() {
     let hex = "0".repeat(64);
     for text in [
         String::new(),
@@ -150,15 +150,15 @@ fn what_is_no_hash_is_refused() {
     assert!(TemplateHash::parse("v12:abc").is_ok());
 }
 
-/// Writes an object with its keys in the order in which they are given.
+/// Writes an object with its keys in a random order.
 fn shuffled_text(value: &Value, seed: &mut u64) -> String {
     match value {
         Value::Object(map) => {
             let mut entries: Vec<_> = map.iter().collect();
             for last in (1..entries.len()).rev() {
                 *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                let other = usize::try_from(*seed >> 33).unwrap() % (last + 1);
-                entries.swap(last, other);
+                let swapped = usize::try_from(*seed >> 33).unwrap() % (last + 1);
+                entries.swap(last, swapped);
             }
             let entries: Vec<_> = entries
                 .into_iter()
@@ -189,10 +189,10 @@ proptest! {
         let pointers = pointers(&template);
         prop_assume!(!pointers.is_empty());
         let pointer = index.get(&pointers);
-        // A null is as good as absent, so removing one leaves no trace.
-        let traced = !template.pointer(pointer).unwrap().is_null();
-        let other = without(template.clone(), pointer);
-        prop_assert_eq!(hash(&other) != hash(&template), traced);
+        // A null equals an absent value, so removing one changes nothing.
+        let significant = !template.pointer(pointer).unwrap().is_null();
+        let reduced = without(template.clone(), pointer);
+        prop_assert_eq!(hash(&reduced) != hash(&template), significant);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Plans that were stored by somebody else, damaged, or made up.
+//! Plans that another program stored, that are damaged, or that are forged.
 
 use jiff::Timestamp;
 use proptest::prelude::*;
@@ -17,14 +17,14 @@ use crate::tasks::{Next, step};
 use crate::testing::{node, platform};
 use crate::view::{JobView, ObjectView, PodView, StatefulSetView};
 
-/// Most that a finding or a step may say about one plan.
+/// Longest finding or message about one plan.
 const TEXT_MAX: usize = 4 * 1024;
 
 fn now() -> Timestamp {
     Timestamp::from_second(1_800_000_000).unwrap()
 }
 
-/// Plans as they are stored, of either operator.
+/// Stored plans of both operators.
 fn real_plan(index: usize) -> Value {
     let task = |at: usize, name: &str, status: &str, params: Value| json!({ "type": name, "id": task_id("p", name, at), "status": status, "params": params });
     let ours = json!({
@@ -63,7 +63,7 @@ fn damaged_plan() -> impl Strategy<Value = Value> {
         any::<i64>().prop_map(Value::from),
         select(vec!["Active", "Failed", "Complete", "Pending", "Running", "", "p", "Init"])
             .prop_map(Value::from),
-        select(TaskType::ALL).prop_map(|one| Value::from(one.as_str())),
+        select(TaskType::ALL).prop_map(|task| Value::from(task.as_str())),
         Just(json!("9999-12-31T23:59:59Z")),
         Just(Value::from("é".repeat(5000))),
     ];
@@ -85,7 +85,7 @@ fn damaged_plan() -> impl Strategy<Value = Value> {
     })
 }
 
-/// One task of any type with any parameters, first in a plan that is otherwise right.
+/// One task of any type with any parameters, first in an otherwise valid plan.
 fn plan_with_one_task() -> impl Strategy<Value = Value> {
     let params = prop_oneof![
         any_json(),
@@ -121,20 +121,20 @@ fn plan_with_one_task() -> impl Strategy<Value = Value> {
     })
 }
 
-/// What may have been seen when a plan is taken up: nothing, that nothing is there, and something
-/// of everything.
+/// Possible snapshots when a plan is resumed: nothing read, every object missing, and every
+/// object present.
 fn all_seen() -> Vec<Seen> {
     let object = node("val-governor");
     let desired = render_desired(&object, &platform("example"), &[], &[]).unwrap();
     let unread = Seen::new(SeiNode::default(), Desired::default(), now());
     let rendered = Seen::new(object.clone(), desired.clone(), now());
-    let mut gone = rendered.clone();
-    gone.statefulset = Reading::Live(None);
-    gone.pods = Reading::Live(None);
-    gone.claim = Reading::Live(None);
-    gone.job = Reading::Live(None);
-    gone.service = Reading::Live(None);
-    gone.revision = Reading::Live(None);
+    let mut missing = rendered.clone();
+    missing.statefulset = Reading::Live(None);
+    missing.pods = Reading::Live(None);
+    missing.claim = Reading::Live(None);
+    missing.job = Reading::Live(None);
+    missing.service = Reading::Live(None);
+    missing.revision = Reading::Live(None);
     let mut there = rendered.clone();
     there.statefulset = Reading::Live(Some(
         StatefulSetView {
@@ -157,11 +157,11 @@ fn all_seen() -> Vec<Seen> {
     for name in ["s", "é", ""] {
         there.secrets.insert(name.to_owned(), Reading::Live(Some(SecretView::default())));
     }
-    vec![unread, rendered, gone, there]
+    vec![unread, rendered, missing, there]
 }
 
-/// What a step says, as far as others wrote it.
-fn said(next: &Next) -> &str {
+/// The message of a step, as far as it repeats text of others.
+fn message(next: &Next) -> &str {
     match next {
         Next::Request(_) | Next::Done(_) => "",
         Next::Wait(waiting) => &waiting.message,
@@ -180,15 +180,15 @@ fn verdict_text(next: &Next) -> &str {
     verdict.map_or("", |verdict| &verdict.message)
 }
 
-/// Takes a plan up as far as its JSON allows. Gives back whether it was a plan at all.
-fn take_up(json: Value, seen: &[Seen]) -> Result<bool, TestCaseError> {
+/// Resumes a plan as far as its JSON allows. Returns whether the JSON was a plan.
+fn resume(json: Value, seen: &[Seen]) -> Result<bool, TestCaseError> {
     let Ok(plan) = serde_json::from_value::<TaskPlan>(json) else { return Ok(false) };
     let notes = check_plan(&plan);
     let length: usize = notes.iter().map(|note| note.text.len()).sum();
     prop_assert!(length < 16 * TEXT_MAX, "{} bytes in {} notes", length, notes.len());
     for seen in seen {
         let Some(next) = step(&plan, seen) else { continue };
-        prop_assert!(said(&next).len() < TEXT_MAX, "{} bytes", said(&next).len());
+        prop_assert!(message(&next).len() < TEXT_MAX, "{} bytes", message(&next).len());
         prop_assert!(verdict_text(&next).len() < TEXT_MAX, "{} bytes", verdict_text(&next).len());
     }
     Ok(true)
@@ -200,13 +200,13 @@ proptest! {
     #[test]
     fn any_json_is_a_plan_or_is_not(json in any_json(), tasks in prop::collection::vec(any_json(), 0..4)) {
         let seen = [Seen::new(SeiNode::default(), Desired::default(), now())];
-        take_up(json.clone(), &seen)?;
-        take_up(json!({ "phase": "Active", "id": "p", "tasks": tasks }), &seen)?;
+        resume(json.clone(), &seen)?;
+        resume(json!({ "phase": "Active", "id": "p", "tasks": tasks }), &seen)?;
     }
 
     #[test]
     fn a_damaged_plan_never_panics(json in damaged_plan()) {
-        take_up(json, &all_seen()[..2])?;
+        resume(json, &all_seen()[..2])?;
     }
 }
 
@@ -215,20 +215,20 @@ proptest! {
 
     #[test]
     fn any_parameters_of_any_task_never_panic(json in plan_with_one_task()) {
-        prop_assert!(take_up(json, &all_seen())?);
+        prop_assert!(resume(json, &all_seen())?);
     }
 }
 
 #[test]
-fn parameters_of_any_length_are_told_shortly() {
+fn parameters_of_any_length_give_short_messages() {
     let text = "é".repeat(100_000);
     let names = ["secretName", "keyName", "passphraseSecretName", "passphraseKey", "mode"];
     let params: Map<String, Value> =
         names.into_iter().map(|name| (name.to_owned(), text.clone().into())).collect();
     let mut seen = all_seen();
-    for one in &mut seen {
-        // Looked for and not there: what is missing is told by its name.
-        one.secrets.insert(text.clone(), Reading::Live(None));
+    for snapshot in &mut seen {
+        // Read and missing: the message names it.
+        snapshot.secrets.insert(text.clone(), Reading::Live(None));
     }
     let mut found = seen[3].clone();
     found.secrets.insert(text.clone(), Reading::Live(Some(SecretView::default())));
@@ -237,20 +237,20 @@ fn parameters_of_any_length_are_told_shortly() {
         let name = task.as_str();
         let task = json!({ "type": name, "id": task_id("p", name, 0), "status": "Pending",
                            "params": params });
-        assert!(take_up(json!({ "id": "p", "phase": "Active", "tasks": [task] }), &seen).unwrap());
+        assert!(resume(json!({ "id": "p", "phase": "Active", "tasks": [task] }), &seen).unwrap());
     }
 }
 
 #[test]
-fn real_plans_are_taken_up() {
+fn real_plans_are_resumed() {
     for index in 0..2 {
-        assert!(take_up(real_plan(index), &all_seen()).unwrap());
+        assert!(resume(real_plan(index), &all_seen()).unwrap());
     }
 }
 
-/// A status may have as much as the store of the server takes, a megabyte and more.
+/// A status may be as large as the server's store allows, a megabyte and more.
 #[test]
-fn a_status_of_a_megabyte_is_read_and_judged_shortly() {
+fn a_status_of_a_megabyte_is_read_and_reported_shortly() {
     const SIZE: usize = 1 << 20;
     let many: Vec<Value> = (0..SIZE / 50)
         .map(|at| json!({ "type": "config-apply", "id": at.to_string(), "status": "Pending" }))
@@ -275,6 +275,6 @@ fn a_status_of_a_megabyte_is_read_and_judged_shortly() {
         let length: usize = notes.iter().map(|note| note.text.len()).sum();
         assert!(length < 16 * TEXT_MAX && notes.len() < 200, "{} notes", notes.len());
         let seen = Seen::new(object.clone(), Desired::default(), now());
-        assert!(step(plan, &seen).is_none_or(|next| said(&next).len() < TEXT_MAX));
+        assert!(step(plan, &seen).is_none_or(|next| message(&next).len() < TEXT_MAX));
     }
 }

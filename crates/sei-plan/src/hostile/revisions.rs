@@ -72,7 +72,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn a_damaged_body_of_a_revision_is_read_or_refused_in_a_line(
+    fn a_damaged_revision_body_is_read_or_refused_on_one_line(
         name in select(NODES), edits in edits(),
     ) {
         let body = edited(body_of(&rendered(name)), edits);

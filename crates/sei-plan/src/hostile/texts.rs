@@ -18,32 +18,32 @@ const FILES: [&str; 3] = [
 
 fn check_file(text: &str) -> Result<(), TestCaseError> {
     match Platform::parse(text, "f") {
-        // What was read can be used: a damaged file must not break a render later.
+        // A file that was accepted must be usable: a damaged one must not break a later render.
         Ok(platform) => {
             let desired = render_desired(&node("seed-a"), &platform, &[], &[]);
             prop_assert!(desired.is_ok(), "{:?}", desired.err());
         }
         Err(error) => {
-            let told = error.to_string();
-            prop_assert!(told.starts_with("f: "), "{}", told);
-            prop_assert!(!told.chars().any(char::is_control), "{:?}", told);
-            prop_assert!(told.len() < 2048, "{} bytes", told.len());
+            let message = error.to_string();
+            prop_assert!(message.starts_with("f: "), "{}", message);
+            prop_assert!(!message.chars().any(char::is_control), "{:?}", message);
+            prop_assert!(message.len() < 2048, "{} bytes", message.len());
         }
     }
     Ok(())
 }
 
-/// Lines of a good file taken out, doubled, swapped, indented or overwritten.
+/// Lines of a valid file removed, doubled, swapped, indented or overwritten.
 fn damaged_file() -> impl Strategy<Value = String> {
     let edit = (any::<Index>(), any::<Index>(), 0..6u8, "\\PC{0,12}");
     (select(&FILES[..]), prop::collection::vec(edit, 1..5)).prop_map(|(file, edits)| {
         let mut lines: Vec<String> = file.lines().map(str::to_owned).collect();
-        for (at, other, kind, text) in edits {
-            let (at, other) = (at.index(lines.len()), other.index(lines.len()));
+        for (at, target, kind, text) in edits {
+            let (at, target) = (at.index(lines.len()), target.index(lines.len()));
             match kind {
                 0 if lines.len() > 1 => drop(lines.remove(at)),
-                1 => lines.insert(other, lines[at].clone()),
-                2 => lines.swap(at, other),
+                1 => lines.insert(target, lines[at].clone()),
+                2 => lines.swap(at, target),
                 3 => lines[at].insert(0, ' '),
                 4 => lines[at] = text,
                 _ => lines[at].push_str(&text),
@@ -53,7 +53,7 @@ fn damaged_file() -> impl Strategy<Value = String> {
     })
 }
 
-/// A good file as a tree, with any JSON in the place of some values.
+/// A valid file as a tree, with arbitrary JSON in place of some values.
 fn damaged_tree() -> impl Strategy<Value = String> {
     let odd = prop_oneof![any_json(), any::<i64>().prop_map(Value::from)];
     let edits = prop::collection::vec((any::<Index>(), prop::option::of(odd)), 1..4);
@@ -78,22 +78,22 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn a_damaged_file_is_used_or_refused_in_a_line(text in damaged_file()) {
+    fn a_damaged_file_is_used_or_refused_on_one_line(text in damaged_file()) {
         check_file(&text)?;
     }
 
     #[test]
-    fn a_damaged_tree_is_used_or_refused_in_a_line(text in damaged_tree()) {
+    fn a_damaged_tree_is_used_or_refused_on_one_line(text in damaged_tree()) {
         check_file(&text)?;
     }
 
     #[test]
-    fn any_bytes_are_refused_in_a_line(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn any_bytes_are_refused_on_one_line(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         check_file(&String::from_utf8_lossy(&bytes))?;
     }
 
     #[test]
-    fn any_image_is_rendered_as_it_is_or_refused_by_name(
+    fn any_image_is_rendered_unchanged_or_refused_by_name(
         image in prop_oneof![
             any::<String>(),
             "[a-z0-9./:@_ -]{0,40}",
@@ -108,9 +108,9 @@ proptest! {
         let odd = |c: char| c.is_whitespace() || c.is_control();
         if image.trim().is_empty() || image.contains(odd) || image.len() > 512 {
             prop_assert_eq!(errors.len(), 1, "{:?}", errors);
-            let told = render_desired(&node, &platform("example"), &[], &[]).unwrap_err().to_string();
-            prop_assert!(told.starts_with("spec.image: "), "{}", told);
-            prop_assert!(!told.contains(char::is_control) && told.len() < 400, "{:?}", told);
+            let message = render_desired(&node, &platform("example"), &[], &[]).unwrap_err().to_string();
+            prop_assert!(message.starts_with("spec.image: "), "{}", message);
+            prop_assert!(!message.contains(char::is_control) && message.len() < 400, "{:?}", message);
         } else {
             prop_assert_eq!(errors, []);
             let desired = render_desired(&node, &platform("example"), &[], &[]).unwrap();

@@ -1,5 +1,5 @@
-//! Whether a spec can be acted on. Admission refuses most of this already, but objects outlive the
-//! rules they were admitted under, and some rules cannot be written there.
+//! Whether a spec is valid. Admission refuses most of this already, but objects outlive the rules
+//! that admitted them, and some rules cannot be expressed there.
 
 use std::collections::BTreeMap;
 
@@ -18,18 +18,18 @@ const LABEL_MAX: usize = 63;
 /// Longest DNS subdomain: prefix of a label key, name of a Secret.
 const SUBDOMAIN_MAX: usize = 253;
 const IMAGE_MAX: usize = 512;
-/// Values in messages are cut here: a message is read by people.
+/// Values in messages are cut here: people read them.
 const SHOWN_MAX: usize = 80;
 
 /// Labels that Kubernetes stamps on the pods of a StatefulSet. One of these in a template would
-/// make every pod look stale, or like another one.
+/// make every pod appear stale, or appear to be another pod.
 const FOREIGN_LABELS: [&str; 3] = [
     names::label::POD_REVISION,
     "statefulset.kubernetes.io/pod-name",
     "apps.kubernetes.io/pod-index",
 ];
 
-/// What a user has to change. Each names the field, the value, and what would be right.
+/// What a user has to change. Each names the field, the value, and a valid alternative.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
     #[error("spec: set exactly one of fullNode, archive, replayer, validator or seed; {set}")]
@@ -40,8 +40,8 @@ pub enum SpecError {
     Invalid { field: String, value: String, rule: String },
     #[error("{field}: {remedy}")]
     Exclusive { field: String, remedy: String },
-    #[error("{field}: Secret `{secret}` is also named by {other}; give each its own Secret")]
-    SharedSecret { field: String, other: String, secret: String },
+    #[error("{field}: Secret `{secret}` is also named by {sharer}; give each its own Secret")]
+    SharedSecret { field: String, sharer: String, secret: String },
     #[error("{field}: {reason}")]
     Quantity { field: String, reason: String },
     #[error(
@@ -89,13 +89,13 @@ impl SpecError {
     }
 }
 
-/// What a user wrote, as a message may repeat it: on one line, and cut.
+/// A user's text as a message may repeat it: on one line, and cut.
 pub(super) fn shown(text: &str, most: usize) -> String {
     text.escape_debug().take(most).collect()
 }
 
-/// Everything that is wrong with a node's spec, at once: fixing one thing should not just uncover
-/// the next. Empty means that a plan may be built.
+/// All mistakes in a node's spec at once, so that fixing one does not just uncover the next. Empty
+/// means that a plan may be built.
 pub fn check_spec(node: &SeiNode) -> Vec<SpecError> {
     let spec = &node.spec;
     let mut errors = Vec::new();
@@ -143,8 +143,8 @@ fn check_generation(mode: &str, generation: &SnapshotGeneration, errors: &mut Ve
         errors.push(SpecError::missing(&field, "set tendermint, or remove snapshotGeneration"));
         return;
     };
-    // While one snapshot is being uploaded the next one is made and the oldest is pruned: with only
-    // one kept, that is the one being read.
+    // While a snapshot is being uploaded the next one is created and the oldest is pruned: if only
+    // one is kept, the pruned one is the one being read.
     let least = if snapshots.publish.is_some() { 2 } else { 1 };
     if snapshots.keep_recent < least {
         errors.push(SpecError::invalid(
@@ -240,7 +240,7 @@ fn check_key(field: &str, key: Option<&KeySource>, errors: &mut Vec<SpecError>) 
     }
 }
 
-/// Four Secrets, four holders: whoever may read one of them must not thereby read another.
+/// Four Secrets, four holders: the reader of one of them must not thereby read another.
 fn check_secrets_apart(validator: &ValidatorSpec, errors: &mut Vec<SpecError>) {
     fn name(key: Option<&KeySource>) -> Option<&str> {
         key?.secret.as_ref().map(|secret| secret.secret_name.as_str())
@@ -267,17 +267,17 @@ fn check_secrets_apart(validator: &ValidatorSpec, errors: &mut Vec<SpecError>) {
     ];
     for (i, (field, secret)) in secrets.iter().enumerate() {
         let Some(secret) = secret.filter(|secret| !secret.is_empty()) else { continue };
-        for (other, _) in secrets[..i].iter().filter(|(_, other)| *other == Some(secret)) {
+        for (sharer, _) in secrets[..i].iter().filter(|(_, name)| *name == Some(secret)) {
             errors.push(SpecError::SharedSecret {
                 field: (*field).to_owned(),
-                other: (*other).to_owned(),
+                sharer: (*sharer).to_owned(),
                 secret: shown(secret, SHOWN_MAX),
             });
         }
     }
 }
 
-/// The name becomes a Service, a label value and the stem of the pod's revision label.
+/// The name becomes a Service, a label value and the prefix of the pod's revision label.
 fn check_name(name: &str, errors: &mut Vec<SpecError>) {
     let field = "metadata.name";
     if name.len() > names::NODE_NAME_MAX {

@@ -1,4 +1,4 @@
-//! Which specs can be acted on, and what of them reaches a pod.
+//! Which specs are valid, and which of their fields reach a pod.
 
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
@@ -68,8 +68,8 @@ fn snapshot_generation_needs_tendermint_and_two_when_published() {
         let error = check_spec(&changed(name, &at, json!({})))[0].to_string();
         let remedy = "set tendermint, or remove snapshotGeneration";
         assert_eq!(error, format!("spec.{mode}.snapshotGeneration: {remedy}"));
-        let one = json!({ "tendermint": { "keepRecent": 1, "publish": {} } });
-        let error = check_spec(&changed(name, &at, one))[0].to_string();
+        let single = json!({ "tendermint": { "keepRecent": 1, "publish": {} } });
+        let error = check_spec(&changed(name, &at, single))[0].to_string();
         let field = format!("spec.{mode}.snapshotGeneration.tendermint.keepRecent");
         assert_eq!(error, format!("{field}: `1` must be at least 2 with publish"));
     }
@@ -120,9 +120,9 @@ fn a_bootstrap_image_needs_a_height_to_run_to() {
     check(
         "rpc-bootstrap",
         "/spec/fullNode/snapshot/bootstrapImage",
-        json!("two words"),
+        json!("two parts"),
         expect![
-            "spec.fullNode.snapshot.bootstrapImage: `two words` must not contain spaces or control characters"
+            "spec.fullNode.snapshot.bootstrapImage: `two parts` must not contain spaces or control characters"
         ],
     );
 }
@@ -185,7 +185,7 @@ fn signing_and_node_key_come_together_and_apart_from_a_ceremony() {
 
 // I26
 #[test]
-fn no_two_of_a_validators_secrets_are_one() {
+fn no_two_secrets_of_a_validator_are_the_same() {
     assert_eq!(check_spec(&node("val-governor")), []);
     let keyring = "/spec/validator/operatorKeyring/secret/secretName";
     let passphrase = "/spec/validator/operatorKeyring/secret/passphraseSecretRef/secretName";
@@ -196,10 +196,10 @@ fn no_two_of_a_validators_secrets_are_one() {
         (passphrase, "gov-signing", "signingKey"),
         (passphrase, "gov-p2p", "nodeKey"),
     ];
-    for (pointer, name, other) in cases {
+    for (pointer, name, sharer) in cases {
         let errors = check_spec(&changed("val-governor", pointer, json!(name)));
         let [error] = &errors[..] else { panic!("{pointer} {name}: {errors:?}") };
-        assert!(error.to_string().contains(name) && error.to_string().contains(other));
+        assert!(error.to_string().contains(name) && error.to_string().contains(sharer));
     }
     check(
         "val-governor",
@@ -322,7 +322,7 @@ fn sidecar_resources_must_be_quantities_that_fit() {
 }
 
 #[test]
-fn all_problems_are_told_at_once() {
+fn all_problems_are_reported_at_once() {
     let mut broken = node("rpc-genesis");
     broken.spec.image = String::new();
     broken.spec.chain_id = "A".to_owned();
@@ -344,7 +344,7 @@ fn inputs_are_written_sorted_and_without_defaults() {
     expect![[r#"{"chainId":"demo-1","image":"registry.example.org/seid:v6.5.1","keyring":{"passphraseKey":"passphrase","passphraseSecret":"gov-keyring-pass","secret":"gov-keyring","seidMount":true},"mode":"validator","name":"val-governor","nodeKeySecret":"gov-p2p","sidecarImage":"registry.example.org/seictl:v0.0.70","signingSecret":"gov-signing"}"#]].assert_eq(&serde_json::to_string(&inputs).unwrap());
 }
 
-/// The same document through a sorted map, whatever order the map of `serde_json` keeps.
+/// The same document through a sorted map, in any order that the map of `serde_json` keeps.
 fn sorted(text: &str) -> Value {
     fn sort(value: Value) -> Value {
         match value {
@@ -353,7 +353,7 @@ fn sorted(text: &str) -> Value {
                     map.into_iter().map(|(key, value)| (key, sort(value))).collect();
                 Value::Object(sorted.into_iter().collect())
             }
-            other => other,
+            scalar => scalar,
         }
     }
     sort(serde_json::from_str(text).unwrap())
@@ -376,7 +376,7 @@ fn what_cannot_reach_the_pod_is_not_an_input() {
 }
 
 #[test]
-fn a_quantity_is_one_input_however_it_is_written() {
+fn a_quantity_is_one_input_in_every_notation() {
     let cpu = |text: Value| {
         let sidecar = json!({ "resources": { "requests": { "cpu": text } } });
         TemplateInputs::of(&changed("rpc-genesis", "/spec/sidecar", sidecar)).unwrap()

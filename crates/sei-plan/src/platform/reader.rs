@@ -1,7 +1,7 @@
 //! From YAML text to checked values, each failure with the full key.
 //!
 //! The text becomes a tree first and values second. A derived decoder would be shorter, but it
-//! knows neither the full key of a failure nor the nearest known one.
+//! knows neither the full key of a failure nor the nearest known key.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use serde_saphyr::options::{DuplicateKeyPolicy, NonFiniteFloatPolicy};
 use super::Problem;
 use crate::quantity::Quantity;
 
-/// The most a `ConfigMap` can hold; whatever is larger is not our file.
+/// The most a `ConfigMap` can hold; a larger file is not our file.
 const MAX_BYTES: usize = 1024 * 1024;
 /// A message stays readable in a terminal and in an event.
 const MAX_SHOWN: usize = 80;
@@ -86,7 +86,7 @@ impl Reader {
         if text.len() > MAX_BYTES {
             return Err(Problem::TooLarge { bytes: text.len(), limit: MAX_BYTES });
         }
-        // Editors on Windows write a byte order mark; it says nothing about the content.
+        // Editors on Windows write a byte order mark; it is not content.
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let empty = Problem::Empty { first_key: "scheduling.nodepoolName" };
         if text.trim().is_empty() {
@@ -95,11 +95,11 @@ impl Reader {
         match serde_saphyr::from_str_with_options(text, options()).map_err(|e| syntax(&e))? {
             Value::Object(root) => Ok(Self { root }),
             Value::Null => Err(empty),
-            other => Err(wrong_type("the file", "a mapping", &other)),
+            value => Err(wrong_type("the file", "a mapping", &value)),
         }
     }
 
-    /// Refuses any key that no version of us reads, at every level.
+    /// Refuses any key that no version of the operator reads, at every level.
     pub(super) fn check_keys(&self) -> Result<(), Problem> {
         for (section, known) in SCHEMA {
             let Some(map) = self.section(section)? else { continue };
@@ -119,11 +119,11 @@ impl Reader {
             None => Ok(None),
             Some(Value::String(text)) if text.trim().is_empty() => Ok(None),
             Some(Value::String(text)) => Ok(Some(text.clone())),
-            Some(other) => Err(wrong_type(key, "text", other)),
+            Some(value) => Err(wrong_type(key, "text", value)),
         }
     }
 
-    /// Text that must be there. None of these values can hold a space or a control character: they
+    /// Text that is required. None of these values can hold a space or a control character: they
     /// are names of Kubernetes objects, label keys, buckets and images.
     pub(super) fn required(&self, key: &str) -> Result<String, Problem> {
         let text = self.text(key)?.ok_or_else(|| Problem::Required { key: key.to_owned() })?;
@@ -141,7 +141,7 @@ impl Reader {
             Some(Value::Number(number)) => number.to_string(),
             Some(Value::String(text)) if text.trim().is_empty() => return Ok(None),
             Some(Value::String(text)) => text.clone(),
-            Some(other) => return Err(wrong_type(key, "a quantity", other)),
+            Some(value) => return Err(wrong_type(key, "a quantity", value)),
         };
         let quantity = Quantity::parse(&text).map_err(|e| Problem::InvalidQuantity {
             key: key.to_owned(),
@@ -162,7 +162,7 @@ impl Reader {
         let number = match self.value(key)? {
             None => return Ok(None),
             Some(Value::Number(number)) if !number.is_f64() => number,
-            Some(other) => return Err(wrong_type(key, "a whole number", other)),
+            Some(value) => return Err(wrong_type(key, "a whole number", value)),
         };
         // i32 at most: every number here ends up in a Kubernetes field or in arithmetic on times.
         let most = i32::MAX.unsigned_abs();
@@ -203,10 +203,10 @@ impl Reader {
                     .iter()
                     .map(|entry| match entry {
                         Value::String(text) => Ok(text.clone()),
-                        other => Err(wrong_type(&full, "a list of texts", other)),
+                        entry => Err(wrong_type(&full, "a list of texts", entry)),
                     })
                     .collect::<Result<_, _>>()?,
-                other => return Err(wrong_type(&full, "a list of texts", other)),
+                value => return Err(wrong_type(&full, "a list of texts", value)),
             };
             lists.insert(name.clone(), list);
         }
@@ -221,7 +221,7 @@ impl Reader {
         match self.value(key)? {
             None => Ok(None),
             Some(Value::Object(map)) => Ok(Some(map)),
-            Some(other) => Err(wrong_type(key, "a mapping", other)),
+            Some(value) => Err(wrong_type(key, "a mapping", value)),
         }
     }
 
@@ -233,7 +233,7 @@ impl Reader {
     }
 }
 
-/// Anchors stay usable, but only as a person uses them: the limits leave no room for a bomb.
+/// Anchors stay usable as people use them; the limits prevent an alias bomb.
 fn options() -> serde_saphyr::Options {
     serde_saphyr::options! {
         budget: serde_saphyr::budget! {
@@ -246,7 +246,7 @@ fn options() -> serde_saphyr::Options {
         },
         alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: 10_000 },
         duplicate_keys: DuplicateKeyPolicy::Error,
-        // `on` and `yes` are good names of pools; only `true` and `false` are switches.
+        // `on` and `yes` are valid names of pools; only `true` and `false` are booleans.
         strict_booleans: true,
         reject_unsupported_tags: true,
         non_finite_float_policy: NonFiniteFloatPolicy::AsString,
@@ -263,7 +263,7 @@ fn syntax(error: &serde_saphyr::Error) -> Problem {
         serde_saphyr::Error::MultipleDocuments { .. } => {
             Problem::Syntax { reason: format!("a second document starts at line {line}; keep one") }
         }
-        other => Problem::Syntax { reason: one_line(&other.to_string(), MAX_REASON) },
+        error => Problem::Syntax { reason: one_line(&error.to_string(), MAX_REASON) },
     }
 }
 
@@ -282,7 +282,7 @@ fn wrong_type(key: &str, expected: &'static str, found: &Value) -> Problem {
     Problem::WrongType { key: key.to_owned(), expected, found }
 }
 
-/// What was probably meant: a neighbour that looks alike, the same name elsewhere, or the list.
+/// The probable key: a similar key nearby, the same name elsewhere, or the list of known keys.
 fn hint(section: &str, known: &[&str], key: &str) -> String {
     let desired = key.to_lowercase();
     let near = known
@@ -346,7 +346,7 @@ fn one_line(text: &str, most: usize) -> String {
 mod tests {
     use super::*;
 
-    /// People copy it, and look in it for what there is.
+    /// Users copy the sample, and read it to find the available keys.
     #[test]
     fn the_sample_has_every_key() {
         let sample = include_str!("../../../../deploy/samples/platform.yaml");

@@ -1,4 +1,4 @@
-//! The file as people write it, and as they should not.
+//! Valid and invalid platform files.
 
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
@@ -14,7 +14,7 @@ fn parse(text: &str) -> Platform {
     Platform::parse(text, "config.yaml").unwrap()
 }
 
-/// The whole error, as it would stand on the last line of a failed start.
+/// The whole error, as the last line of a failed start prints it.
 #[track_caller]
 #[expect(clippy::needless_pass_by_value, reason = "reads better at the call")]
 fn check(text: &str, expect: Expect) {
@@ -42,7 +42,7 @@ fn the_example_file_is_read() {
     assert_eq!(platform.genesis.bucket, "ex-genesis");
     assert_eq!(platform.images.kube_rbac_proxy, "registry.example.org/kube-rbac-proxy:v0.19.1");
     assert_eq!(
-        platform.syncers("pacific-1"),
+        platform.witnesses("pacific-1"),
         ["witness-a.sync.svc:26657", "witness-b.sync.svc:26657"]
     );
 }
@@ -55,7 +55,7 @@ fn what_is_left_out_has_a_default() {
     assert_eq!(platform.rollout.adoption, Adoption::Hold);
     assert_eq!(platform.storage.size_seed.canonical(), "20Gi");
     assert_eq!(platform.resources, Resources::default());
-    assert!(platform.syncers("demo-1").is_empty());
+    assert!(platform.witnesses("demo-1").is_empty());
 }
 
 #[test]
@@ -79,12 +79,12 @@ fn every_key_can_be_set() {
 
 // SS1
 #[test]
-fn syncers_are_split_sorted_and_unique() {
+fn witnesses_are_split_sorted_and_unique() {
     let platform = parse(TUNED);
     let expected = ["w1.sync.svc:26657", "w2.sync.svc:26657", "w3.sync.svc:26657"];
-    assert_eq!(platform.syncers("demo-1"), expected);
-    assert!(platform.syncers("devnet-7").is_empty());
-    assert!(platform.syncers("nowhere-1").is_empty());
+    assert_eq!(platform.witnesses("demo-1"), expected);
+    assert!(platform.witnesses("devnet-7").is_empty());
+    assert!(platform.witnesses("nowhere-1").is_empty());
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn a_key_without_a_value_is_absent() {
 }
 
 #[test]
-fn an_empty_file_says_what_is_needed_first() {
+fn the_error_of_an_empty_file_names_the_first_required_key() {
     for text in ["", " \n", "\u{feff}", "# nothing\n", "---\n", "null\n"] {
         check(text, expect!["the file is empty; scheduling.nodepoolName is required"]);
     }
@@ -315,7 +315,7 @@ fn duplicate_keys_are_refused() {
 }
 
 #[test]
-fn broken_yaml_is_one_line_with_a_place() {
+fn broken_yaml_is_reported_on_one_line_with_its_position() {
     check(
         "scheduling:\n\tnodepoolName: x\n",
         expect![
@@ -324,7 +324,7 @@ fn broken_yaml_is_one_line_with_a_place() {
     );
     check("scheduling: {", expect!["not valid YAML: unclosed bracket '{' at line 1, column 13"]);
     check(
-        "a: *nobody",
+        "a: *unknown",
         expect!["not valid YAML: alias references unknown anchor at line 1, column 4"],
     );
     check(
@@ -338,7 +338,7 @@ fn broken_yaml_is_one_line_with_a_place() {
 }
 
 #[test]
-fn a_billion_laughs_stay_small() {
+fn an_alias_bomb_is_refused() {
     let mut bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n".to_owned();
     for i in 1..12 {
         let prior = vec![format!("*a{}", i - 1); 9].join(", ");
@@ -381,9 +381,9 @@ proptest! {
     }
 }
 
-/// Keys of values: a section stands in the docs by what is in it.
+/// Keys of values: the docs list a section by its keys.
 #[test]
-fn every_key_stands_in_the_docs() {
+fn every_key_is_in_the_docs() {
     let docs = include_str!("../../../../docs/configuration.md");
     let is_section = |key: &str| reader::SCHEMA.iter().any(|(section, _)| *section == key);
     for (section, names) in reader::SCHEMA {
@@ -393,14 +393,14 @@ fn every_key_stands_in_the_docs() {
             assert!(is_section(&key) || docs.contains(&format!("`{key}`")), "{key}");
         }
     }
-    let keys = docs.split('`').skip(1).step_by(2).filter(|word| word.contains('.'));
+    let keys = docs.split('`').skip(1).step_by(2).filter(|quoted| quoted.contains('.'));
     let is_known = |key: &str| {
         let (section, name) = key.rsplit_once('.').unwrap_or_default();
-        reader::SCHEMA.iter().any(|(one, names)| *one == section && names.contains(&name))
+        reader::SCHEMA.iter().any(|(known, names)| *known == section && names.contains(&name))
     };
     let sections: Vec<&str> = reader::SCHEMA[0].1.to_vec();
     for key in keys {
         let is_a_key = sections.iter().any(|section| key.starts_with(&format!("{section}.")));
-        assert!(!is_a_key || is_known(key), "{key} is in the docs and nowhere else");
+        assert!(!is_a_key || is_known(key), "the docs name the unknown key {key}");
     }
 }

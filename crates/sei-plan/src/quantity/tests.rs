@@ -102,7 +102,7 @@ fn value_rounds_away_from_zero() {
 }
 
 #[test]
-fn signs_are_told() {
+fn signs_are_recognised() {
     assert!(parse("-1m").is_negative());
     assert!(!parse("-0").is_negative());
     assert!(parse("-0").is_zero());
@@ -111,7 +111,7 @@ fn signs_are_told() {
 }
 
 #[test]
-fn what_is_no_quantity_is_refused() {
+fn what_is_not_a_quantity_is_refused() {
     for text in [
         "",
         "abc",
@@ -197,7 +197,7 @@ fn any_number_of_digits_is_exact() {
     assert_eq!(parse(&barely_more).canonical(), "100000001n");
     let exactly = format!("{}0.1{}", "0".repeat(5000), "0".repeat(5000));
     assert_eq!(parse(&exactly).canonical(), "100m");
-    // 2^60 * 10^-27 is 1.15n: only exact arithmetic sees the rest.
+    // 2^60 * 10^-27 is 1.15n: only exact arithmetic finds the rest.
     assert_eq!(parse(&format!("0.{}1Ei", "0".repeat(26))).canonical(), "2n");
 }
 
@@ -230,12 +230,12 @@ proptest! {
     }
 
     #[test]
-    fn any_text_is_answered_without_a_panic(text in any::<String>()) {
+    fn any_text_is_parsed_or_refused_without_a_panic(text in any::<String>()) {
         let _ = Quantity::parse(&text);
     }
 
     #[test]
-    fn any_text_of_the_alphabet_is_answered_without_a_panic(text in "[-+0-9.eEinumkKMGTP]{0,12}") {
+    fn any_text_of_the_alphabet_is_parsed_or_refused_without_a_panic(text in "[-+0-9.eEinumkKMGTP]{0,12}") {
         if let Ok(quantity) = Quantity::parse(&text) {
             prop_assert_eq!(Quantity::parse(&quantity.to_string()).unwrap(), quantity);
             let _ = quantity.value();

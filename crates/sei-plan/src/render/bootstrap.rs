@@ -1,7 +1,7 @@
-//! The Job that fills a volume by running an older image to a height, before the node itself starts.
+//! The Job that fills a volume by running an older image to a height, before the node starts.
 //!
 //! Its pod has the node's host name, so the sidecar answers at the same address before and after.
-//! It never holds a key that signs: it runs beside nothing, but whatever it starts must not be able
+//! It never has a signing key: no other pod runs beside it, but its chain process must not be able
 //! to sign a block.
 
 use std::collections::BTreeMap;
@@ -42,8 +42,8 @@ impl Bootstrap {
     }
 }
 
-/// The Job. No TTL: the plan tears it down, and a Job that vanished by itself would look like one
-/// that never ran.
+/// The Job. No TTL: the plan tears it down, and a Job that vanished by itself would be mistaken
+/// for one that never ran.
 pub fn render_bootstrap_job(
     inputs: &TemplateInputs,
     bootstrap: &Bootstrap,
@@ -56,7 +56,7 @@ pub fn render_bootstrap_job(
     Ok(Job {
         metadata: metadata(&names::bootstrap_job(&inputs.name), owner, labels(&inputs.name)),
         spec: Some(JobSpec {
-            // A second try would run on what the first one left; the plan decides about that.
+            // A second run would start on the data of the first one; the plan decides about that.
             backoff_limit: Some(0),
             template: PodTemplateSpec {
                 metadata: Some(ObjectMeta {

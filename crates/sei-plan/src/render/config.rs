@@ -1,7 +1,7 @@
-//! What the sidecar is told about the chain's configuration. None of it is in the pod template, so
-//! it has digests of its own.
+//! The chain configuration that the sidecar receives. None of it is in the pod template, so it has
+//! digests of its own.
 //!
-//! The JSON shapes are those that plans are stored in; the peer must be able to read them.
+//! The JSON shapes are those of stored plans; the Go operator must be able to read them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -30,18 +30,18 @@ pub fn config_patch_params(node: &SeiNode, resolved_peers: &[String]) -> Value {
 }
 
 /// Parameters of `configure-state-sync`; none where the node starts without a snapshot.
-pub fn configure_state_sync_params(node: &SeiNode, syncers: &[String]) -> Option<Value> {
+pub fn configure_state_sync_params(node: &SeiNode, witnesses: &[String]) -> Option<Value> {
     let source = node.spec.snapshot()?;
     Some(json!({
         "UseLocalSnapshot": source.s3.is_some(),
         "TrustPeriod": source.trust_period.as_deref().unwrap_or_default(),
         "BackfillBlocks": source.backfill_blocks.unwrap_or_default(),
-        "RpcServers": syncers,
+        "RpcServers": witnesses,
     }))
 }
 
-/// Digests of the configuration that lives outside the template. They tell whether a node runs what
-/// its spec says without keeping peers and addresses in status twice.
+/// Digests of the configuration outside of the template. They show whether a node runs the
+/// configuration of its spec without keeping peers and addresses in status twice.
 pub fn config_digests(node: &SeiNode, resolved_peers: &[String]) -> BTreeMap<String, String> {
     // A length before each part, so that no two maps give the same text.
     let mut overrides = String::new();
@@ -55,7 +55,7 @@ pub fn config_digests(node: &SeiNode, resolved_peers: &[String]) -> BTreeMap<Str
     ])
 }
 
-/// What every node gets, under whatever its mode and its user say.
+/// Overrides of every node; those of its mode and of its user take precedence.
 fn common_overrides(spec: &SeiNodeSpec, resolved_peers: &[String]) -> BTreeMap<String, String> {
     let mut overrides = BTreeMap::from([
         ("logging.level".to_owned(), "error".to_owned()),
@@ -68,7 +68,7 @@ fn common_overrides(spec: &SeiNodeSpec, resolved_peers: &[String]) -> BTreeMap<S
     overrides
 }
 
-/// What the mode and the user say; the user has the last word.
+/// Overrides of the mode and of the user; the user's take precedence.
 fn spec_overrides(spec: &SeiNodeSpec) -> BTreeMap<String, String> {
     let mut overrides: BTreeMap<String, String> =
         mode_overrides(spec).into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
@@ -77,13 +77,14 @@ fn spec_overrides(spec: &SeiNodeSpec) -> BTreeMap<String, String> {
 }
 
 fn mode_overrides(spec: &SeiNodeSpec) -> Vec<(&'static str, String)> {
-    let snapshots = spec.snapshot_generation().and_then(|one| one.tendermint.as_ref());
+    let snapshots =
+        spec.snapshot_generation().and_then(|generation| generation.tendermint.as_ref());
     let mut overrides: Vec<(&str, String)> = Vec::new();
     if let Some(snapshots) = snapshots {
         overrides.push(("storage.snapshot_interval", "2000".to_owned()));
         overrides.push(("storage.snapshot_keep_recent", snapshots.keep_recent.to_string()));
         if spec.full_node.is_some() {
-            // Serving snapshots: enough history for those who start from one, enough bandwidth.
+            // A node that serves snapshots needs more history and more bandwidth for its clients.
             overrides.extend(
                 [
                     ("storage.pruning_keep_recent", "50000"),
@@ -110,8 +111,8 @@ fn mode_overrides(spec: &SeiNodeSpec) -> Vec<(&'static str, String)> {
     overrides
 }
 
-/// Mode as the configuration library names it. A spec with none or several modes is refused long
-/// before; the peer's order decides here so that this stays a plain function.
+/// Mode as the configuration library names it. A spec with none or several modes is refused
+/// earlier; the order of the Go operator decides here so that this stays a plain function.
 fn config_mode(spec: &SeiNodeSpec) -> &'static str {
     if spec.archive.is_some() {
         "archive"
@@ -128,8 +129,8 @@ fn external_address(spec: &SeiNodeSpec) -> &str {
     spec.external_address.as_deref().unwrap_or_default()
 }
 
-/// Peers as the configuration takes them. Sorted and unique, so that the order in which they were
-/// found never looks like a change.
+/// Peers as the configuration expects them. Sorted and unique, so that the order of their
+/// discovery is never a change.
 fn joined(peers: &[String]) -> String {
     let unique: BTreeSet<&str> = peers.iter().map(String::as_str).collect();
     unique.into_iter().collect::<Vec<_>>().join(",")

@@ -1,4 +1,4 @@
-//! The containers of both kinds of pod, and the small pieces they are made of.
+//! The containers of both kinds of pod, and the parts of containers.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use super::{Footprint, effective_sidecar_image, footprint};
 use crate::inputs::{KeyringInputs, SidecarResources, TemplateInputs};
 use crate::platform::Platform;
 
-/// User and group of every container, and group of the volumes: the images have this user.
+/// User and group of every container, and group of the volumes: the images define this user.
 pub(super) const NONROOT: i64 = 65532;
 
 /// Names of the volumes.
@@ -32,11 +32,11 @@ pub(super) mod volume {
 
 pub(super) const SIGNING_KEY_FILE: &str = "priv_validator_key.json";
 pub(super) const NODE_KEY_FILE: &str = "node_key.json";
-/// Paths that probes and Prometheus ask without a token.
+/// Paths that probes and Prometheus request without a token.
 const OPEN_PATHS: &str = "/v0/healthz,/v0/startupz,/v0/livez,/v0/metrics";
 
 /// Ports that the chain process opens. A seed opens two of them; naming the others on it would
-/// invite clients to ports where nobody answers.
+/// invite clients to ports that nothing serves.
 pub(super) fn seid_ports(mode: Mode) -> &'static [(&'static str, i32)] {
     const ALL: [(&str, i32); 7] = [
         ("evm-rpc", port::EVM_RPC),
@@ -64,7 +64,7 @@ pub(super) fn seid_init(image: &str, script: &str) -> Container {
     }
 }
 
-/// The sidecar without anything that is secret; the node's pod adds that.
+/// The sidecar without any Secret; the node's pod adds those.
 pub(super) fn sidecar(inputs: &TemplateInputs, platform: &Platform) -> Container {
     Container {
         name: container::SIDECAR.to_owned(),
@@ -80,7 +80,7 @@ pub(super) fn sidecar(inputs: &TemplateInputs, platform: &Platform) -> Container
             env("SEI_GENESIS_REGION", &platform.genesis.region),
             env("SEI_SNAPSHOT_BUCKET", &platform.snapshot.bucket),
             env("SEI_SNAPSHOT_REGION", &platform.snapshot.region),
-            // The proxy has checked the caller and says who it is in a header.
+            // The proxy authenticates the caller and passes its name in a header.
             env("SEI_SIDECAR_AUTHN_MODE", "trusted-header"),
         ]),
         resources: sidecar_resources(&inputs.sidecar_resources),
@@ -94,7 +94,7 @@ pub(super) fn sidecar(inputs: &TemplateInputs, platform: &Platform) -> Container
     }
 }
 
-/// The auth proxy before the sidecar, without probes.
+/// The auth proxy in front of the sidecar, without probes.
 pub(super) fn proxy(inputs: &TemplateInputs, platform: &Platform) -> Container {
     let args = [
         format!("--insecure-listen-address=0.0.0.0:{}", port::API),
@@ -116,8 +116,8 @@ pub(super) fn proxy(inputs: &TemplateInputs, platform: &Platform) -> Container {
     }
 }
 
-/// The probes that the node's pod puts on the proxy. Readiness asks through it whether the sidecar
-/// was told that the node is ready, which makes it part of the pod's readiness.
+/// The probes that the node's pod sets on the proxy. Readiness queries the sidecar through the
+/// proxy, so mark-ready is part of the pod's readiness.
 pub(super) fn with_proxy_probes(proxy: Container) -> Container {
     Container {
         startup_probe: Some(timed(tcp_probe(port::API), Some(5), 5, 60)),
@@ -127,7 +127,7 @@ pub(super) fn with_proxy_probes(proxy: Container) -> Container {
     }
 }
 
-/// The chain process. No liveness probe, ever: held back by its gate it answers nothing.
+/// The chain process. No liveness probe, ever: behind its closed gate it answers nothing.
 pub(super) fn seid(inputs: &TemplateInputs, platform: &Platform) -> Container {
     let ports = seid_ports(inputs.mode).iter().map(|(name, port)| tcp_port(name, *port));
     let footprint = footprint(inputs.mode, platform);
@@ -155,7 +155,7 @@ fn seid_env(inputs: &TemplateInputs, footprint: &Footprint) -> Vec<EnvVar> {
         all.extend(keyring_env(inputs));
     }
     if inputs.mode == Mode::Seed {
-        // A seed's memory is small enough for its garbage collector to overrun the limit. 87 of
+        // A seed's memory is small enough for its garbage collector to exceed the limit. 87 of
         // 100 leaves room for what the collector does not count.
         let limit = footprint.memory.value() * 87 / 100;
         all.push(env("GOMEMLIMIT", &format!("{limit}B")));
@@ -177,7 +177,7 @@ fn seid_mounts(inputs: &TemplateInputs) -> Vec<VolumeMount> {
     mounts
 }
 
-/// A seed serves no RPC; all it can show is that it listens.
+/// A seed serves no RPC; it can only show that it listens.
 fn seid_readiness(mode: Mode) -> Probe {
     let probe = match mode {
         Mode::Seed => tcp_probe(port::P2P),
@@ -209,7 +209,7 @@ pub(super) fn exporter(platform: &Platform) -> Container {
     }
 }
 
-/// How a validator's keyring is reached. Nothing for other modes: they have none.
+/// Access to a validator's keyring. Empty for other modes, which have none.
 pub(super) fn keyring_env(inputs: &TemplateInputs) -> Vec<EnvVar> {
     let Some(backend) = keyring_backend(inputs) else { return Vec::new() };
     let mut all = vec![env("SEI_KEYRING_BACKEND", backend), env("SEI_KEYRING_DIR", DATA_DIR)];
@@ -217,7 +217,7 @@ pub(super) fn keyring_env(inputs: &TemplateInputs) -> Vec<EnvVar> {
     all
 }
 
-/// `file` where a keyring is given; else the backend in which a ceremony leaves its own key.
+/// `file` where a keyring is given; else the backend in which a ceremony stores its own key.
 pub(super) fn keyring_backend(inputs: &TemplateInputs) -> Option<&'static str> {
     let backend = if inputs.keyring.is_some() { "file" } else { "test" };
     (inputs.mode == Mode::Validator).then_some(backend)

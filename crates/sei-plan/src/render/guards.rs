@@ -1,8 +1,8 @@
-//! What must hold of a rendered pod, checked on the pod itself.
+//! Rules of every rendered pod, checked on the pod itself.
 //!
-//! The code that renders keeps these rules already. They are checked again at the end because each
-//! of them, once broken, has cost somebody a fleet or a key: a later edit of a container must not be
-//! able to slip past. They are functions over pods, so that tests can feed them broken ones.
+//! The rendering code keeps these rules already. They are checked again at the end because breaking
+//! any of them has cost a user a fleet or a key: a later edit of a container must not get around
+//! them. They are functions over pods, so that tests can pass broken pods.
 
 use k8s_openapi::api::core::v1::{Container, PodSpec, Probe, Volume};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -16,8 +16,8 @@ use crate::platform::Platform;
 /// Ports that the chain process opens only once it runs.
 const CHAIN_PORTS: [i32; 2] = [port::RPC, port::GRPC];
 
-/// Values without which the pod could not run. [`Platform::parse`] demands them too; a platform
-/// that was put together by hand may lack them.
+/// Values without which the pod could not run. [`Platform::parse`] requires them too; a platform
+/// that was built in code may lack them.
 pub fn check_platform(mode: Mode, platform: &Platform) -> Result<(), RenderError> {
     let needed = [
         ("images.kubeRBACProxy", &platform.images.kube_rbac_proxy, true),
@@ -31,7 +31,7 @@ pub fn check_platform(mode: Mode, platform: &Platform) -> Result<(), RenderError
 }
 
 /// The chain process waits for the sidecar before it opens a port. No liveness probe may kill it
-/// meanwhile, and its startup probe must ask something that answers already.
+/// during that time, and its startup probe must use a port that is already open.
 pub fn check_gated_probes(pod: &PodSpec) -> Result<(), RenderError> {
     let seid = seid(pod)?;
     if seid.liveness_probe.is_some() {
@@ -59,37 +59,37 @@ pub fn check_seed_probes(pod: &PodSpec) -> Result<(), RenderError> {
     Ok(())
 }
 
-/// Who has the keyring and its passphrase can spend: only the sidecar, and the chain process where
-/// the spec says so.
+/// A container with the keyring and its passphrase can spend: only the sidecar may have them, and
+/// the chain process where the spec allows it.
 pub fn check_keyring_containment(
     pod: &PodSpec,
     keyring: &KeyringInputs,
 ) -> Result<(), RenderError> {
     let secrets = [keyring.secret.as_str(), keyring.passphrase_secret.as_str()];
     let guarded: Vec<&str> = volumes(pod)
-        .filter(|one| one.name == volume::KEYRING || secrets.iter().any(|s| holds(one, s)))
-        .map(|one| one.name.as_str())
+        .filter(|volume| volume.name == volume::KEYRING || secrets.iter().any(|s| holds(volume, s)))
+        .map(|volume| volume.name.as_str())
         .collect();
-    for (_, one) in containers(pod) {
-        let allowed =
-            one.name == container::SIDECAR || (one.name == container::SEID && keyring.seid_mount);
+    for (_, found) in containers(pod) {
+        let allowed = found.name == container::SIDECAR
+            || (found.name == container::SEID && keyring.seid_mount);
         if allowed {
             continue;
         }
-        let mounts = one.volume_mounts.iter().flatten();
+        let mounts = found.volume_mounts.iter().flatten();
         let mount = mounts.map(|mount| &mount.name).find(|name| guarded.contains(&name.as_str()));
         let place = mount.map(|name| format!("volumeMounts[{name}]"));
-        let place = place.or_else(|| secrets.iter().find_map(|secret| environment(one, secret)));
+        let place = place.or_else(|| secrets.iter().find_map(|secret| environment(found, secret)));
         if let Some(place) = place {
-            return Err(RenderError::KeyringLeak { container: one.name.clone(), place });
+            return Err(RenderError::KeyringLeak { container: found.name.clone(), place });
         }
     }
     Ok(())
 }
 
 /// The bootstrap pod runs another image, to a height in the past. With a signing key it could sign
-/// what was signed before; with the keyring it could spend. The node key is not looked for: it only
-/// names a p2p peer.
+/// a height twice; with the keyring it could spend. The node key is not checked: it only names a
+/// p2p peer.
 pub fn check_bootstrap_isolation(
     pod: &PodSpec,
     inputs: &TemplateInputs,
@@ -109,17 +109,17 @@ pub fn check_bootstrap_isolation(
     Ok(())
 }
 
-/// Where a pod refers to a Secret, if it does.
+/// The place where a pod refers to a Secret, if it does.
 fn reference(pod: &PodSpec, secret: &str) -> Option<String> {
-    let volume = volumes(pod).find(|one| holds(one, secret));
-    volume.map(|one| format!("volumes[{}]", one.name)).or_else(|| {
-        containers(pod).find_map(|(list, one)| {
-            Some(format!("{list}[{}].{}", one.name, environment(one, secret)?))
+    let volume = volumes(pod).find(|volume| holds(volume, secret));
+    volume.map(|volume| format!("volumes[{}]", volume.name)).or_else(|| {
+        containers(pod).find_map(|(list, container)| {
+            Some(format!("{list}[{}].{}", container.name, environment(container, secret)?))
         })
     })
 }
 
-/// Where a container's environment refers to a Secret, if it does.
+/// The place where a container's environment refers to a Secret, if it does.
 fn environment(container: &Container, secret: &str) -> Option<String> {
     let single = container.env.iter().flatten().find(|env| {
         let source = env.value_from.as_ref().and_then(|from| from.secret_key_ref.as_ref());
@@ -146,17 +146,17 @@ fn volumes(pod: &PodSpec) -> impl Iterator<Item = &Volume> {
     pod.volumes.iter().flatten()
 }
 
-/// Every container with the name of the list it stands in.
+/// Every container with the name of its list.
 fn containers(pod: &PodSpec) -> impl Iterator<Item = (&'static str, &Container)> {
-    let init = pod.init_containers.iter().flatten().map(|one| ("initContainers", one));
-    init.chain(pod.containers.iter().map(|one| ("containers", one)))
+    let init = pod.init_containers.iter().flatten().map(|container| ("initContainers", container));
+    init.chain(pod.containers.iter().map(|container| ("containers", container)))
 }
 
 fn seid(pod: &PodSpec) -> Result<&Container, RenderError> {
-    pod.containers.iter().find(|one| one.name == container::SEID).ok_or(RenderError::NoSeid)
+    pod.containers.iter().find(|found| found.name == container::SEID).ok_or(RenderError::NoSeid)
 }
 
-/// The port of the chain that a probe asks, if it asks one; by number or by name.
+/// The port of the chain that a probe uses, if it uses one; by number or by name.
 fn chain_port(container: &Container, probe: Option<&Probe>) -> Option<i32> {
     let probe = probe?;
     let number = |port: &IntOrString| match port {
@@ -168,10 +168,10 @@ fn chain_port(container: &Container, probe: Option<&Probe>) -> Option<i32> {
             .find(|port| port.name.as_ref() == Some(name))
             .map(|port| port.container_port),
     };
-    let asked = [
+    let ports = [
         probe.http_get.as_ref().and_then(|action| number(&action.port)),
         probe.tcp_socket.as_ref().and_then(|action| number(&action.port)),
         probe.grpc.as_ref().map(|action| action.port),
     ];
-    asked.into_iter().flatten().find(|port| CHAIN_PORTS.contains(port))
+    ports.into_iter().flatten().find(|port| CHAIN_PORTS.contains(port))
 }

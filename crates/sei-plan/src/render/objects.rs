@@ -18,8 +18,8 @@ use super::{Owner, RenderError, data_claim_name, data_storage, port};
 use crate::inputs::TemplateInputs;
 use crate::platform::Platform;
 
-/// The node's StatefulSet. Its annotations stay empty: whoever applies it stamps the fingerprint of
-/// the template there.
+/// The node's StatefulSet. Its annotations stay empty: the caller stamps the fingerprint of the
+/// template there before it applies the object.
 pub fn render_statefulset(
     inputs: &TemplateInputs,
     platform: &Platform,
@@ -35,7 +35,7 @@ pub fn render_statefulset(
                 match_labels: Some(selector_labels(&inputs.name)),
                 match_expressions: None,
             },
-            // The operator decides when a pod is replaced; a rolling update would not ask.
+            // The operator decides when a pod is replaced; a rolling update would not wait for it.
             update_strategy: Some(StatefulSetUpdateStrategy {
                 type_: Some("OnDelete".to_owned()),
                 rolling_update: None,
@@ -57,7 +57,7 @@ pub fn render_service(inputs: &TemplateInputs, owner: &Owner) -> Service {
     headless_service(metadata, selector_labels(&inputs.name), ports)
 }
 
-/// The claim to create, or none where one is imported: that one is not ours to write.
+/// The claim to create, or none where one is imported: an imported claim is never written.
 pub fn render_data_claim(
     inputs: &TemplateInputs,
     platform: &Platform,
@@ -83,8 +83,8 @@ pub fn render_data_claim(
     })
 }
 
-/// Tells the auth proxy which permission a caller needs. Names are quoted: `123` and `true` are
-/// valid names of namespaces, and something else in YAML.
+/// Configures the permission that the auth proxy requires of a caller. Names are quoted: `123` and
+/// `true` are valid names of namespaces, and have another type in YAML.
 pub fn render_proxy_config(inputs: &TemplateInputs, owner: &Owner) -> ConfigMap {
     let content = format!(
         "authorization:
@@ -129,7 +129,7 @@ pub(super) fn service_port(name: &str, number: i32) -> ServicePort {
         port: number,
         target_port: Some(IntOrString::Int(number)),
         protocol: Some("TCP".to_owned()),
-        // Without it a proxy in between would speak HTTP/1 to a gRPC server.
+        // Without it a proxy in between would use HTTP/1 for a gRPC server.
         app_protocol: (number == port::GRPC).then(|| "kubernetes.io/h2c".to_owned()),
         node_port: None,
     }

@@ -18,10 +18,10 @@ use super::{RenderError, TERMINATION_GRACE_SECONDS, data_claim_name, guards, nod
 use crate::inputs::TemplateInputs;
 use crate::platform::Platform;
 
-/// Only the owner reads a key: other users of the pod's group have no business with it.
+/// Only the owner reads a key: other users of the pod's group do not need it.
 const KEY_FILE_MODE: i32 = 0o400;
 
-/// The pod template of a node: everything a fingerprint is taken of.
+/// The pod template of a node: the input of its fingerprint.
 pub fn render_template(
     inputs: &TemplateInputs,
     platform: &Platform,
@@ -44,7 +44,7 @@ pub fn render_template(
 fn pod(inputs: &TemplateInputs, platform: &Platform) -> PodSpec {
     let mut main = vec![containers::seid(inputs, platform)];
     if inputs.mode != Mode::Seed {
-        // A seed has no gRPC port for it to read.
+        // A seed has no gRPC port for the exporter to read.
         main.push(containers::exporter(platform));
     }
     let init = scripts::init(&inputs.chain_id, containers::keyring_backend(inputs));
@@ -72,10 +72,10 @@ fn sidecar(inputs: &TemplateInputs, platform: &Platform) -> Container {
     sidecar
 }
 
-/// What every pod of ours has, whatever runs in it.
+/// The fields that every pod of ours has.
 pub(super) fn base_pod(inputs: &TemplateInputs, platform: &Platform) -> PodSpec {
     PodSpec {
-        // The proxy asks the API server about its callers with this token.
+        // The proxy verifies its callers at the API server with this token.
         automount_service_account_token: Some(true),
         service_account_name: Some(platform.scheduling.service_account.clone()),
         // The sidecar stops and restarts the chain process by signal.
@@ -109,7 +109,7 @@ pub(super) fn selector_labels(node: &str) -> BTreeMap<String, String> {
 }
 
 /// Labels of every object of a node: the user's first, then ours over them. The user cannot set
-/// the two optional ones of ours either: they steer scheduling and publishing.
+/// our two optional ones either: they control scheduling and publishing.
 pub(super) fn resource_labels(inputs: &TemplateInputs) -> BTreeMap<String, String> {
     use names::label;
     let mut labels = inputs.pod_labels.clone();
@@ -129,7 +129,7 @@ pub(super) fn resource_labels(inputs: &TemplateInputs) -> BTreeMap<String, Strin
     labels
 }
 
-/// Pins the pod to its pool, and keeps pods off machines that another one has for itself.
+/// Pins the pod to its pool, and keeps pods off machines that are dedicated to another pod.
 /// `requests_machine` adds the reverse: no other node's pod beside this one.
 pub(super) fn affinity(
     inputs: &TemplateInputs,

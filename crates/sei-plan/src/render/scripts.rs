@@ -5,10 +5,10 @@
 
 use super::{DATA_DIR, port};
 
-/// Script of `seid-init`: makes a home directory where there is none, on every start of the pod.
+/// Script of `seid-init`: creates a home directory if there is none, on every start of the pod.
 ///
 /// `keyring_backend` (validators only) is written on every boot, because it follows the spec. It
-/// goes to the top of the file: at the end it would belong to whatever table comes last.
+/// is written at the top of the file: at the end it would belong to the last table.
 pub(super) fn init(chain_id: &str, keyring_backend: Option<&str>) -> String {
     let chain = quoted(chain_id);
     let home = format!(
@@ -35,8 +35,8 @@ mv -f \"$client.new\" \"$client\"
     )
 }
 
-/// Waits until the sidecar lets the chain process start. This is the gate that holds rely on, so it
-/// asks the sidecar itself on the pod's loopback, not the proxy.
+/// Waits until the sidecar lets the chain process start. Holds rely on this gate, so the script
+/// calls the sidecar itself on the pod's loopback, not the proxy.
 fn wait_for_sidecar(sidecar_port: i32) -> String {
     format!(
         "sidecar_is_ready() (
@@ -59,7 +59,7 @@ pub(super) fn start(sidecar_port: i32) -> String {
     format!("{}exec seid start --home {DATA_DIR}\n", wait_for_sidecar(sidecar_port))
 }
 
-/// Script of `cosmos-exporter`, which gives up if the chain's gRPC port is closed when it starts.
+/// Script of `cosmos-exporter`, which exits if the chain's gRPC port is closed when it starts.
 pub(super) fn exporter() -> String {
     format!(
         "until (exec 3<>/dev/tcp/localhost/{grpc}) 2>/dev/null; do
@@ -74,8 +74,8 @@ exec /usr/local/bin/sei-cosmos-exporter --denom usei --denom-coefficient 1000000
 }
 
 /// Script of `seid` in the bootstrap Job. The chain process ends itself at the halt height by
-/// SIGINT, hence status 130 is success. The shell has to stay to translate it, so it hands a stop
-/// on; job control (`set -m`) keeps bash from starting the child with SIGINT ignored.
+/// SIGINT, hence status 130 is success. The shell has to stay to translate the status, so it
+/// forwards a stop; job control (`set -m`) keeps bash from starting the child with SIGINT ignored.
 pub(super) fn bootstrap(sidecar_port: i32, halt_height: i64) -> String {
     format!(
         "{wait}set -m
@@ -98,12 +98,12 @@ exit \"$status\"
     )
 }
 
-/// A word for the shell, in quotes only where it needs them.
-fn quoted(word: &str) -> String {
+/// A shell word, quoted only where necessary.
+fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    if !word.is_empty() && word.chars().all(plain) {
-        word.to_owned()
+    if !text.is_empty() && text.chars().all(plain) {
+        text.to_owned()
     } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
+        format!("'{}'", text.replace('\'', r"'\''"))
     }
 }

@@ -1,4 +1,4 @@
-//! What is rendered for each mode, on the JSON that would be sent.
+//! The rendered objects of each mode, as the JSON that would be sent.
 
 use k8s_openapi::api::core::v1::PodSpec;
 use serde_json::Value;
@@ -40,10 +40,10 @@ fn find<'a>(pod: &'a Value, name: &str) -> &'a Value {
     let pod = pod.get("spec").filter(|spec| spec.get("containers").is_some()).unwrap_or(pod);
     let lists = ["initContainers", "containers"].map(|list| pod[list].as_array());
     let mut all = lists.into_iter().flatten().flatten();
-    all.find(|one| one["name"] == name).unwrap_or_else(|| panic!("no container {name}"))
+    all.find(|container| container["name"] == name).unwrap_or_else(|| panic!("no container {name}"))
 }
 
-/// Names in a list of named things, in order.
+/// Names of the elements of a list, in order.
 fn named(list: &Value) -> Vec<&str> {
-    list.as_array().into_iter().flatten().map(|one| one["name"].as_str().unwrap()).collect()
+    list.as_array().into_iter().flatten().map(|element| element["name"].as_str().unwrap()).collect()
 }

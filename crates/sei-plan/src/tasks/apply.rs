@@ -14,14 +14,14 @@ use crate::request::{Read, Request};
 use crate::seen::{CONFIG_MAP, PodTry, Reading, SERVICE, Seen};
 use crate::view::{StatefulSetView, identity_of};
 
-/// Writes the plan's template to the StatefulSet, or makes one.
+/// Writes the plan's template to the StatefulSet, or creates one.
 pub(super) fn step_statefulset(plan: &TaskPlan, seen: &Seen) -> Next {
     if let Some(view) = &seen.applied {
         return applied(plan, view, seen);
     }
     if in_bootstrap(plan) {
         return fail(
-            "apply-statefulset: two pods on one volume corrupt it; tear the Job down first",
+            "apply-statefulset: the bootstrap is not torn down; two pods on one volume corrupt it",
         );
     }
     let template = match template(plan, seen) {
@@ -40,7 +40,7 @@ pub(super) fn step_statefulset(plan: &TaskPlan, seen: &Seen) -> Next {
         return next;
     }
     if !statefulset.on_delete {
-        // Alone and first: an apply over a defaulted RollingUpdate is refused by the server.
+        // Alone and first: the server refuses an apply over a defaulted RollingUpdate.
         return request(Request::PatchStatefulSet(on_delete_patch(statefulset)));
     }
     if let Some(fields) = &statefulset.handover {
@@ -53,11 +53,11 @@ pub(super) fn step_statefulset(plan: &TaskPlan, seen: &Seen) -> Next {
     if let Err(next) = set_template(&mut object, plan, seen, template) {
         return next;
     }
-    // Only the patch that is there for it starts a pod: it is not sent beside another signer.
+    // An apply never starts a pod. Only the replicas patch does, and it checks for other signers.
     let present = statefulset.replicas.unwrap_or(1);
     object.spec.replicas = object.spec.replicas.map(|desired| desired.min(present));
     if takes_a_key(&object, Some(statefulset)) && !seen.stored.identity {
-        return wait(None, "whom the node signs as is recorded first");
+        return wait(None, "waiting for the signing identity to be recorded in status");
     }
     if let Some(next) = try_pod(&object, seen) {
         return next;
@@ -67,14 +67,14 @@ pub(super) fn step_statefulset(plan: &TaskPlan, seen: &Seen) -> Next {
     request(Request::ApplyStatefulSet(Box::new(object)))
 }
 
-/// Whether pods made from this object would sign with a key that those made so far do not have.
+/// Whether pods of this object would sign with a key that the present pods do not have.
 pub(crate) fn takes_a_key(object: &StatefulSet, before: Option<&StatefulSetView>) -> bool {
     let template = serde_json::to_value(&object.spec.template).unwrap_or_default();
-    let asked = identity_of(&template).signing_secret;
-    asked.is_some() && asked != before.and_then(|one| one.identity().signing_secret)
+    let requested = identity_of(&template).signing_secret;
+    requested.is_some() && requested != before.and_then(|view| view.identity().signing_secret)
 }
 
-/// Merge patch that makes the strategy `OnDelete`; it makes no revision.
+/// Merge patch that sets the strategy `OnDelete`; it creates no revision.
 pub(crate) fn on_delete_patch(statefulset: &StatefulSetView) -> Value {
     json!({
         "metadata": { "resourceVersion": statefulset.resource_version },
@@ -87,8 +87,10 @@ fn applied(plan: &TaskPlan, view: &StatefulSetView, seen: &Seen) -> Next {
         serde_json::to_value(&seen.desired.statefulset.spec.template).unwrap_or_default();
     let is_rendered = plan.target.as_ref().is_none_or(|target| target.hash == seen.desired.hash);
     if is_rendered && view.identity().signing_secret != identity_of(&rendered).signing_secret {
-        // Somebody else holds on to it, or adds one: the next pod would not be the desired one.
-        return fail("the applied template has another signing key than the desired one");
+        // Another manager keeps its key or adds one: the next pod would not be the desired one.
+        return fail(
+            "the applied template has a different signing key; another field manager sets it",
+        );
     }
     Next::Done(Box::new(Effects {
         applied: Some(Applied { uid: view.uid.clone(), generation: view.generation }),
@@ -97,27 +99,27 @@ fn applied(plan: &TaskPlan, view: &StatefulSetView, seen: &Seen) -> Next {
     }))
 }
 
-/// The template to write where it is not the rendered one: the running pod's own.
+/// The template to write where it is not the rendered one: that of the running pod.
 fn template(plan: &TaskPlan, seen: &Seen) -> Result<Option<Value>, Next> {
     let Some(target) = &plan.target else { return Ok(None) };
     if target.hash == seen.desired.hash {
         return Ok(None);
     }
     if kind_of(plan) != PlanKind::ApplyTemplate {
-        return Err(wait(None, "the desired template has changed; the plan is superseded"));
+        return Err(wait(None, "the desired template has changed; the plan will be superseded"));
     }
     let observed = seen.node.status.as_ref().and_then(|status| status.pod_template.as_ref());
     let revision = observed.map(|template| template.revision.clone());
     // A read without a name would be a list.
     let Some(revision) = revision.filter(|revision| !revision.is_empty()) else {
-        return Err(fail("there is no observed template to put back"));
+        return Err(fail("no observed template to restore"));
     };
     match &seen.revision {
         Reading::Live(Some(body)) => match template_of_revision(body) {
             Ok(template) => Ok(Some(template)),
             Err(error) => Err(fail(format!("revision {revision} cannot be read: {error}"))),
         },
-        Reading::Live(None) => Err(fail(format!("revision {revision} is gone"))),
+        Reading::Live(None) => Err(fail(format!("revision {revision} not found"))),
         Reading::Cached(_) | Reading::Unread => Err(read(Read::Revision(revision))),
     }
 }
@@ -141,8 +143,9 @@ fn set_template(
 
 fn create(plan: &TaskPlan, seen: &Seen, template: Option<Value>) -> Next {
     if !seen.stored.identity {
-        // Of two nodes with one key each must be able to see the other before either starts.
-        return wait(None, "whom the node signs as is recorded first");
+        // Two nodes with the same key must each be able to read the other's identity before
+        // one starts.
+        return wait(None, "waiting for the signing identity to be recorded in status");
     }
     let mut object = seen.desired.statefulset.clone();
     match set_template(&mut object, plan, seen, template) {
@@ -152,8 +155,8 @@ fn create(plan: &TaskPlan, seen: &Seen, template: Option<Value>) -> Next {
     }
 }
 
-/// Where the platform wants it: the pod that the template would make, for the server to judge. Pod
-/// Security and webhooks refuse pods and not their owners, and then the old pod would be gone already.
+/// If the platform requires it: a dry-run create of the template's pod. Pod Security and webhooks
+/// refuse pods and not their owners, and without this check the old pod would already be deleted.
 fn try_pod(object: &StatefulSet, seen: &Seen) -> Option<Next> {
     if seen.pod_try != PodTry::Due {
         return None;

@@ -7,7 +7,7 @@ use crate::request::{Read, Request};
 use crate::seen::{Reading, Seen};
 use crate::view::JobState;
 
-/// Makes the Service under which the bootstrap pod's sidecar answers.
+/// Creates the Service under which the bootstrap pod's sidecar answers.
 pub(super) fn step_service(seen: &Seen) -> Next {
     let Some(bootstrap) = &seen.desired.bootstrap else { return not_desired() };
     match &seen.service {
@@ -20,15 +20,15 @@ pub(super) fn step_service(seen: &Seen) -> Next {
     }
 }
 
-/// Makes the Job. One left with another image is deleted first: its pod cannot be changed. So is
-/// one that failed: it belongs to an earlier plan, and would fail this one at once.
+/// Creates the Job. An existing Job with another image is deleted first: its pod cannot be changed.
+/// So is a failed Job: it belongs to an earlier plan, and would fail this one at once.
 pub(super) fn step_job(seen: &Seen) -> Next {
     let Some(bootstrap) = &seen.desired.bootstrap else { return not_desired() };
     let Reading::Live(found) = &seen.job else { return read(Read::Job) };
     let own_pod = seen.pods.any().into_iter().flatten().any(|pod| !pod.is_bootstrap);
     let Some(job) = found else {
         if own_pod {
-            let message = "the node's own pod still has the volume";
+            let message = "the node's own pod still uses the volume";
             return wait(Reason::PodTerminating, message);
         }
         return request(Request::CreateJob(Box::new(bootstrap.job.clone())));
@@ -37,7 +37,7 @@ pub(super) fn step_job(seen: &Seen) -> Next {
         return wait(Reason::FieldConflict, "a Job of this name is controlled by another object");
     }
     if job.terminating {
-        return wait(None, "the earlier bootstrap Job is being deleted");
+        return wait(None, "the previous bootstrap Job is being deleted");
     }
     let as_desired =
         job.image == bootstrap.image && job.sidecar_image == seen.desired.sidecar_image;
@@ -53,15 +53,15 @@ pub(super) fn step_job(seen: &Seen) -> Next {
 pub(super) fn step_await(seen: &Seen) -> Next {
     let Reading::Live(found) = &seen.job else { return read(Read::Job) };
     match found.as_ref().map(|job| &job.state) {
-        None => fail("the bootstrap Job is gone before it was complete"),
+        None => fail("the bootstrap Job was deleted before it completed"),
         Some(JobState::Complete) => done(),
         Some(JobState::Failed(text)) => fail(format!("the bootstrap Job failed: {text}")),
-        Some(JobState::Active) => wait(None, "the bootstrap Job replays to its target height"),
+        Some(JobState::Active) => wait(None, "the bootstrap Job is replaying to its target height"),
     }
 }
 
-/// Deletes Job and Service, and waits until they and the Job's pod are gone: two pods on one volume
-/// would corrupt it.
+/// Deletes Job and Service, and waits until they and the Job's pod no longer exist: two pods on one
+/// volume would corrupt it.
 pub(super) fn step_teardown(seen: &Seen) -> Next {
     let Reading::Live(job) = &seen.job else { return read(Read::Job) };
     if let Some(job) = job {
@@ -75,8 +75,8 @@ pub(super) fn step_teardown(seen: &Seen) -> Next {
             return wait(None, "the bootstrap Job is being deleted");
         }
         if !seen.stored.replay {
-            // Whoever finds no Job where none was complete takes the replay for failed.
-            return wait(None, "that the replay is complete is recorded first");
+            // Without this record a missing Job would count as a failed replay.
+            return wait(None, "waiting for the completed replay to be recorded in status");
         }
         return request(Request::DeleteJob { uid: job.uid.clone() });
     }
@@ -91,11 +91,11 @@ pub(super) fn step_teardown(seen: &Seen) -> Next {
     }
     let Reading::Live(pods) = &seen.pods else { return read(Read::Pods) };
     if pods.iter().flatten().any(|pod| pod.is_bootstrap) {
-        return wait_and_poll(seen, Reason::PodTerminating, "the bootstrap pod is still there");
+        return wait_and_poll(seen, Reason::PodTerminating, "the bootstrap pod still exists");
     }
     done()
 }
 
 fn not_desired() -> Next {
-    fail("the spec asks for no bootstrap any more")
+    fail("the spec no longer requests a bootstrap")
 }

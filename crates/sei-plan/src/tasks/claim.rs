@@ -1,4 +1,4 @@
-//! `ensure-data-pvc`: makes the node's claim, or checks the imported one.
+//! `ensure-data-pvc`: creates the node's claim, or checks the imported one.
 
 use sei_api::condition::{ConditionStatus, ConditionType, Reason, Verdict};
 use sei_api::names::{annotation, data_claim};
@@ -42,10 +42,10 @@ fn step_own(seen: &Seen) -> Next {
 fn create(name: &str, seen: &Seen) -> Next {
     let recorded = seen.node.status.as_ref().and_then(|status| status.data_claim.as_ref());
     if let Some(lost) = recorded
-        && !consents_to_recreate(seen, &lost.uid)
+        && !approves_recreation(seen, &lost.uid)
     {
         let message = format!(
-            "claim {name} ({}) is gone; to start on an empty volume set annotation {} to that uid",
+            "claim {name} ({}) not found; to start on an empty volume, set annotation {} to that uid",
             lost.uid,
             annotation::RECREATE_VOLUME
         );
@@ -57,8 +57,8 @@ fn create(name: &str, seen: &Seen) -> Next {
     }
 }
 
-/// Whether somebody has agreed to start this node without the data of that claim.
-pub(crate) fn consents_to_recreate(seen: &Seen, lost_uid: &str) -> bool {
+/// Whether a user approved to start this node without the data of that claim.
+pub(crate) fn approves_recreation(seen: &Seen, lost_uid: &str) -> bool {
     let annotations = seen.node.metadata.annotations.as_ref();
     annotations
         .and_then(|all| all.get(annotation::RECREATE_VOLUME))
@@ -75,7 +75,7 @@ fn claimed(name: &str, uid: &str) -> Next {
 /// Checks an imported claim, which is never changed. The first failed check wins.
 fn step_import(name: &str, seen: &Seen) -> Next {
     let Reading::Live(found) = &seen.claim else { return read(Read::Claim(name.to_owned())) };
-    let Some(claim) = found else { return not_ready(seen, &format!("claim {name} is not there")) };
+    let Some(claim) = found else { return not_ready(seen, &format!("claim {name} not found")) };
     if claim.terminating {
         return not_ready(seen, &format!("claim {name} is being deleted"));
     }
@@ -106,7 +106,7 @@ fn step_import(name: &str, seen: &Seen) -> Next {
 fn step_volume(name: &str, claim: &ClaimView, volume: &str, capacity: &str, seen: &Seen) -> Next {
     let Reading::Live(found) = &seen.volume else { return read(Read::Volume(volume.to_owned())) };
     let Some(view) = found else {
-        return not_ready(seen, &format!("volume {volume} is not there"));
+        return not_ready(seen, &format!("volume {volume} not found"));
     };
     if view.phase == "Failed" {
         return invalid(&format!("volume {volume} is in phase Failed"));
@@ -114,7 +114,7 @@ fn step_volume(name: &str, claim: &ClaimView, volume: &str, capacity: &str, seen
     let own = view.capacity.as_deref().unwrap_or_default();
     if Quantity::parse(own).ok() != Quantity::parse(capacity).ok() {
         return invalid(&format!(
-            "volume {volume} has {own}, which does not match the {capacity} of claim {name}"
+            "capacity {own} of volume {volume} does not match capacity {capacity} of claim {name}"
         ));
     }
     Next::Done(Box::new(Effects {
@@ -123,7 +123,7 @@ fn step_volume(name: &str, claim: &ClaimView, volume: &str, capacity: &str, seen
             ConditionType::ImportPvcReady,
             ConditionStatus::True,
             Reason::PvcValidated,
-            format!("claim {name} can be used"),
+            format!("claim {name} is usable"),
         )),
         ..Effects::default()
     }))
@@ -133,7 +133,7 @@ fn large_enough(capacity: &str, required: &str) -> Result<(), String> {
     let need = Quantity::parse(required).map_err(|error| error.to_string())?;
     let have = Quantity::parse(capacity).map_err(|error| error.to_string())?;
     if have < need {
-        return Err(format!("its capacity {capacity} is less than required ({required})"));
+        return Err(format!("capacity {capacity} is less than the required {required}"));
     }
     Ok(())
 }

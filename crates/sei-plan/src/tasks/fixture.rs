@@ -1,4 +1,4 @@
-//! Worlds for the tests of steps: a node in the middle of an update, and how to say what came out.
+//! Worlds for the tests of steps: a node in the middle of an update, and its steps as text.
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::StatefulSet;
@@ -56,7 +56,7 @@ pub(crate) fn now() -> Timestamp {
     Timestamp::from_second(1_000_000).unwrap()
 }
 
-/// From JSON, which leaves out what does not matter.
+/// From JSON, without the fields that do not matter.
 pub(crate) fn from<T: serde::de::DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).unwrap()
 }
@@ -123,7 +123,7 @@ pub(crate) fn template(image: &str) -> Value {
     json!({ "spec": { "containers": [{ "name": "seid", "image": image }] } })
 }
 
-/// The node's own StatefulSet, as the plan left it and as its controller has looked at it.
+/// The node's own StatefulSet, as the plan applied it and as its controller observed it.
 pub(crate) fn statefulset() -> StatefulSetView {
     StatefulSetView {
         name: "n".to_owned(),
@@ -151,7 +151,7 @@ fn container(image: &str) -> ContainerView {
     }
 }
 
-/// A pod of the node's StatefulSet that runs; it is as new as its revision says.
+/// A running pod of the node's StatefulSet; its age follows from its revision.
 pub(crate) fn pod(revision: &str) -> PodView {
     let age = if revision == NEW { "new" } else { "old" };
     PodView {
@@ -173,7 +173,7 @@ pub(crate) fn terminating(mut pod: PodView) -> PodView {
     pod
 }
 
-/// A plan of these tasks, none of them begun.
+/// A plan of these tasks, none of them started.
 pub(crate) fn plan(tasks: &[TaskType]) -> TaskPlan {
     let pending = |(index, task): (usize, &TaskType)| {
         PlannedTask::pending(PLAN, index, *task, json!({}), task.max_retries())
@@ -205,7 +205,7 @@ pub(crate) fn plan(tasks: &[TaskType]) -> TaskPlan {
     }
 }
 
-/// A plan and what was seen of the world.
+/// A plan and an observation.
 pub(crate) struct World {
     pub(crate) plan: TaskPlan,
     pub(crate) seen: Seen,
@@ -242,7 +242,7 @@ impl World {
         step(&self.plan, &self.seen).unwrap()
     }
 
-    /// Changes the StatefulSet, however it was read.
+    /// Changes the StatefulSet, cached or live.
     pub(crate) fn statefulset(&mut self) -> &mut StatefulSetView {
         match &mut self.seen.statefulset {
             Reading::Cached(Some(view)) | Reading::Live(Some(view)) => view,
@@ -254,26 +254,29 @@ impl World {
         self.seen.pods = Reading::Live(Some(pods.into().into_iter().map(Shared::new).collect()));
     }
 
-    /// What was read live is only known from a cache.
-    pub(crate) fn forget_live(&mut self) {
-        fn cached<T: Clone>(look: &mut Reading<T>) {
-            if let Reading::Live(found) = look {
-                *look = Reading::Cached(found.clone());
+    /// Makes live reads cached.
+    pub(crate) fn make_cached(&mut self) {
+        fn cached<T: Clone>(reading: &mut Reading<T>) {
+            if let Reading::Live(found) = reading {
+                *reading = Reading::Cached(found.clone());
             }
         }
         cached(&mut self.seen.statefulset);
         cached(&mut self.seen.pods);
     }
 
-    /// The steps that these answers lead to, and the one after them.
+    /// The steps that these outcomes lead to, and the step after them.
     #[track_caller]
-    pub(crate) fn transcript(&mut self, answers: impl IntoIterator<Item = Outcome>) -> Vec<String> {
+    pub(crate) fn transcript(
+        &mut self,
+        outcomes: impl IntoIterator<Item = Outcome>,
+    ) -> Vec<String> {
         let mut lines = Vec::new();
-        for answer in answers {
+        for outcome in outcomes {
             let next = self.next();
             lines.push(shown(&next));
-            let Next::Request(request) = next else { panic!("nothing was asked: {lines:?}") };
-            self.seen.absorb(&request, answer);
+            let Next::Request(request) = next else { panic!("no request: {lines:?}") };
+            self.seen.absorb(&request, outcome);
         }
         lines.push(shown(&self.next()));
         lines
@@ -285,7 +288,7 @@ impl World {
     }
 }
 
-/// Compares with a text in which `…` stands for anything.
+/// Compares with a text in which `…` matches anything.
 #[track_caller]
 pub(crate) fn assert_shows(case: &str, next: &Next, expected: &str) {
     let text = shown(next);
@@ -343,11 +346,13 @@ fn shown_effects(effects: &Effects) -> String {
     } = effects;
     let parts = [
         Some("done".to_owned()),
-        stamp.as_ref().map(|one| format!("stamp {} {} {}", one.image, one.sidecar_image, one.hash)),
-        applied.as_ref().map(|one| format!("applied {}@{}", one.uid, one.generation)),
-        statefulset.as_ref().map(|one| format!("statefulset {}/{}", one.name, one.uid)),
-        claim.as_ref().map(|one| format!("claim {}/{}", one.name, one.uid)),
-        signs_no_more.then(|| "signs no more".to_owned()),
+        stamp
+            .as_ref()
+            .map(|stamp| format!("stamp {} {} {}", stamp.image, stamp.sidecar_image, stamp.hash)),
+        applied.as_ref().map(|applied| format!("applied {}@{}", applied.uid, applied.generation)),
+        statefulset.as_ref().map(|set| format!("statefulset {}/{}", set.name, set.uid)),
+        claim.as_ref().map(|claim| format!("claim {}/{}", claim.name, claim.uid)),
+        signs_no_more.then(|| "no longer signs".to_owned()),
         abandoned_cleared.then(|| "abandoned cleared".to_owned()),
     ];
     let parts: Vec<_> = parts.into_iter().flatten().collect();
@@ -355,8 +360,8 @@ fn shown_effects(effects: &Effects) -> String {
 }
 
 fn shown_verdict(verdict: Option<&Verdict>) -> String {
-    verdict.map_or(String::new(), |one| {
-        format!(" [{}={}/{}]", one.condition, one.status.as_str(), one.reason)
+    verdict.map_or(String::new(), |verdict| {
+        format!(" [{}={}/{}]", verdict.condition, verdict.status.as_str(), verdict.reason)
     })
 }
 
@@ -405,7 +410,8 @@ fn shown_statefulset(object: &StatefulSet) -> String {
     let text = |field: &Option<String>| field.clone().unwrap_or_else(|| "-".to_owned());
     let hash = metadata.annotations.as_ref().and_then(|all| all.get(annotation::TEMPLATE_HASH));
     let pod = object.spec.template.spec.as_ref();
-    let image = pod.and_then(|pod| pod.containers.first()).and_then(|one| one.image.clone());
+    let image =
+        pod.and_then(|pod| pod.containers.first()).and_then(|container| container.image.clone());
     format!(
         "StatefulSet {} uid={} version={} hash={} image={}",
         text(&metadata.name),

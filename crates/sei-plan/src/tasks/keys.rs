@@ -15,28 +15,28 @@ const SIGNING_KEY: &str = "priv_validator_key.json";
 /// File of a node key in its Secret.
 const NODE_KEY: &str = "node_key.json";
 
-/// The condition that a check speaks through.
+/// A kind of key: the condition that its check sets, with its reasons.
 #[derive(Clone, Copy)]
-struct Voice {
+struct KeyKind {
     condition: ConditionType,
     valid: Reason,
     not_ready: Reason,
     invalid: Reason,
 }
 
-const SIGNING: Voice = Voice {
+const SIGNING: KeyKind = KeyKind {
     condition: ConditionType::SigningKeyReady,
     valid: Reason::SigningKeyValidated,
     not_ready: Reason::SigningKeyNotReady,
     invalid: Reason::SigningKeyInvalid,
 };
-const NODE: Voice = Voice {
+const NODE: KeyKind = KeyKind {
     condition: ConditionType::NodeKeyReady,
     valid: Reason::NodeKeyValidated,
     not_ready: Reason::NodeKeyNotReady,
     invalid: Reason::NodeKeyInvalid,
 };
-const KEYRING: Voice = Voice {
+const KEYRING: KeyKind = KeyKind {
     condition: ConditionType::OperatorKeyringReady,
     valid: Reason::OperatorKeyringValidated,
     not_ready: Reason::OperatorKeyringNotReady,
@@ -55,37 +55,37 @@ pub(super) fn step(task_type: TaskType, task: &PlannedTask, seen: &Seen) -> Next
 }
 
 fn check(
-    voice: Voice,
+    kind: KeyKind,
     task: &PlannedTask,
     seen: &Seen,
     content: impl Fn(&SecretView) -> Result<(), String>,
 ) -> Next {
     let name = text_param(task, "secretName");
-    match secret(voice, name, seen) {
+    match secret(kind, name, seen) {
         Ok(secret) => match content(secret) {
-            Ok(()) => valid(voice, name),
-            Err(text) => invalid(voice, &format!("Secret {name}: {text}")),
+            Ok(()) => valid(kind, name),
+            Err(text) => invalid(kind, &format!("Secret {name}: {text}")),
         },
         Err(next) => next,
     }
 }
 
-/// The Secret, once it is there and here to stay.
-fn secret<'a>(voice: Voice, name: &str, seen: &'a Seen) -> Result<&'a SecretView, Next> {
+/// The Secret, if it exists and is not being deleted.
+fn secret<'a>(kind: KeyKind, name: &str, seen: &'a Seen) -> Result<&'a SecretView, Next> {
     if name.is_empty() {
-        return Err(invalid(voice, "the name of the Secret is empty"));
+        return Err(invalid(kind, "the name of the Secret is empty"));
     }
     if !name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '.')) {
         // A stored plan can be forged; a name never becomes another path.
-        return Err(invalid(voice, "the name of the Secret is not one"));
+        return Err(invalid(kind, "the name of the Secret is not valid"));
     }
     match seen.secrets.get(name) {
         Some(Reading::Live(Some(secret))) if secret.terminating => {
-            Err(not_ready(voice, seen, &format!("Secret {name} is being deleted")))
+            Err(not_ready(kind, seen, &format!("Secret {name} is being deleted")))
         }
         Some(Reading::Live(Some(secret))) => Ok(secret),
         Some(Reading::Live(None)) => {
-            Err(not_ready(voice, seen, &format!("Secret {name} is not there")))
+            Err(not_ready(kind, seen, &format!("Secret {name} not found")))
         }
         _ => Err(read(Read::Secret(name.to_owned()))),
     }
@@ -102,8 +102,8 @@ fn check_signing_key(secret: &SecretView) -> Result<(), String> {
     Ok(())
 }
 
-/// Adds whom the key signs as. A digest, because content of Secrets is never repeated; the address
-/// itself is public, but nobody says that this Secret holds one.
+/// Adds the signing identity. A digest, because content of Secrets is never repeated; the address
+/// itself is public, but it is not known that this Secret holds one.
 fn with_identity(next: Next, name: &str, seen: &Seen) -> Next {
     let Next::Done(mut effects) = next else { return next };
     let secret = seen.secrets.get(name).and_then(Reading::any);
@@ -124,7 +124,7 @@ fn json_file(secret: &SecretView, name: &str) -> Result<Value, String> {
     if bytes.is_empty() {
         return Err(format!("data key {name} is empty"));
     }
-    // The parser's own words may quote the key material: they are not repeated.
+    // The parser's error may quote the key material: it is not repeated.
     serde_json::from_slice(bytes).map_err(|_| format!("{name} is not valid JSON"))
 }
 
@@ -156,7 +156,7 @@ fn check_keyring(task: &PlannedTask, seen: &Seen) -> Next {
         return invalid(KEYRING, "the key of the passphrase Secret is empty");
     }
     match passphrase.data.get(key) {
-        None => invalid(KEYRING, &format!("Secret {passphrase_name} lacks the key {key}")),
+        None => invalid(KEYRING, &format!("Secret {passphrase_name} has no key {key}")),
         Some(value) if value.is_empty() => {
             invalid(KEYRING, &format!("key {key} of Secret {passphrase_name} is empty"))
         }
@@ -171,47 +171,47 @@ fn check_keyring_files(keyring: &SecretView, key_name: &str) -> Result<(), Strin
         return Err(format!("entry {name} is empty"));
     }
     if ending(".info").next().is_none() {
-        return Err("it holds no *.info entry".to_owned());
+        return Err("no *.info entry".to_owned());
     }
     if ending(".address").next().is_none() {
-        return Err("it holds no *.address entry".to_owned());
+        return Err("no *.address entry".to_owned());
     }
     if !key_name.is_empty() && !keyring.data.contains_key(&format!("{key_name}.info")) {
-        return Err(format!("it holds no {key_name}.info"));
+        return Err(format!("no entry {key_name}.info"));
     }
     Ok(())
 }
 
-fn valid(voice: Voice, name: &str) -> Next {
-    let message = bounded(&format!("Secret {name} has the right shape"));
+fn valid(kind: KeyKind, name: &str) -> Next {
+    let message = bounded(&format!("Secret {name} has the expected format"));
     Next::Done(Box::new(Effects {
-        verdict: Some(Verdict::new(voice.condition, ConditionStatus::True, voice.valid, message)),
+        verdict: Some(Verdict::new(kind.condition, ConditionStatus::True, kind.valid, message)),
         ..Effects::default()
     }))
 }
 
-fn not_ready(voice: Voice, seen: &Seen, message: &str) -> Next {
+fn not_ready(kind: KeyKind, seen: &Seen, message: &str) -> Next {
     let message = bounded(message);
     Next::Wait(Waiting {
         reason: Some(Reason::SecretMissing),
         again: Some(seen.timing.poll()),
         verdict: Some(Verdict::new(
-            voice.condition,
+            kind.condition,
             ConditionStatus::False,
-            voice.not_ready,
+            kind.not_ready,
             message.clone(),
         )),
         message,
     })
 }
 
-fn invalid(voice: Voice, detail: &str) -> Next {
+fn invalid(kind: KeyKind, detail: &str) -> Next {
     let detail = bounded(detail);
     Next::Fail(Failed {
         verdict: Some(Verdict::new(
-            voice.condition,
+            kind.condition,
             ConditionStatus::False,
-            voice.invalid,
+            kind.invalid,
             detail.clone(),
         )),
         detail,

@@ -1,7 +1,7 @@
 //! Steps of tasks: what to do next for the current task of a plan, given what has been seen.
 //!
-//! A step is a pure function. It asks for one request at a time; the outcome goes into [`Seen`] and
-//! the step is asked again, until it says wait, done, retry or fail.
+//! A step is a pure function. It returns one request at a time; the outcome is added to [`Seen`]
+//! and the step is called again, until it returns wait, done, retry or fail.
 
 use std::time::Duration;
 
@@ -42,13 +42,13 @@ pub enum Next {
     Fail(Failed),
 }
 
-/// Why a task does not get on.
+/// Why a task does not progress.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Waiting {
-    /// What it is reported as once it lasts too long; `None` where waiting is no fault.
+    /// The reason that is reported once the wait lasts too long; `None` where waiting is no fault.
     pub reason: Option<Reason>,
     pub message: String,
-    /// When to look again although no watch has fired.
+    /// When to reconcile again although no watch has fired.
     pub again: Option<Duration>,
     pub verdict: Option<Verdict>,
 }
@@ -67,15 +67,15 @@ pub struct Effects {
     pub applied: Option<Applied>,
     pub statefulset: Option<StatefulSetRef>,
     pub claim: Option<ClaimRef>,
-    /// Whom the node signs as.
+    /// The identity that the node signs as.
     pub signing_identity: Option<String>,
-    /// No pod of the node has a signing key any more.
+    /// No pod of the node has a signing key any longer.
     pub signs_no_more: bool,
-    /// The abandoned sidecar tasks of older plans are dealt with.
+    /// The abandoned sidecar tasks of older plans are cleared.
     pub abandoned_cleared: bool,
 }
 
-/// What was seen running. Made by [`observe`] alone, from the pod and never from the spec.
+/// What was observed running. Built by [`observe`] alone, from the pod and never from the spec.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stamp {
     pub image: String,
@@ -92,14 +92,14 @@ pub fn step(plan: &TaskPlan, seen: &Seen) -> Option<Next> {
     };
     if let Some(until) = task.not_before.as_ref().filter(|until| until.0 > seen.now) {
         let again = until.0.duration_since(seen.now).unsigned_abs();
-        let message = format!("{task_type} is run again after a pause");
+        let message = format!("{task_type} waits for its retry");
         return Some(Next::Wait(Waiting { message, again: Some(again), ..Waiting::default() }));
     }
     if let Some(next) = refused(seen) {
         return Some(next);
     }
     if seen.desired.hash.is_empty() && writes_what_is_desired(task_type) {
-        return Some(wait(Reason::InvalidSpec, "the spec cannot be rendered; nothing is written"));
+        return Some(wait(Reason::InvalidSpec, "the spec cannot be rendered; nothing is applied"));
     }
     Some(cut(match task_type {
         TaskType::EnsureDataPvc => claim::step(seen),
@@ -120,7 +120,7 @@ pub fn step(plan: &TaskPlan, seen: &Seen) -> Option<Next> {
     }))
 }
 
-/// Messages repeat names out of stored parameters and words of servers, as long as those are.
+/// Messages repeat names from stored parameters and text from servers, which may be long.
 fn cut(mut next: Next) -> Next {
     let cut_text = |text: &mut String| *text = bounded(text);
     let cut_verdict = |verdict: &mut Option<Verdict>| {
@@ -144,7 +144,7 @@ fn cut(mut next: Next) -> Next {
     next
 }
 
-/// Tasks whose write is made from the current render.
+/// Tasks that write the current render.
 fn writes_what_is_desired(task_type: TaskType) -> bool {
     matches!(
         task_type,
@@ -157,8 +157,8 @@ fn writes_what_is_desired(task_type: TaskType) -> bool {
     )
 }
 
-/// What a failed call means for any task. A conflict, a missing or an existing object means "look
-/// again", and the task itself does so.
+/// The meaning of a failed call for any task. After a conflict, a missing or an existing object
+/// the task itself reads again.
 fn refused(seen: &Seen) -> Option<Next> {
     let slow = Some(seen.timing.poll() * 6);
     let soon = Some(seen.timing.poll());
@@ -175,10 +175,10 @@ fn refused(seen: &Seen) -> Option<Next> {
     Some(Next::Wait(Waiting { reason, message: bounded(message), again, verdict: None }))
 }
 
-/// Longest text of others that is kept in status.
+/// Longest foreign text that is kept in status.
 const TEXT_MAX: usize = 1024;
 
-/// Text of others, cut to what status may hold.
+/// Foreign text, cut to what status may hold.
 pub fn bounded(text: &str) -> String {
     if text.len() <= TEXT_MAX {
         return text.to_owned();
@@ -222,8 +222,8 @@ fn wait_and_poll(
     })
 }
 
-/// Waits for the owner of a StatefulSet that has this node's name and is not its own; `None` where it
-/// is. Its pods are somebody else's too.
+/// Waits if the StatefulSet of this node's name has another controller; `None` if it is the node's
+/// own. The pods of such a StatefulSet belong to that controller too.
 fn not_ours(statefulset: &StatefulSetView, seen: &Seen) -> Option<Next> {
     let ours = statefulset.controller.as_deref() == seen.node.metadata.uid.as_deref();
     let message = || format!("StatefulSet {} is controlled by another object", statefulset.name);
@@ -244,7 +244,7 @@ pub fn before_replacement(plan: &TaskPlan) -> bool {
     plan.has(TaskType::ReplacePod) && !plan.has_completed(TaskType::ReplacePod)
 }
 
-/// What the plan is for, also for plans of the peer, which do not say.
+/// The purpose of the plan, also for plans of the Go operator, which do not record it.
 pub fn kind_of(plan: &TaskPlan) -> PlanKind {
     plan.kind.unwrap_or_else(|| {
         if plan.has(TaskType::EnsureDataPvc) {
@@ -257,7 +257,7 @@ pub fn kind_of(plan: &TaskPlan) -> PlanKind {
     })
 }
 
-/// Parameter of a task by name. The peer stores some in title case and reads them in any case.
+/// Parameter of a task by name. The Go operator stores some in title case and reads any case.
 fn param<'a>(task: &'a PlannedTask, name: &str) -> Option<&'a serde_json::Value> {
     let params = task.params.as_ref()?.as_object()?;
     params.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value)

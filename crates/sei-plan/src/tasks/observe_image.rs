@@ -1,4 +1,4 @@
-//! `observe-image`: what the fresh pod was seen running.
+//! `observe-image`: records what the fresh pod runs.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,14 @@ use crate::request::Read;
 use crate::seen::{Reading, Seen};
 use crate::view::{Freshness, PodView, freshness};
 
-/// Done when the fresh pod's chain process and sidecar have an image id and have run. That it was
-/// made from the plan's template is proved by its revision; its images may have got other names on
-/// the way, where admission points them at a mirror.
+/// Done when the fresh pod's chain process and sidecar have an image id and have run. Its revision
+/// proves that it was created from the plan's template; its images may have other names, where
+/// admission redirects them to a mirror.
 ///
 /// The fields `started` and `ready` are not read: the chain process counts as started only once
 /// the sidecar's gate is open, and `mark-ready` opens it after this task.
 ///
-/// A stale pod here means that somebody's old view brought one back: it is replaced once more, by
+/// A stale pod here means that a lagging controller recreated one: it is replaced once more, by
 /// the same rules.
 pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
     if let Some(missing) = missing_by_cache(plan, seen) {
@@ -27,7 +27,7 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
     }
     match replace_pod::step(plan, seen) {
         Next::Done(_) => {}
-        other => return other,
+        next => return next,
     }
     let statefulset = match replace_pod::proven(plan, seen) {
         Ok(statefulset) => statefulset,
@@ -43,13 +43,13 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
     if let Some(missing) = lacks(known, plan, seen) {
         return wait(None, missing);
     }
-    // A stamp is a promise: it needs a live look at the pod itself.
+    // A stamp must be true: it needs a live read of the pod itself.
     let Reading::Live(live) = &seen.pod else { return read(Read::Pod(known.name.clone())) };
     let Some(pod) = live.as_ref().filter(|pod| pod.uid == known.uid) else {
-        return wait(None, "the pod was replaced while it was looked at");
+        return wait(None, "the pod was replaced while it was observed");
     };
     if freshness(pod, statefulset, revisions) != Freshness::Fresh || pod.is_terminating() {
-        return wait(None, "the pod was replaced while it was looked at");
+        return wait(None, "the pod was replaced while it was observed");
     }
     if let Some(missing) = lacks(pod, plan, seen) {
         return wait(None, missing);
@@ -68,13 +68,13 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
             now: seen.now,
         },
     );
-    // Its last pod with a key is gone now: the key is free for another node.
-    let signed = seen.node.status.as_ref().is_some_and(|one| one.signing_identity.is_some());
+    // Its last pod with a key has ended: another node may use the key.
+    let signed = seen.node.status.as_ref().is_some_and(|status| status.signing_identity.is_some());
     let signs_no_more = signed && !seen.node.spec.signs() && plan.target.is_some();
     Next::Done(Box::new(Effects { stamp, signs_no_more, ..Effects::default() }))
 }
 
-/// What the fresh pod still lacks by the caches: no live call while it starts.
+/// What the fresh pod still lacks according to the caches: no live call while it starts.
 fn missing_by_cache(plan: &TaskPlan, seen: &Seen) -> Option<String> {
     let (Reading::Cached(Some(statefulset)), Reading::Cached(Some(pods))) =
         (&seen.statefulset, &seen.pods)
@@ -89,8 +89,8 @@ fn missing_by_cache(plan: &TaskPlan, seen: &Seen) -> Option<String> {
     lacks(fresh, plan, seen)
 }
 
-/// The settings that this plan wrote, as they were when it was built; others stay as recorded. An
-/// update patches addresses, it does not write whole files.
+/// The settings that this plan wrote, as they were when it was built; others keep their recorded
+/// value. An update patches addresses, it does not write whole files.
 fn written(plan: &TaskPlan, seen: &Seen) -> BTreeMap<String, String> {
     let mut config = plan
         .target
@@ -108,7 +108,7 @@ fn written(plan: &TaskPlan, seen: &Seen) -> BTreeMap<String, String> {
     config
 }
 
-/// What a pod is known to have been made from, and when that was seen.
+/// The origin of a pod, and when it was observed.
 #[derive(Clone, Copy, Debug)]
 pub struct MadeFrom<'a> {
     pub hash: &'a str,
@@ -118,7 +118,7 @@ pub struct MadeFrom<'a> {
     pub now: Timestamp,
 }
 
-/// The one maker of stamps: what this pod runs, seen now; `None` while it does not run.
+/// The only constructor of stamps: what this pod runs now; `None` while it does not run.
 pub fn observe(pod: &PodView, made_from: &MadeFrom<'_>) -> Option<Stamp> {
     not_running(pod).is_none().then(|| Stamp {
         image: pod.seid.image.clone(),
@@ -136,14 +136,14 @@ pub fn observe(pod: &PodView, made_from: &MadeFrom<'_>) -> Option<Stamp> {
 }
 
 /// What the fresh pod of this plan still lacks. A plan of another operator names no template, so
-/// that only the images tell whether the pod is the one it means.
+/// only the images identify the pod that it means.
 fn lacks(pod: &PodView, plan: &TaskPlan, seen: &Seen) -> Option<String> {
     let desired = &seen.desired;
     let means_another =
         pod.seid.image != desired.image || pod.sidecar.image != desired.sidecar_image;
     if plan.target.is_none() && means_another {
         return Some(format!(
-            "pod {} has images {} and {}, not {} and {}",
+            "pod {} has images {} and {}, expected {} and {}",
             pod.name, pod.seid.image, pod.sidecar.image, desired.image, desired.sidecar_image
         ));
     }
@@ -153,6 +153,6 @@ fn lacks(pod: &PodView, plan: &TaskPlan, seen: &Seen) -> Option<String> {
 /// What is still missing until the pod counts as running.
 pub(super) fn not_running(pod: &PodView) -> Option<String> {
     let containers = [("seid", &pod.seid), ("sei-sidecar", &pod.sidecar)];
-    let idle = containers.into_iter().find(|(_, one)| one.image_id.is_empty() || !one.has_run);
+    let idle = containers.into_iter().find(|(_, view)| view.image_id.is_empty() || !view.has_run);
     idle.map(|(name, _)| format!("container {name} of pod {} has not run yet", pod.name))
 }

@@ -12,24 +12,24 @@ use crate::view::{Freshness, PodView, Revisions, StatefulSetView, freshness, is_
 #[cfg(test)]
 mod tests;
 
-/// Conflicts in a row after which a delete no longer insists on the pod's resourceVersion.
+/// Conflicts in a row after which a delete no longer carries the pod's resourceVersion.
 const CONFLICTS_TOLERATED: u32 = 5;
 
 /// A pod is deleted when, and only when, all of this holds:
 ///
 /// 1. the current task of a stored, active plan is `replace-pod` or `observe-image`;
-/// 2. the StatefulSet is there and this node's own, is not being deleted, is for one replica, and
-///    its controller has looked at its newest template (`observedGeneration`, `updateRevision`):
+/// 2. the StatefulSet exists and is this node's own, is not being deleted, is for one replica, and
+///    its controller has observed its newest template (`observedGeneration`, `updateRevision`):
 ///    read live, or proved to be what this plan applied;
 /// 3. a live list shows a pod that this StatefulSet controls, that carries a revision label other
 ///    than `updateRevision`, and that is not already terminating.
 ///
 /// Readiness plays no part: a node halted at an upgrade height is unready on purpose. The deletion
-/// carries the pod's uid and resourceVersion and no grace of its own. The task is done once no
-/// stale pod is left and a fresh one exists, whoever made that so.
+/// carries the pod's uid and resourceVersion and no grace period of its own. The task is done once
+/// no stale pod is left and a fresh one exists, regardless of who replaced it.
 pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
-    // A cache may tell us to do nothing: no live call while the old pod is still on its way out,
-    // or none is there yet.
+    // A cache is enough to do nothing: no live call while the old pod is still terminating, or
+    // while no pod exists yet.
     if let Some(next) = nothing_to_do_by_cache(plan, seen) {
         return next;
     }
@@ -74,7 +74,7 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
     }
 }
 
-/// The revisions at which a pod is what this plan leads to, once the newest template was looked at.
+/// The revisions at which a pod is what this plan leads to, once the newest template was observed.
 pub(super) fn revisions<'a>(
     plan: &'a TaskPlan,
     statefulset: &'a StatefulSetView,
@@ -99,7 +99,7 @@ pub fn stale<'a>(
     })
 }
 
-/// The pod that runs the newest revision and is there to stay.
+/// The pod that runs the newest revision and is not terminating.
 pub fn fresh<'a>(
     pods: &'a [Shared<PodView>],
     statefulset: &StatefulSetView,
@@ -112,7 +112,7 @@ pub fn fresh<'a>(
 
 fn nothing_to_do_by_cache(plan: &TaskPlan, seen: &Seen) -> Option<Next> {
     if seen.deleted_pod.is_some() {
-        return Some(wait(Reason::PodTerminating, "the old pod is being stopped"));
+        return Some(wait(Reason::PodTerminating, "the old pod is terminating"));
     }
     let (Reading::Cached(Some(statefulset)), Reading::Cached(Some(pods))) =
         (&seen.statefulset, &seen.pods)
@@ -120,7 +120,7 @@ fn nothing_to_do_by_cache(plan: &TaskPlan, seen: &Seen) -> Option<Next> {
         return None;
     };
     if let Some(applied) = plan.applied.as_ref().filter(|applied| applied.uid == statefulset.uid) {
-        // Our own apply, or its controller's look at it, will wake us when the cache has it.
+        // Our own apply, or the controller's status update, enqueues the node once it is cached.
         let caught_up = statefulset.generation >= applied.generation;
         if !caught_up || statefulset.observed_revision().is_none() {
             return Some(not_observed(statefulset, applied.generation));
@@ -131,8 +131,8 @@ fn nothing_to_do_by_cache(plan: &TaskPlan, seen: &Seen) -> Option<Next> {
     idle.then(|| no_fresh_pod(pods, statefulset))
 }
 
-/// A cache that has caught up with this plan's own apply shows the successor and nothing else. Being
-/// done changes nothing by itself: what follows looks for itself before it stamps.
+/// A cache that has caught up with this plan's own apply shows only the successor. Completing the
+/// task changes nothing by itself: the next task reads live before it stamps.
 fn done_by_cache(plan: &TaskPlan, seen: &Seen) -> bool {
     let (Reading::Cached(Some(statefulset)), Reading::Cached(Some(pods))) =
         (&seen.statefulset, &seen.pods)
@@ -146,17 +146,17 @@ fn done_by_cache(plan: &TaskPlan, seen: &Seen) -> bool {
 }
 
 /// The StatefulSet, read live or proved to be the one that this plan applied and that its
-/// controller has looked at since. A node that signs is always read live.
+/// controller has observed since. A node that signs is always read live.
 pub(super) fn proven<'a>(plan: &TaskPlan, seen: &'a Seen) -> Result<&'a StatefulSetView, Next> {
     match &seen.statefulset {
         Reading::Live(Some(statefulset)) => check(plan, statefulset, seen),
-        Reading::Live(None) => Err(wait(None, "the StatefulSet is not there; it is created again")),
+        Reading::Live(None) => Err(wait(None, "StatefulSet not found; it will be created again")),
         Reading::Cached(Some(statefulset))
             if !seen.node.spec.signs() && is_what_we_applied(plan, statefulset) =>
         {
             Ok(statefulset)
         }
-        // The controller's look at it will wake us: until then nothing can be done.
+        // The controller's status update enqueues the node: until then nothing can be done.
         Reading::Cached(Some(statefulset))
             if statefulset.observed_generation < statefulset.generation =>
         {
@@ -175,13 +175,13 @@ fn check<'a>(
         return Err(next);
     }
     if statefulset.terminating {
-        let message = "the StatefulSet is being deleted; its pod is left alone";
+        let message = "the StatefulSet is being deleted; its pod is not replaced";
         return Err(wait(Reason::StatefulSetTerminating, message));
     }
     let target = plan.target.as_ref().map(|target| &target.hash);
     if target.is_some_and(|hash| statefulset.template_hash.as_ref() != Some(hash)) {
         // Nothing is deleted for, and nothing stamped by, a template that is not this plan's.
-        return Err(wait(None, "another template was applied meanwhile; the plan is superseded"));
+        return Err(wait(None, "another template was applied; the plan will be superseded"));
     }
     if statefulset.observed_revision().is_none() {
         return Err(not_observed(statefulset, 0));
@@ -203,7 +203,7 @@ fn not_observed(statefulset: &StatefulSetView, applied: i64) -> Next {
     wait(
         Reason::StatefulSetNotObserved,
         format!(
-            "the StatefulSet controller has looked at generation {} of {}",
+            "the StatefulSet controller has observed generation {} of {}",
             statefulset.observed_generation,
             statefulset.generation.max(applied)
         ),
@@ -214,12 +214,12 @@ fn no_fresh_pod(pods: &[Shared<PodView>], statefulset: &StatefulSetView) -> Next
     let owned = || pods.iter().filter(|pod| is_owned(pod, statefulset));
     if let Some(pod) = owned().find(|pod| pod.is_terminating()) {
         let host = pod.host.as_deref().unwrap_or("no Kubernetes node");
-        let message = format!("pod {} on {host} is being stopped", pod.name);
+        let message = format!("pod {} on {host} is terminating", pod.name);
         return wait(Reason::PodTerminating, message);
     }
     if let Some(pod) = owned().find(|pod| pod.revision.as_deref().is_none_or(str::is_empty)) {
-        let message = format!("pod {} has no revision label and is left alone", pod.name);
+        let message = format!("pod {} has no revision label and is not replaced", pod.name);
         return wait(Reason::StatefulSetNotObserved, message);
     }
-    wait(Reason::StatefulSetNotObserved, "the StatefulSet controller has not made the pod yet")
+    wait(Reason::StatefulSetNotObserved, "the StatefulSet controller has not created the pod yet")
 }

@@ -1,4 +1,4 @@
-//! Tasks that the sidecar of the node's pod carries out.
+//! Tasks that the sidecar of the node's pod runs.
 
 use sei_api::condition::Reason;
 use sei_api::plan::{PlanKind, PlannedTask, TaskPlan, task_id};
@@ -14,11 +14,10 @@ use crate::seen::{Reading, Seen};
 use crate::shared::Shared;
 use crate::view::{Freshness, JobState, PodView, StatefulSetView, freshness, is_owned};
 
-/// Poll, submit if the sidecar knows nothing of it, then poll to the end.
+/// Polls, submits if the sidecar has no record of the task, then polls to the end.
 ///
-/// Polling comes first, so that a crash after a submission finds the record instead of making a
-/// second run, and so that a failure is seen: the sidecar runs a failed id again when it is
-/// submitted again.
+/// Polling comes first, so that after a crash a submission is found instead of repeated, and so
+/// that a failure is noticed: the sidecar runs a failed id again when it is submitted again.
 pub(super) fn step(plan: &TaskPlan, index: usize, task: &PlannedTask, seen: &Seen) -> Next {
     let Some(task_type) = task.task_type() else { return fail("unknown task type") };
     let params = match wire_params(task_type, task) {
@@ -63,7 +62,7 @@ pub(super) fn step(plan: &TaskPlan, index: usize, task: &PlannedTask, seen: &See
     }
 }
 
-/// Id that the current attempt goes by. The first is the task's own; a repetition gets a new one,
+/// Id of the current attempt. The first attempt uses the task's own id; a retry gets a new one,
 /// because the sidecar would count a resubmitted id as the same task.
 pub fn attempt_id(plan: &TaskPlan, index: usize, task: &PlannedTask) -> String {
     match task.retry_count.unwrap_or(0) {
@@ -75,7 +74,7 @@ pub fn attempt_id(plan: &TaskPlan, index: usize, task: &PlannedTask) -> String {
     }
 }
 
-/// Older plans' unfinished tasks, one at a time: looked up, and deleted if they still run. They
+/// Unfinished tasks of older plans, one at a time: polled, and deleted if they still run. They
 /// write the same files as ours.
 fn clear_abandoned(plan: &TaskPlan, seen: &Seen) -> Option<SidecarCall> {
     plan.abandoned.iter().find_map(|id| match seen.tasks.get(id) {
@@ -87,18 +86,18 @@ fn clear_abandoned(plan: &TaskPlan, seen: &Seen) -> Option<SidecarCall> {
     })
 }
 
-/// A bootstrap Job that has ended ends the tasks of its pod too: its sidecar is gone with it.
+/// When the bootstrap Job has ended, the tasks of its pod end too: its sidecar no longer runs.
 fn finished_by_job(seen: &Seen) -> Option<Next> {
     let Reading::Live(found) = &seen.job else { return Some(read(Read::Job)) };
     match found.as_ref().map(|job| &job.state) {
         Some(JobState::Complete) => Some(super::done()),
         Some(JobState::Failed(text)) => Some(fail(format!("the bootstrap Job failed: {text}"))),
-        None => Some(fail("the bootstrap Job is gone")),
+        None => Some(fail("bootstrap Job not found")),
         Some(JobState::Active) => None,
     }
 }
 
-/// The pod whose sidecar is meant: the bootstrap Job's, the fresh one, or the one that runs.
+/// The pod whose sidecar is called: the bootstrap Job's, the fresh one, or the running one.
 fn addressed_pod<'a>(
     plan: &TaskPlan,
     index: usize,
@@ -118,7 +117,7 @@ fn addressed_pod<'a>(
         let Some(statefulset) = seen.statefulset.any() else {
             return match seen.statefulset {
                 Reading::Unread => Err(read(Read::StatefulSet)),
-                _ => Err(wait(None, "the StatefulSet is not there")),
+                _ => Err(wait(None, "StatefulSet not found")),
             };
         };
         if let Some(next) = not_ours(statefulset, seen) {
@@ -146,22 +145,22 @@ fn addressed_pod<'a>(
     Ok(pod)
 }
 
-/// Whether a view is from before this plan's own apply: by its revision the old pod looks fresh.
+/// Whether a view is older than this plan's own apply: by its revision the old pod would be fresh.
 fn is_older_than_applied(plan: &TaskPlan, statefulset: &StatefulSetView) -> bool {
     plan.applied.as_ref().is_some_and(|applied| {
         statefulset.uid != applied.uid || statefulset.generation < applied.generation
     })
 }
 
-/// After the replacement only the new pod's sidecar counts. A plan that only opens the gate speaks
-/// to the pod that runs, whatever it was made from.
+/// After the replacement only the new pod's sidecar counts. A plan that only opens the gate calls
+/// the running pod, of any template.
 fn needs_fresh_pod(plan: &TaskPlan, index: usize, task_type: TaskType) -> bool {
     let replaced = plan.tasks[..index].iter().any(|task| task.is(TaskType::ReplacePod));
     let opens_gate = task_type == TaskType::MarkReady && kind_of(plan) != PlanKind::MarkReady;
     replaced || opens_gate
 }
 
-/// Names of parameters on the wire. The peer stores some in title case and reads them in any.
+/// Names of parameters on the wire. The Go operator stores some in title case and reads any case.
 const WIRE_NAMES: &[&str] = &[
     "targetHeight",
     "expectedGenesisHash",
@@ -189,7 +188,7 @@ fn wire_name(stored: &str) -> String {
     letters.next().map_or_else(String::new, |first| first.to_lowercase().chain(letters).collect())
 }
 
-/// What a task sends: the stored parameters under their wire names, empty optionals left out.
+/// The parameters that are sent: the stored ones under their wire names, without empty optionals.
 ///
 /// The check comes before any call: a plan with parameters that can never work fails at once
 /// instead of being refused for ever.
@@ -198,7 +197,7 @@ pub fn wire_params(task_type: TaskType, task: &PlannedTask) -> Result<Value, Str
     let stored = match &task.params {
         None | Some(Value::Null) => &empty,
         Some(Value::Object(params)) => params,
-        Some(_) => return Err("its parameters are not an object".to_owned()),
+        Some(_) => return Err("the parameters are not an object".to_owned()),
     };
     let is_empty = |value: &Value| match value {
         Value::Null | Value::Bool(false) => true,
@@ -225,12 +224,12 @@ pub fn wire_params(task_type: TaskType, task: &PlannedTask) -> Result<Value, Str
     Ok(Value::Object(wire))
 }
 
-/// The one required parameter that is a map; the others are texts.
+/// The only required parameter that is a map; the others are texts.
 const FILES: &str = "files";
 
 fn required(task_type: TaskType, sent: &Map<String, Value>) -> &'static [&'static str] {
     match task_type {
-        // Without a mode there is nothing to generate from, but what is on disk can be patched.
+        // Without a mode there is nothing to generate from, but the files on disk can be patched.
         TaskType::ConfigApply if sent.get("incremental") == Some(&Value::Bool(true)) => &[],
         TaskType::ConfigApply => &["mode"],
         TaskType::ConfigPatch => &[FILES],

@@ -1,5 +1,5 @@
-//! Changes of nodes and platforms: one table of what lands in a pod template and what does not, for
-//! the tests of every module.
+//! Changes of nodes and platforms: one table of what is rendered into a pod template and what is
+//! not, for the tests of every module.
 
 use sei_api::node::{
     DataVolumeSpec, FullNodeSpec, ImportVolume, PeerSource, S3Snapshot, SidecarSpec,
@@ -13,9 +13,9 @@ use crate::quantity::Quantity;
 
 pub(crate) type Change = (&'static str, fn(&mut SeiNode, &str));
 
-/// Changes of a node that must show in its template. A change that cannot apply to a mode leaves
-/// the node as it is, and is skipped.
-pub(crate) const LANDS: &[Change] = &[
+/// Changes of a node that must change its template. A change that cannot apply to a mode leaves
+/// the node unchanged, and is skipped.
+pub(crate) const TEMPLATE_CHANGED: &[Change] = &[
     ("name", |node, text| node.metadata.name = Some(format!("n{text}"))),
     ("chain", |node, text| node.spec.chain_id = format!("c{text}")),
     ("image", |node, text| node.spec.image = format!("seid:{text}")),
@@ -55,20 +55,23 @@ pub(crate) const LANDS: &[Change] = &[
         }
     }),
     ("publish", |node, _| {
-        let full = node.spec.full_node.as_mut().and_then(|one| one.snapshot_generation.as_mut());
-        let archive = node.spec.archive.as_mut().and_then(|one| one.snapshot_generation.as_mut());
-        if let Some(one) = full.or(archive).and_then(|generation| generation.tendermint.as_mut()) {
-            one.publish = if one.publish.is_some() { None } else { Some(Switch {}) };
+        let full = node.spec.full_node.as_mut().and_then(|mode| mode.snapshot_generation.as_mut());
+        let archive = node.spec.archive.as_mut().and_then(|mode| mode.snapshot_generation.as_mut());
+        if let Some(tendermint) =
+            full.or(archive).and_then(|generation| generation.tendermint.as_mut())
+        {
+            tendermint.publish = if tendermint.publish.is_some() { None } else { Some(Switch {}) };
         }
     }),
     ("signing key", |node, text| {
-        let key = node.spec.validator.as_mut().and_then(|one| one.signing_key.as_mut());
+        let key = node.spec.validator.as_mut().and_then(|validator| validator.signing_key.as_mut());
         if let Some(secret) = key.and_then(|key| key.secret.as_mut()) {
             secret.secret_name = format!("s-{text}");
         }
     }),
     ("node key", |node, text| {
-        let validator = node.spec.validator.as_mut().and_then(|one| one.node_key.as_mut());
+        let validator =
+            node.spec.validator.as_mut().and_then(|validator| validator.node_key.as_mut());
         let key = validator.or(node.spec.seed.as_mut().map(|seed| &mut seed.node_key));
         if let Some(secret) = key.and_then(|key| key.secret.as_mut()) {
             secret.secret_name = format!("k-{text}");
@@ -90,8 +93,8 @@ pub(crate) const LANDS: &[Change] = &[
     }),
 ];
 
-/// Changes of a node that must not show in its template.
-pub(crate) const LANDS_NOWHERE: &[Change] = &[
+/// Changes of a node that must not change its template.
+pub(crate) const TEMPLATE_UNCHANGED: &[Change] = &[
     ("namespace", |node, text| node.metadata.namespace = Some(format!("ns{text}"))),
     ("labels of the node", |node, text| {
         node.metadata.labels.get_or_insert_default().insert("l".to_owned(), text.to_owned());
@@ -129,10 +132,12 @@ pub(crate) const LANDS_NOWHERE: &[Change] = &[
         }
     }),
     ("keepRecent", |node, text| {
-        let full = node.spec.full_node.as_mut().and_then(|one| one.snapshot_generation.as_mut());
-        let archive = node.spec.archive.as_mut().and_then(|one| one.snapshot_generation.as_mut());
-        if let Some(one) = full.or(archive).and_then(|generation| generation.tendermint.as_mut()) {
-            one.keep_recent += i32::try_from(text.len()).unwrap();
+        let full = node.spec.full_node.as_mut().and_then(|mode| mode.snapshot_generation.as_mut());
+        let archive = node.spec.archive.as_mut().and_then(|mode| mode.snapshot_generation.as_mut());
+        if let Some(tendermint) =
+            full.or(archive).and_then(|generation| generation.tendermint.as_mut())
+        {
+            tendermint.keep_recent += i32::try_from(text.len()).unwrap();
         }
     }),
     ("result export", |node, _| {
@@ -141,7 +146,8 @@ pub(crate) const LANDS_NOWHERE: &[Change] = &[
         }
     }),
     ("ceremony", |node, text| {
-        let ceremony = node.spec.validator.as_mut().and_then(|one| one.genesis_ceremony.as_mut());
+        let ceremony =
+            node.spec.validator.as_mut().and_then(|validator| validator.genesis_ceremony.as_mut());
         if let Some(ceremony) = ceremony {
             ceremony.staking_amount = text.to_owned();
             ceremony.account_balance = text.to_owned();
@@ -161,18 +167,19 @@ pub(crate) const LANDS_NOWHERE: &[Change] = &[
 ];
 
 fn with_keyring(node: &mut SeiNode, change: impl FnOnce(&mut sei_api::node::KeyringSecret)) {
-    let keyring = node.spec.validator.as_mut().and_then(|one| one.operator_keyring.as_mut());
+    let keyring =
+        node.spec.validator.as_mut().and_then(|validator| validator.operator_keyring.as_mut());
     if let Some(secret) = keyring.and_then(|keyring| keyring.secret.as_mut()) {
         change(secret);
     }
 }
 
-/// What changes, how, and the manifests of [`ONE_PER_MODE`] whose templates it moves.
+/// Name of a change, the change, and the manifests of [`ONE_PER_MODE`] whose templates it changes.
 pub(crate) type PlatformChange = (&'static str, fn(&mut Platform), &'static [&'static str]);
 /// One manifest of each mode.
 pub(crate) const ONE_PER_MODE: &[&str] =
     &["rpc-genesis", "arch-sync", "replay-basic", "val-byo", "seed-a"];
-/// Changes of the platform, each with the ways by which it reaches templates.
+/// Changes of the platform, each with the manifests that it reaches.
 pub(crate) const PLATFORM: &[PlatformChange] = &[
     ("serviceAccount", |p| p.scheduling.service_account = "x".to_owned(), ONE_PER_MODE),
     ("tolerationKey", |p| p.scheduling.toleration_key = "x".to_owned(), ONE_PER_MODE),
@@ -205,6 +212,6 @@ pub(crate) const PLATFORM: &[PlatformChange] = &[
     ),
     ("storage", |p| p.storage.size_default = Quantity::parse("3Gi").unwrap(), &[]),
     ("storage class", |p| p.storage.class_perf = "x".to_owned(), &[]),
-    ("stateSync", |p| p.state_sync.syncers.clear(), &[]),
+    ("stateSync", |p| p.state_sync.witnesses.clear(), &[]),
     ("rollout", |p| p.rollout.settle_seconds += 1, &[]),
 ];

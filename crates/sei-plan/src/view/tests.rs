@@ -1,4 +1,4 @@
-//! Views of objects as a server returns them: with defaults, with fields of others, with holes.
+//! Views of objects as a server returns them: with defaults, with foreign fields, with gaps.
 
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -15,7 +15,7 @@ fn fixture(name: &str) -> Value {
         "pod-status" => include_str!("../../testdata/view/pod-status.yaml"),
         "statefulset" => include_str!("../../testdata/view/statefulset.yaml"),
         "job" => include_str!("../../testdata/view/job.yaml"),
-        other => panic!("no fixture {other}"),
+        unknown => panic!("no fixture {unknown}"),
     };
     serde_saphyr::from_str(text).unwrap()
 }
@@ -86,7 +86,7 @@ fn every_field_of_a_running_pod_is_read() {
             started: true,
             restarts: 2,
         },
-        // It stands among the init containers and runs beside the others.
+        // It is listed among the init containers and runs beside the others.
         sidecar: ContainerView {
             image: "registry.example.org/seictl:v0.0.70".to_owned(),
             image_id: "registry.example.org/seictl@sha256:2222".to_owned(),
@@ -133,7 +133,7 @@ fn an_image_that_cannot_be_pulled_is_a_trouble_of_its_container() {
     };
     assert_eq!(view.troubles, [trouble]);
     assert!(!view.seid.has_run && view.seid.image_id.is_empty());
-    assert_eq!(view.volumes_missing, None, "the sandbox is there");
+    assert_eq!(view.volumes_missing, None, "the sandbox exists");
 }
 
 #[test]
@@ -185,10 +185,10 @@ fn each_reason_of_the_kubelet_has_its_kind() {
 }
 
 #[test]
-fn a_pod_that_finds_no_place_says_why() {
+fn an_unschedulable_pod_has_the_schedulers_message() {
     let view = pod_with("unschedulable", |json| json["spec"]["nodeName"] = Value::Null);
-    let words = "0/12 nodes are available: 12 node(s) had volume node affinity conflict.";
-    assert_eq!(view.unschedulable.as_deref(), Some(words));
+    let message = "0/12 nodes are available: 12 node(s) had volume node affinity conflict.";
+    assert_eq!(view.unschedulable.as_deref(), Some(message));
     assert_eq!((view.host, view.volumes_missing), (None, None));
     let gated = pod_with("unschedulable", |json| {
         json["status"]["conditions"][0]["reason"] = json!("SchedulingGated");
@@ -200,28 +200,28 @@ fn a_pod_that_finds_no_place_says_why() {
 #[test]
 fn a_bound_pod_without_a_sandbox_lacks_its_volumes() {
     let view = pod("attaching");
-    let words = "no sandbox yet: the kubelet waits for volumes or for the network";
-    assert_eq!(view.volumes_missing.as_deref(), Some(words));
-    let told = pod_with("attaching", |json| {
+    let message = "no sandbox yet: the kubelet waits for volumes or for the network";
+    assert_eq!(view.volumes_missing.as_deref(), Some(message));
+    let reported = pod_with("attaching", |json| {
         json["status"]["conditions"][0]["message"] = json!("volume data is attached elsewhere");
     });
-    assert_eq!(told.volumes_missing.as_deref(), Some("volume data is attached elsewhere"));
+    assert_eq!(reported.volumes_missing.as_deref(), Some("volume data is attached elsewhere"));
     let unbound = pod_with("attaching", |json| json["spec"]["nodeName"] = Value::Null);
     assert_eq!(unbound.volumes_missing, None);
-    // One that has ended has no sandbox any more, and lacks nothing.
+    // A pod that has ended has no sandbox any more, and lacks nothing.
     assert_eq!(pod("evicted").volumes_missing, None);
     assert!(!pod("evicted").ready);
 }
 
 #[test]
-fn a_pod_on_a_lost_host_is_told_apart() {
+fn a_pod_on_a_lost_host_is_recognised() {
     assert!(pod("lost").host_lost);
     assert!(pod_with("running", |json| json["status"]["phase"] = json!("Unknown")).host_lost);
     assert!(!pod("evicted").host_lost);
 }
 
 #[test]
-fn a_terminating_pod_carries_the_time_of_its_end() {
+fn a_terminating_pod_carries_the_time_of_its_deletion() {
     let view = pod_with("running", |json| {
         json["metadata"]["deletionTimestamp"] = json!("2026-08-05T11:02:00Z");
         json["metadata"]["deletionGracePeriodSeconds"] = json!(120);
@@ -255,7 +255,7 @@ fn every_field_of_a_statefulset_is_read() {
     };
     let view = statefulset(|_| {});
     let mut template = fixture("statefulset")["spec"]["template"].clone();
-    // The server writes it as null; it means nothing.
+    // The server writes it as null, which has no meaning.
     template["metadata"].as_object_mut().unwrap().remove("creationTimestamp");
     let expected = StatefulSetView {
         name: "val-byo".to_owned(),
@@ -288,7 +288,7 @@ fn every_field_of_a_statefulset_is_read() {
 }
 
 #[test]
-fn a_statefulset_that_nobody_looked_at_has_no_revision() {
+fn a_statefulset_that_was_never_observed_has_no_revision() {
     let fresh = statefulset(|json| json["status"] = Value::Null);
     assert_eq!((fresh.observed_generation, fresh.observed_revision()), (0, None));
     let behind = statefulset(|json| json["status"]["observedGeneration"] = json!(4));
@@ -299,7 +299,7 @@ fn a_statefulset_that_nobody_looked_at_has_no_revision() {
 }
 
 #[test]
-fn a_statefulset_in_other_hands_is_seen_as_it_is() {
+fn a_statefulset_of_another_owner_is_read_as_it_is() {
     let view = statefulset(|json| {
         json["metadata"]["deletionTimestamp"] = json!("2026-08-05T11:00:00Z");
         json["metadata"]["annotations"] = Value::Null;
@@ -328,9 +328,9 @@ fn a_job_is_active_until_a_final_condition_is_true() {
     assert_eq!(state(json!({ "active": 1, "ready": 1, "terminating": 0 })), JobState::Active);
     assert_eq!(state(condition("Complete", "True")), JobState::Complete);
     assert_eq!(state(condition("Complete", "False")), JobState::Active);
-    let words = "Job has reached the specified backoff limit".to_owned();
-    assert_eq!(state(condition("Failed", "True")), JobState::Failed(words));
-    // Set before the pods have ended: the outcome is known, the Job is not over.
+    let message = "Job has reached the specified backoff limit".to_owned();
+    assert_eq!(state(condition("Failed", "True")), JobState::Failed(message));
+    // Set before the pods have ended: the outcome is known, the Job still runs.
     assert_eq!(state(condition("SuccessCriteriaMet", "True")), JobState::Active);
     assert_eq!(state(condition("FailureTarget", "True")), JobState::Active);
     let bare = json!({ "conditions": [{ "type": "Failed", "status": "True" }] });
@@ -358,7 +358,7 @@ fn every_field_of_a_job_is_read() {
     assert_eq!((metadata.uid, metadata.controller), (expected.uid, expected.controller));
 }
 
-/// Who owns which field, in short: manager, operation and subresource, then the fields.
+/// Field owners in short form: manager, operation and subresource, then the fields.
 fn owners(entries: &[(&str, &str, &str, Value)]) -> StatefulSetView {
     let entries: Vec<Value> = entries
         .iter()
@@ -377,7 +377,7 @@ fn owners(entries: &[(&str, &str, &str, Value)]) -> StatefulSetView {
 }
 
 #[test]
-fn what_a_create_owns_is_given_to_our_applies() {
+fn fields_that_a_create_owns_are_transferred_to_our_applies() {
     let ours = "seinode-controller";
     let template = |field: &str| json!({ "f:spec": { "f:template": { field: {} } } });
     let replicas = json!({ "f:spec": { "f:replicas": {} } });
@@ -392,17 +392,17 @@ fn what_a_create_owns_is_given_to_our_applies() {
         ("kubectl", "Update", "", template("f:d")),
         (ours, "Update", "status", json!({ "f:status": {} })),
     ]);
-    let entries = mixed.handover.expect("the create's are given over");
-    let told: Vec<_> = entries
+    let entries = mixed.handover.expect("the create's fields are transferred");
+    let actual: Vec<_> = entries
         .as_array()
         .unwrap()
         .iter()
-        .map(|one| format!("{} {} {}", one["manager"], one["operation"], one["fieldsV1"]))
+        .map(|entry| format!("{} {} {}", entry["manager"], entry["operation"], entry["fieldsV1"]))
         .collect();
     let expected = [
         r#""kubectl" "Update" {"f:spec":{"f:template":{"f:d":{}}}}"#,
         r#""seinode-controller" "Update" {"f:status":{}}"#,
         r#""seinode-controller" "Apply" {"f:spec":{"f:c":{},"f:template":{"f:a":{},"f:b":{}}}}"#,
     ];
-    assert_eq!(told, expected);
+    assert_eq!(actual, expected);
 }

@@ -24,7 +24,7 @@ fn pause_updates(world: &mut World, paused: bool) {
     });
 }
 
-/// Runs passes and the environment for a while without asking for an end.
+/// Runs passes and the environment for some rounds without requiring convergence.
 fn run(world: &mut World, rounds: usize) {
     for _ in 0..rounds {
         world.pass();
@@ -38,12 +38,12 @@ fn run(world: &mut World, rounds: usize) {
 fn drift_reason(world: &World) -> String {
     let status = world.status();
     condition::find(&status.conditions, ConditionType::PodTemplateDrift)
-        .map(|one| one.reason.clone())
+        .map(|condition| condition.reason.clone())
         .unwrap_or_default()
 }
 
 #[test]
-fn a_new_node_runs_without_a_second_plan_and_without_a_deletion() {
+fn a_new_node_runs_with_one_plan_and_no_deletion() {
     for spec in [full_node(), validator()] {
         let world = running(spec);
         assert!(world.deleted.is_empty());
@@ -68,7 +68,7 @@ fn a_label_alone_restarts_the_pod_once() {
 }
 
 #[test]
-fn back_and_forth_ends_on_the_old_image_healthy_halted_unpullable_and_crashing() {
+fn a_bump_and_its_revert_end_on_the_old_image_healthy_halted_unpullable_and_crashing() {
     type Trouble = fn(&mut World);
     let troubles: [Trouble; 4] = [
         |_| {},
@@ -105,7 +105,7 @@ fn a_bad_first_image_is_fixed_by_an_edit() {
     let mut world = World::new(full_node());
     world.unpullable.insert("seid:1".to_owned());
     run(&mut world, 10);
-    assert_eq!(world.status().current_image, None, "nothing ran, nothing is claimed");
+    assert_eq!(world.status().current_image, None, "nothing ran, nothing is recorded");
     image(&mut world, "seid:2");
     world.converge();
     assert_eq!(world.deleted.len(), 1);
@@ -118,7 +118,7 @@ fn a_revert_before_the_pod_was_replaced_restarts_nothing_even_when_it_is_evicted
     image(&mut world, "seid:2");
     // Until the template is applied, and no further.
     while world.statefulset.as_ref().unwrap().generation == 1 {
-        world.pass_dying_after(usize::MAX);
+        world.pass_crashing_after(usize::MAX);
     }
     image(&mut world, "seid:1");
     run(&mut world, 4);
@@ -131,7 +131,7 @@ fn a_revert_before_the_pod_was_replaced_restarts_nothing_even_when_it_is_evicted
 }
 
 #[test]
-fn an_evicted_node_comes_back_with_its_gate_open() {
+fn an_evicted_node_returns_with_its_gate_open() {
     let mut world = running(full_node());
     world.evict();
     world.converge();
@@ -139,14 +139,14 @@ fn an_evicted_node_comes_back_with_its_gate_open() {
 }
 
 #[test]
-fn a_closed_gate_costs_one_plan() {
+fn a_closed_gate_is_opened_by_one_plan() {
     let mut world = running(full_node());
     world.pod.as_mut().unwrap().gate_open = false;
     world.pass();
     assert!(world.status().plan.is_some());
     world.pass();
     assert!(world.pod.as_ref().unwrap().gate_open);
-    assert_eq!(world.status().plan, None, "what it opened is believed to be open");
+    assert_eq!(world.status().plan, None, "the opened gate is recorded as open");
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn a_wiped_status_restarts_nothing() {
 }
 
 #[test]
-fn a_forged_hash_keeps_no_pod_from_being_replaced() {
+fn a_forged_hash_does_not_prevent_the_replacement() {
     for passes in 0..8 {
         let mut world = running(full_node());
         image(&mut world, "seid:2");
@@ -179,18 +179,18 @@ fn a_forged_current_image_is_corrected_without_a_restart() {
 }
 
 #[test]
-fn a_lost_sidecar_at_any_task_never_keeps_the_update_away() {
+fn a_sidecar_lost_at_any_task_never_blocks_the_update() {
     // The number of calls after which the sidecar is lost: every point of an update.
     for calls in 0..16 {
         let mut world = running(full_node());
         image(&mut world, "seid:2");
         world.pass();
-        world.pass_dying_after(calls);
+        world.pass_crashing_after(calls);
         if let Some(pod) = world.pod.as_mut() {
             pod.sidecar_lost = true;
         }
         run(&mut world, 8);
-        // A sidecar lost on the new pod itself comes back with the container.
+        // A sidecar lost on the new pod itself returns with the container.
         if let Some(pod) = world.pod.as_mut() {
             pod.sidecar_lost = false;
         }
@@ -200,13 +200,13 @@ fn a_lost_sidecar_at_any_task_never_keeps_the_update_away() {
 }
 
 #[test]
-fn dying_after_any_call_ends_in_the_same_world() {
+fn crashing_after_any_call_ends_in_the_same_world() {
     for calls in 0..40 {
         let mut world = running(validator());
         image(&mut world, "seid:2");
         let mut left = calls;
         while left > 0 {
-            let trace = world.pass_dying_after(left);
+            let trace = world.pass_crashing_after(left);
             left = left.saturating_sub(trace.calls.max(1));
             for step in [Move::Observe, Move::Kubelet, Move::Scale, Move::Kubelet] {
                 world.step(step);
@@ -225,7 +225,10 @@ fn an_eviction_while_an_update_waits_opens_the_gate_again() {
     run(&mut world, 3);
     world.evict();
     run(&mut world, 8);
-    assert!(world.pod.as_ref().unwrap().gate_open, "the old pod is let in while the update waits");
+    assert!(
+        world.pod.as_ref().unwrap().gate_open,
+        "the gate of the old pod is open while the update waits"
+    );
     assert!(world.deleted.is_empty());
     world.signing_secret_missing = false;
     world.converge();
@@ -233,22 +236,22 @@ fn an_eviction_while_an_update_waits_opens_the_gate_again() {
 }
 
 #[test]
-fn a_bad_configuration_fails_visibly_only_on_the_new_pod_and_backs_off() {
+fn a_bad_configuration_fails_only_on_the_new_pod_and_backs_off() {
     let mut world = running(full_node());
     world.failing.insert("config-validate".to_owned());
     image(&mut world, "seid:2");
     run(&mut world, 8);
     let status = world.status();
-    assert_eq!(world.deleted.len(), 1, "the old pod's verdict does not keep the new image away");
+    assert_eq!(world.deleted.len(), 1, "a failure on the old pod does not block the new image");
     let pending = status.pending_update.expect("still pending");
     assert!(pending.attempts.unwrap_or(0) >= 1, "{pending:?}");
     world.failing.clear();
     world.converge();
-    assert_eq!(world.deleted.len(), 1, "trying again restarts nothing");
+    assert_eq!(world.deleted.len(), 1, "a retry restarts nothing");
 }
 
 #[test]
-fn paused_updates_hold_and_an_eviction_brings_back_what_ran() {
+fn paused_updates_hold_and_an_eviction_restores_the_running_template() {
     let mut world = running(full_node());
     pause_updates(&mut world, true);
     image(&mut world, "seid:2");
@@ -264,14 +267,14 @@ fn paused_updates_hold_and_an_eviction_brings_back_what_ran() {
 }
 
 #[test]
-fn pausing_after_the_apply_puts_the_running_template_back() {
+fn pausing_after_the_apply_restores_the_running_template() {
     let mut world = running(full_node());
     image(&mut world, "seid:2");
     world.pass();
     while world.statefulset.as_ref().unwrap().generation == 1 {
         world.pass();
     }
-    assert!(world.deleted.is_empty(), "the controller has not looked yet");
+    assert!(world.deleted.is_empty(), "the controller has not observed it yet");
     pause_updates(&mut world, true);
     run(&mut world, 4);
     world.evict();
@@ -296,7 +299,7 @@ fn a_stopped_node_starts_with_the_newest_template() {
 }
 
 #[test]
-fn a_deleted_statefulset_is_made_again() {
+fn a_deleted_statefulset_is_created_again() {
     let mut world = running(full_node());
     world.statefulset = None;
     world.pod = None;
@@ -305,19 +308,19 @@ fn a_deleted_statefulset_is_made_again() {
 }
 
 #[test]
-fn replicas_and_strategy_changed_by_hand_are_set_right() {
+fn manually_changed_replicas_and_strategy_are_repaired() {
     let mut world = running(full_node());
-    let one = world.statefulset.as_mut().unwrap();
-    one.replicas = Some(2);
-    one.on_delete = false;
+    let set = world.statefulset.as_mut().unwrap();
+    set.replicas = Some(2);
+    set.on_delete = false;
     run(&mut world, 3);
-    let one = world.statefulset.as_ref().unwrap();
-    assert_eq!((one.replicas, one.on_delete), (Some(1), true));
+    let set = world.statefulset.as_ref().unwrap();
+    assert_eq!((set.replicas, set.on_delete), (Some(1), true));
     assert!(world.deleted.is_empty());
 }
 
 #[test]
-fn a_lost_volume_is_never_replaced_without_consent() {
+fn a_lost_volume_is_never_replaced_without_approval() {
     for spec in [full_node(), validator()] {
         let signs = spec.signs();
         let mut world = running(spec);
@@ -327,8 +330,8 @@ fn a_lost_volume_is_never_replaced_without_consent() {
         assert_eq!(world.claim, None, "nothing is recreated");
         let replicas = world.statefulset.as_ref().unwrap().replicas;
         assert_eq!(replicas, Some(i32::from(!signs)), "a node that signs is held at zero");
-        let consent = BTreeMap::from([(annotation::RECREATE_VOLUME.to_owned(), lost)]);
-        world.node.metadata.annotations = Some(consent);
+        let approval = BTreeMap::from([(annotation::RECREATE_VOLUME.to_owned(), lost)]);
+        world.node.metadata.annotations = Some(approval);
         world.converge();
     }
 }
@@ -342,15 +345,15 @@ fn a_platform_change_rolls_and_its_revert_before_the_roll_does_nothing() {
     assert_eq!(
         world.status().last_update.unwrap().cause,
         sei_api::status::Cause::Operator,
-        "nobody changed the spec"
+        "the spec did not change"
     );
 }
 
-/// What may happen to a node and its world.
+/// Events that can occur to a node and its environment.
 #[derive(Clone, Debug)]
 enum Event {
     Pass,
-    DyingPass(usize),
+    CrashingPass(usize),
     Move(Move),
     Wait(i64),
     Image(u8),
@@ -370,7 +373,7 @@ enum Event {
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         6 => Just(Event::Pass),
-        3 => (0..12usize).prop_map(Event::DyingPass),
+        3 => (0..12usize).prop_map(Event::CrashingPass),
         3 => Just(Event::Move(Move::Observe)),
         3 => Just(Event::Move(Move::Scale)),
         3 => Just(Event::Move(Move::Kubelet)),
@@ -396,10 +399,10 @@ fn broken_images(world: &mut World) {
     world.crashing.insert("seid:4".to_owned());
 }
 
-fn happen(world: &mut World, event: &Event) {
+fn apply_event(world: &mut World, event: &Event) {
     match event {
         Event::Pass => drop(world.pass()),
-        Event::DyingPass(calls) => drop(world.pass_dying_after(*calls)),
+        Event::CrashingPass(calls) => drop(world.pass_crashing_after(*calls)),
         Event::Move(step) => world.step(*step),
         Event::Wait(seconds) => world.wait(*seconds),
         Event::Image(number) => image(world, &format!("seid:{number}")),
@@ -417,7 +420,7 @@ fn happen(world: &mut World, event: &Event) {
         Event::PauseUpdates(paused) => pause_updates(world, *paused),
         Event::Pause(paused) => world.edit(|spec| spec.paused = Some(*paused)),
         Event::LoseStatefulSet => {
-            // Its pod goes with it: the garbage collector sees to that.
+            // The garbage collector deletes its pod too.
             world.statefulset = None;
             world.pod = None;
         }
@@ -433,7 +436,7 @@ fn happen(world: &mut World, event: &Event) {
     }
 }
 
-/// The faults end; the chain may stay halted, and what was edited last stays.
+/// The faults end; the chain may stay halted, and the last edits stay.
 fn heal(world: &mut World) {
     pause_updates(world, false);
     world.edit(|spec| spec.paused = Some(false));
@@ -448,21 +451,21 @@ fn heal(world: &mut World) {
     if ["seid:3", "seid:4"].contains(&world.node.spec.image.as_str()) {
         image(world, "seid:1");
     }
-    // A difference that nobody can explain any more waits for somebody who agrees.
+    // A difference whose cause is no longer known waits for an approval.
     let desired = fixture::desired(&world.node.spec, &world.platform);
-    // A node that failed while it was new is told to try again.
-    let words = BTreeMap::from([
+    // A node that failed while it was new needs a retry annotation.
+    let annotations = BTreeMap::from([
         (annotation::APPROVE_UPDATE.to_owned(), desired.hash),
         (annotation::RETRY.to_owned(), "healed".to_owned()),
     ]);
-    world.node.metadata.annotations = Some(words);
+    world.node.metadata.annotations = Some(annotations);
 }
 
 fn check_convergence(spec: SeiNodeSpec, from_scratch: bool, events: &[Event]) {
     let mut world = if from_scratch { World::new(spec) } else { running(spec) };
     broken_images(&mut world);
     for event in events {
-        happen(&mut world, event);
+        apply_event(&mut world, event);
     }
     heal(&mut world);
     world.converge();
@@ -472,7 +475,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn the_last_edit_arrives_from_every_state(
+    fn the_last_edit_is_applied_from_every_state(
         events in prop::collection::vec(event(), 0..40),
         signs in any::<bool>(),
         from_scratch in any::<bool>(),
@@ -489,8 +492,8 @@ proptest! {
         let mut world = World::new(if signs { validator() } else { full_node() });
         broken_images(&mut world);
         for event in &events {
-            // Every status that is stored is checked, its plan among it.
-            happen(&mut world, event);
+            // Every stored status is checked, including its plan.
+            apply_event(&mut world, event);
         }
     }
 
@@ -502,7 +505,7 @@ proptest! {
         let mut world = World::new(if signs { validator() } else { full_node() });
         broken_images(&mut world);
         for event in &events {
-            happen(&mut world, event);
+            apply_event(&mut world, event);
             let (once, twice) = world.decide_twice();
             prop_assert_eq!(once, twice);
         }
@@ -523,7 +526,7 @@ fn nothing_is_done_in_the_pass_that_builds_a_plan() {
 }
 
 #[test]
-fn a_sidecar_that_never_answers_is_passed_over_and_reported() {
+fn a_sidecar_that_never_answers_is_skipped_and_reported() {
     let mut world = running(full_node());
     let first = world.pod.clone().unwrap().uid;
     image(&mut world, "seid:2");
@@ -536,12 +539,12 @@ fn a_sidecar_that_never_answers_is_passed_over_and_reported() {
         }
         world.wait(5);
     }
-    assert_ne!(world.pod.as_ref().unwrap().uid, first, "the update goes on without it");
+    assert_ne!(world.pod.as_ref().unwrap().uid, first, "the update continues without it");
     world.converge();
 }
 
 #[test]
-fn a_wait_is_counted_from_its_first_sight_and_written_once() {
+fn a_wait_is_counted_from_its_first_observation_and_written_once() {
     let mut world = running(validator());
     world.signing_secret_missing = true;
     image(&mut world, "seid:2");
@@ -563,6 +566,6 @@ fn a_wait_is_counted_from_its_first_sight_and_written_once() {
     );
     for _ in 0..5 {
         world.wait(30);
-        assert_eq!(world.pass().writes, 0, "what is said is not said again");
+        assert_eq!(world.pass().writes, 0, "an unchanged status is not written again");
     }
 }

@@ -1,5 +1,5 @@
-//! Specs that contradict themselves or that no server would take: refused in words, never in a
-//! panic, and whatever is not refused can be applied.
+//! Specs that contradict themselves or that no server would accept: refused with a message, never
+//! with a panic, and every spec that is not refused can be applied.
 
 use sei_api::names;
 
@@ -8,10 +8,10 @@ use crate::fingerprint::TemplateHash;
 use crate::quantity::Quantity;
 use crate::testing::drop_nulls;
 
-/// The longest refusal. It ends up in a condition, beside others, in an object of limited size.
+/// The longest refusal. It is stored in a condition, beside others, in an object of limited size.
 const TEXT_MAX: usize = 8 * 1024;
 
-/// Sets a value of a node's JSON, and makes what lies on the way to it.
+/// Sets a value in a node's JSON, and creates the missing parents.
 fn set(json: &mut Value, path: &str, value: Value) {
     let mut at = json;
     for key in path.split('/').skip(1) {
@@ -41,7 +41,7 @@ fn a_refusal_names_the_field_and_the_value() {
         ("rpc-genesis", "/metadata/name", json!("n".repeat(53)), "metadata.name"),
         ("rpc-genesis", "/spec/chainId", json!("under_score"), "spec.chainId"),
         ("rpc-genesis", "/spec/chainId", json!(long), "spec.chainId"),
-        ("rpc-genesis", "/spec/image", json!("two words"), "spec.image"),
+        ("rpc-genesis", "/spec/image", json!("two parts"), "spec.image"),
         ("rpc-genesis", "/spec/podLabels/ok", json!("schön"), "spec.podLabels.ok"),
         ("rpc-genesis", "/spec/podLabels/ok", json!(long), "spec.podLabels.ok"),
         ("rpc-genesis", "/spec/sidecar/port", json!(65536), "spec.sidecar.port"),
@@ -68,29 +68,32 @@ fn a_refusal_names_the_field_and_the_value() {
         let shown = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         assert!(text.contains(field) && text.contains(&format!("`{shown}`")), "{path}: {text}");
     }
-    let resource = json!({ "two words": 1 });
+    let resource = json!({ "two parts": 1 });
     let text = refusal(&with("rpc-genesis", "/spec/sidecar/resources/limits", resource));
-    assert!(text.starts_with("spec.sidecar.resources.limits: `two words` is not"), "{text}");
+    assert!(text.starts_with("spec.sidecar.resources.limits: `two parts` is not"), "{text}");
     let modes = refusal(&with("rpc-genesis", "/spec/archive", json!({})));
     assert!(modes.contains("fullNode, archive"), "{modes}");
 }
 
 #[test]
-fn quantities_are_taken_or_refused_as_a_server_would() {
+fn quantities_are_accepted_or_refused_as_a_server_would() {
     let path = "/spec/sidecar/resources/requests/memory";
     for (text, stored) in [("0.5", "500m"), ("1e3", "1e3"), ("1024Mi", "1Gi"), ("0", "0")] {
         let node = with("rpc-genesis", path, json!(text));
         let desired = desired(&node, &platform("example"));
         let pod = desired.statefulset.spec.template.spec.unwrap();
-        let sidecar =
-            pod.init_containers.unwrap().into_iter().find(|one| one.name == "sei-sidecar");
+        let sidecar = pod
+            .init_containers
+            .unwrap()
+            .into_iter()
+            .find(|container| container.name == "sei-sidecar");
         let requests = sidecar.unwrap().resources.unwrap().requests.unwrap();
         assert_eq!(requests["memory"].0, stored, "{text}");
     }
     for text in ["-1", "", "1e100", "lots", "1 Gi", "1\nGi", "０", "0x10", "1e", "NaN"] {
-        let told = refusal(&with("rpc-genesis", path, json!(text)));
-        assert!(told.starts_with("spec.sidecar.resources.requests.memory: "), "{text:?}: {told}");
-        assert!(!told.chars().any(char::is_control), "{told:?}");
+        let text = refusal(&with("rpc-genesis", path, json!(text)));
+        assert!(text.starts_with("spec.sidecar.resources.requests.memory: "), "{text:?}: {text}");
+        assert!(!text.chars().any(char::is_control), "{text:?}");
     }
 }
 
@@ -99,8 +102,8 @@ fn quantities_are_taken_or_refused_as_a_server_would() {
 fn a_node_that_was_never_stored_is_refused() {
     for field in ["uid", "namespace"] {
         let node = with("rpc-genesis", &format!("/metadata/{field}"), Value::Null);
-        let told = refusal(&node);
-        assert!(told.starts_with(&format!("metadata.{field} is empty")), "{told}");
+        let text = refusal(&node);
+        assert!(text.starts_with(&format!("metadata.{field} is empty")), "{text}");
     }
 }
 
@@ -123,7 +126,7 @@ fn thousands_of_mistakes_make_a_short_refusal() {
     }
 }
 
-/// A huge map that is right is rendered; its size is the server's to judge.
+/// A huge but valid map is rendered; its size is checked by the server.
 #[test]
 fn a_huge_map_of_good_labels_is_rendered() {
     let labels: BTreeMap<String, String> =
@@ -215,7 +218,7 @@ fn hostile_labels() -> impl Strategy<Value = Value> {
     prop::collection::btree_map(key, value, 0..40).prop_map(|labels| json!(labels))
 }
 
-/// One mistake: where, and what stands there then. Null takes away what is there.
+/// One mistake: the path and its new value. Null removes the value.
 fn mistake() -> impl Strategy<Value = (&'static str, Value)> {
     let key = json!({ "secret": { "secretName": "val-byo-p2p" } });
     let modes = prop_oneof![
@@ -271,23 +274,25 @@ fn is_label(text: &str) -> bool {
         && text.chars().all(inner)
 }
 
-/// Whatever is rendered keeps the rules of a server, as far as they can be told here.
+/// Every rendered object keeps the rules of a server, as far as they can be checked here.
 fn check_applicable(desired: &Desired) {
     TemplateHash::parse(&desired.hash).unwrap();
     TemplateHash::parse(&desired.inputs_hash).unwrap();
     let template = &desired.statefulset.spec.template;
-    for (key, value) in template.metadata.iter().flat_map(|one| one.labels.iter().flatten()) {
+    for (key, value) in
+        template.metadata.iter().flat_map(|metadata| metadata.labels.iter().flatten())
+    {
         let name = key.rsplit_once('/').map_or(key.as_str(), |(_, name)| name);
         assert!(is_label(name) && !name.is_empty() && is_label(value), "{key}: {value}");
     }
     let pod = template.spec.as_ref().unwrap();
-    for one in pod.containers.iter().chain(pod.init_containers.iter().flatten()) {
-        let image = one.image.as_deref().unwrap();
+    for container in pod.containers.iter().chain(pod.init_containers.iter().flatten()) {
+        let image = container.image.as_deref().unwrap();
         assert!(!image.is_empty() && !image.contains(char::is_whitespace), "{image:?}");
-        for port in one.ports.iter().flatten() {
+        for port in container.ports.iter().flatten() {
             assert!((1..=65535).contains(&port.container_port), "{}", port.container_port);
         }
-        let Some(resources) = &one.resources else { continue };
+        let Some(resources) = &container.resources else { continue };
         let both = resources.requests.iter().chain(&resources.limits).flatten();
         for (name, quantity) in both {
             let parsed = Quantity::parse(&quantity.0).unwrap();
@@ -305,7 +310,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(700))]
 
     #[test]
-    fn any_spec_is_rendered_or_refused_in_words(
+    fn any_spec_is_rendered_or_refused_with_a_message(
         name in select(manifests()),
         on in select(&PLATFORMS[..]),
         mistakes in prop::collection::vec(mistake(), 1..6),
@@ -315,7 +320,7 @@ proptest! {
             set(&mut json, path, value);
         }
         drop_nulls(&mut json);
-        // What the types cannot hold never gets here.
+        // Values that the types cannot hold never get here.
         let Ok(node) = serde_json::from_value::<SeiNode>(json) else { return Ok(()) };
         match render_desired(&node, &platform(on), &peers(), &[]) {
             Ok(desired) => check_applicable(&desired),
@@ -324,9 +329,9 @@ proptest! {
                 prop_assert!(!text.chars().any(char::is_control), "{:?}", text);
                 prop_assert!(text.len() < TEXT_MAX, "{} bytes", text.len());
                 if let DesiredError::Spec(errors) = &error {
-                    for one in errors {
-                        let told = one.to_string();
-                        prop_assert!(told.starts_with(&format!("{}: ", one.field())), "{}", told);
+                    for error in errors {
+                        let text = error.to_string();
+                        prop_assert!(text.starts_with(&format!("{}: ", error.field())), "{}", text);
                     }
                 }
             }

@@ -49,12 +49,12 @@ fn another_image_builds_the_seven_tasks_in_order() {
 // P3, P23
 #[test]
 fn every_task_has_an_id_of_its_own_and_parameters() {
-    let one = started(&bumped(full_node())).unwrap();
-    let other = started(&bumped(full_node()).with(|seen| seen.plan_id = "other".into())).unwrap();
-    let ids: BTreeSet<_> = one.tasks.iter().chain(&other.tasks).map(|task| &task.id).collect();
+    let first = started(&bumped(full_node())).unwrap();
+    let second = started(&bumped(full_node()).with(|seen| seen.plan_id = "second".into())).unwrap();
+    let ids: BTreeSet<_> = first.tasks.iter().chain(&second.tasks).map(|task| &task.id).collect();
     assert_eq!(ids.len(), 14);
-    assert_ne!(one.id, other.id);
-    for task in &one.tasks {
+    assert_ne!(first.id, second.id);
+    for task in &first.tasks {
         assert_eq!(task.status, sei_api::plan::TaskStatus::Pending);
         assert!(task.params.as_ref().is_some_and(serde_json::Value::is_object), "{task:?}");
     }
@@ -62,7 +62,7 @@ fn every_task_has_an_id_of_its_own_and_parameters() {
 
 // P4, P5
 #[test]
-fn the_patch_carries_what_is_desired_and_is_the_same_each_time() {
+fn the_patch_carries_the_desired_settings_and_is_the_same_each_time() {
     let plan = started(&bumped(full_node())).unwrap();
     let desired = bumped(full_node()).desired.unwrap();
     assert_eq!(plan.tasks[0].params.as_ref(), Some(&desired.config_patch));
@@ -72,7 +72,7 @@ fn the_patch_carries_what_is_desired_and_is_the_same_each_time() {
 
 // P8, P9
 #[test]
-fn another_sidecar_image_rolls_whether_the_platform_or_the_spec_says_so() {
+fn a_changed_sidecar_image_rolls_from_the_platform_and_from_the_spec() {
     let by_spec = running(full_node())
         .edit(|spec| spec.sidecar.get_or_insert_default().image = Some("seictl:2".into()));
     assert_eq!(started_tasks(&by_spec), UPDATE);
@@ -82,12 +82,12 @@ fn another_sidecar_image_rolls_whether_the_platform_or_the_spec_says_so() {
         desired.hash = crate::fingerprint::digest_of(&"platform");
     });
     let plan = started(&by_platform).unwrap();
-    assert_eq!(plan.target.unwrap().cause, Cause::Operator, "nobody changed the spec");
+    assert_eq!(plan.target.unwrap().cause, Cause::Operator, "the spec did not change");
 }
 
 // P10, P12, P24
 #[test]
-fn the_condition_says_which_image_drifted() {
+fn the_condition_names_the_image_that_drifted() {
     let message = |snapshot: &Snapshot| says(&after(snapshot), ConditionType::NodeUpdateInProgress);
     let seid = message(&bumped(full_node()));
     assert!(seid.starts_with("True/UpdateStarted: image drift detected: spec=seid:2"), "{seid}");
@@ -134,7 +134,7 @@ fn an_update_checks_exactly_the_keys_that_are_declared() {
 
 // P17, P18, P19, P22
 #[test]
-fn only_a_closed_gate_opens_it_again() {
+fn only_a_closed_gate_is_opened_again() {
     let with = |sidecar: Sidecar| running(full_node()).with(|seen| seen.sidecar = sidecar);
     assert_eq!(started_tasks(&with(Sidecar::Ready)), "none");
     assert_eq!(started_tasks(&with(Sidecar::Unknown)), "none");
@@ -154,7 +154,7 @@ fn an_update_that_can_start_wins_over_a_closed_gate() {
 
 // P21
 #[test]
-fn each_opening_has_fresh_ids() {
+fn each_mark_ready_plan_has_fresh_ids() {
     let closed = |id: &str| {
         let snapshot = running(full_node()).with(|seen| {
             seen.sidecar = Sidecar::NotReady;
@@ -167,7 +167,7 @@ fn each_opening_has_fresh_ids() {
 
 // S1, S2, S3
 #[test]
-fn the_probe_is_mirrored_into_its_condition() {
+fn the_probe_result_sets_its_condition() {
     for (sidecar, text) in [
         (Sidecar::Ready, "True/Ready: "),
         (Sidecar::NotReady, "False/NotReady: the gate is closed"),
@@ -180,7 +180,7 @@ fn the_probe_is_mirrored_into_its_condition() {
 
 // S4, S5
 #[test]
-fn without_a_probe_the_condition_stays_as_it_is() {
+fn without_a_probe_the_condition_stays_unchanged() {
     let unknown = running(full_node()).with(|seen| seen.sidecar = Sidecar::Unknown);
     assert_eq!(says(&after(&unknown), ConditionType::SidecarReady), "absent");
     let initializing = crate::planner::fixture::new_node(full_node()).with(|seen| {
@@ -191,7 +191,7 @@ fn without_a_probe_the_condition_stays_as_it_is() {
 }
 
 #[test]
-fn a_sidecar_that_cannot_answer_is_not_asked_before_the_pod_is_replaced() {
+fn a_sidecar_that_cannot_answer_is_not_called_before_the_pod_is_replaced() {
     let late = "apply-statefulset apply-service replace-pod observe-image config-patch \
                 config-validate mark-ready";
     let silent = bumped(full_node()).with(|seen| seen.sidecar = Sidecar::Unreachable("no".into()));
@@ -227,7 +227,7 @@ fn an_image_never_waits_for_a_slot() {
 }
 
 #[test]
-fn a_change_of_the_operator_takes_its_turn() {
+fn a_change_of_the_operator_waits_for_a_slot() {
     let changed = running(full_node()).platform("b");
     assert_eq!(started(&changed).unwrap().target.unwrap().cause, Cause::Operator);
     assert_eq!(started(&changed).unwrap().target.unwrap().slot, Some(true));
@@ -235,8 +235,8 @@ fn a_change_of_the_operator_takes_its_turn() {
         changed.clone().with(|seen| seen.slot = Some(Slot::Halted { by: "ns/bad".into() }));
     assert_eq!(started_tasks(&halted), "none");
     assert!(report(&halted).contains("the roll of ns/bad failed"));
-    let told = after(&halted).pending_update.unwrap();
-    assert_eq!(told.halted_by.as_deref(), Some("ns/bad"));
+    let pending = after(&halted).pending_update.unwrap();
+    assert_eq!(pending.halted_by.as_deref(), Some("ns/bad"));
     let taken = changed.clone().with(|seen| seen.slot = Some(Slot::Taken { by: "ns/x".into() }));
     assert_eq!(after(&taken).pending_update.unwrap().halted_by, None);
     let unsettled =
@@ -278,7 +278,7 @@ fn a_hold_is_lifted_by_its_own_approval_only() {
 }
 
 #[test]
-fn a_closed_gate_is_opened_whatever_holds_the_update() {
+fn a_closed_gate_is_opened_even_while_the_update_is_held() {
     let closed = |snapshot: Snapshot| snapshot.with(|seen| seen.sidecar = Sidecar::NotReady);
     let held = running(full_node())
         .platform("b")
@@ -296,11 +296,11 @@ fn a_closed_gate_is_opened_whatever_holds_the_update() {
 }
 
 #[test]
-fn the_applied_template_is_put_back_when_the_running_one_is_desired_again() {
-    let other = bumped(full_node()).desired.unwrap();
+fn the_running_template_is_restored_when_it_is_desired_again() {
+    let bumped_render = bumped(full_node()).desired.unwrap();
     let snapshot = running(full_node()).with(|seen| {
         let statefulset = seen.statefulset.as_mut().unwrap();
-        statefulset.template_hash = Some(other.hash.clone());
+        statefulset.template_hash = Some(bumped_render.hash.clone());
         statefulset.update_revision = Some("rev-2".into());
     });
     let plan = started(&snapshot).unwrap();
@@ -319,7 +319,7 @@ fn the_applied_template_is_put_back_when_the_running_one_is_desired_again() {
 }
 
 #[test]
-fn a_revision_that_moves_by_itself_is_reported_and_not_rolled() {
+fn a_revision_that_changes_by_itself_is_reported_and_not_rolled() {
     let snapshot = running(full_node())
         .with(|seen| seen.statefulset.as_mut().unwrap().update_revision = Some("rev-9".into()));
     assert_eq!(started_tasks(&snapshot), "none");
@@ -336,7 +336,7 @@ fn adopted(spec: sei_api::SeiNodeSpec) -> Snapshot {
     })
 }
 
-fn judged(snapshot: Snapshot, comparison: Comparison) -> Snapshot {
+fn compared(snapshot: Snapshot, comparison: Comparison) -> Snapshot {
     snapshot.with(|seen| seen.adoption = Some(("pod-uid".into(), comparison)))
 }
 
@@ -349,11 +349,11 @@ fn grace() -> Comparison {
 }
 
 #[test]
-fn an_unknown_pod_is_judged_by_the_server_and_recorded_when_equal() {
+fn an_unknown_pod_is_compared_by_the_server_and_recorded_when_equal() {
     let decision = plan(&adopted(full_node()));
     assert_eq!(decision.compare.as_deref(), Some("pod-uid"));
     assert_eq!(decision.plan, PlanMove::Keep);
-    let snapshot = judged(adopted(full_node()), Comparison::Equal);
+    let snapshot = compared(adopted(full_node()), Comparison::Equal);
     assert_eq!(started_tasks(&snapshot), "none");
     let status = after(&snapshot);
     assert_eq!(status.pod_template_hash, Some(snapshot.desired.unwrap().hash.clone()));
@@ -362,7 +362,7 @@ fn an_unknown_pod_is_judged_by_the_server_and_recorded_when_equal() {
 
 #[test]
 fn an_adopted_difference_waits_for_the_next_change_of_the_spec() {
-    let snapshot = judged(adopted(full_node()), grace());
+    let snapshot = compared(adopted(full_node()), grace());
     assert_eq!(started_tasks(&snapshot), "none");
     let status = after(&snapshot);
     let drift = says(&status, ConditionType::PodTemplateDrift);
@@ -374,8 +374,8 @@ fn an_adopted_difference_waits_for_the_next_change_of_the_spec() {
         spec.pod_labels.get_or_insert_default().insert("team".into(), "core".into());
     });
     assert_eq!(started(&edited).unwrap().target.unwrap().cause, Cause::Spec);
-    let auto =
-        judged(adopted(full_node()), grace()).with(|seen| seen.rollout.adopt_automatically = true);
+    let auto = compared(adopted(full_node()), grace())
+        .with(|seen| seen.rollout.adopt_automatically = true);
     assert_eq!(started_tasks(&auto), UPDATE);
 }
 
@@ -386,21 +386,21 @@ fn an_adopted_pod_with_another_image_rolls() {
 }
 
 #[test]
-fn a_new_algorithm_is_judged_and_restamped_never_rolled() {
+fn a_new_algorithm_is_compared_and_restamped_never_rolled() {
     let snapshot = running(full_node()).with(|seen| {
         let old = format!("v0:{}", "0".repeat(64));
         seen.status_mut().pod_template_hash = Some(old.clone());
         seen.statefulset.as_mut().unwrap().template_hash = Some(old);
     });
     assert_eq!(plan(&snapshot).compare.as_deref(), Some("pod-uid"));
-    let snapshot = judged(snapshot, Comparison::Equal);
+    let snapshot = compared(snapshot, Comparison::Equal);
     assert_eq!(started_tasks(&snapshot), "none");
     let status = after(&snapshot);
     assert_eq!(status.pod_template_hash, Some(snapshot.desired.unwrap().hash.clone()));
 }
 
 #[test]
-fn changed_settings_outside_of_the_template_are_shown_and_ride_on_the_next_roll() {
+fn changed_settings_outside_of_the_template_are_shown_and_applied_with_the_next_roll() {
     let snapshot = running(full_node()).edit(|spec| {
         let overrides = spec.overrides.get_or_insert_default();
         overrides.insert("logging.level".into(), "debug".into());
@@ -412,7 +412,7 @@ fn changed_settings_outside_of_the_template_are_shown_and_ride_on_the_next_roll(
 }
 
 #[test]
-fn the_platforms_sidecar_image_is_nobodys_wish_for_a_node() {
+fn a_changed_platform_sidecar_image_is_not_a_change_of_the_spec() {
     let snapshot = adopted(validator()).with(|seen| {
         let desired = seen.desired.as_mut().unwrap();
         desired.sidecar_image = "seictl:2".into();
@@ -430,7 +430,7 @@ fn the_platforms_sidecar_image_is_nobodys_wish_for_a_node() {
 
 /// An operator's change was rolled out, its pod never ran, and the platform was changed again.
 #[test]
-fn a_pod_of_our_own_that_never_ran_is_no_adoption() {
+fn a_pod_of_our_own_that_never_ran_is_not_adopted() {
     let bad = fixture::desired(&full_node(), "bad");
     let stuck = running(full_node()).with(|seen| {
         seen.statefulset = Some(
@@ -462,20 +462,20 @@ fn a_pod_of_our_own_that_never_ran_is_no_adoption() {
         assert_eq!(plan.target.unwrap().cause, Cause::Operator);
     }
     let anothers = stuck.with(|seen| seen.status_mut().last_update = None);
-    assert_eq!(started_tasks(&anothers), "none", "nobody knows who made it");
+    assert_eq!(started_tasks(&anothers), "none", "its creator is unknown");
 }
 
 #[test]
-fn a_new_leader_repeats_what_was_told_before() {
+fn a_new_leader_keeps_the_reported_state() {
     let halted = running(full_node())
         .platform("b")
         .with(|seen| seen.slot = Some(Slot::Halted { by: "ns/bad".into() }));
-    let told = after(&halted);
+    let reported = after(&halted);
     let restarted = halted.with(|seen| {
-        seen.store(told.clone());
+        seen.store(reported.clone());
         seen.slot = None;
         seen.rollout.settles_in = Some(Duration::from_secs(90));
     });
-    assert_eq!(after(&restarted), told, "nothing is written");
+    assert_eq!(after(&restarted), reported, "nothing is written");
     assert_eq!(plan(&restarted).requeue, Some(Duration::from_secs(90)));
 }

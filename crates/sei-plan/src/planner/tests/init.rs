@@ -1,4 +1,4 @@
-//! New nodes, failed nodes, and the gate before them.
+//! New nodes, failed nodes, and the state-sync check before their first plan.
 
 use sei_api::names::annotation;
 use sei_api::node::{GenesisCeremony, PeerSource, StaticPeers};
@@ -87,7 +87,7 @@ fn a_seed_checks_its_node_key_and_nothing_else() {
 
 // I9, I10, I11, I39
 #[test]
-fn an_init_plan_is_active_and_its_tasks_are_pending_with_their_budgets() {
+fn the_tasks_of_an_init_plan_are_pending_with_their_retry_budgets() {
     let plan = started(&new_node(full_node_from(s3(1_200_000)))).unwrap();
     assert_eq!(plan.phase, PlanPhase::Active);
     assert_eq!(plan.failed_phase, Some(SeiNodePhase::Failed));
@@ -96,17 +96,21 @@ fn an_init_plan_is_active_and_its_tasks_are_pending_with_their_budgets() {
     assert_eq!(task("snapshot-restore").params, Some(json!({ "TargetHeight": 1_200_000 })));
     assert_eq!(task("configure-genesis").max_retries, Some(180));
     assert_eq!(task("replace-pod").max_retries, None);
-    let other = started(&new_node(full_node_from(s3(1))).with(|seen| seen.plan_id = "b".into()));
-    let other = other.unwrap();
-    assert!(plan.tasks.iter().all(|task| other.tasks.iter().all(|one| one.id != task.id)));
+    let second = started(&new_node(full_node_from(s3(1))).with(|seen| seen.plan_id = "b".into()));
+    let second = second.unwrap();
+    assert!(
+        plan.tasks
+            .iter()
+            .all(|task| second.tasks.iter().all(|task_of_second| task_of_second.id != task.id))
+    );
 }
 
 // I27, I28, I29, I30, I31, I32
 #[test]
 fn keys_are_checked_before_anything_that_uses_them() {
-    let before = |list: &str, one: &str, other: &str| {
+    let before = |list: &str, first: &str, second: &str| {
         let at = |name: &str| list.split(' ').position(|task| task == name).unwrap();
-        assert!(at(one) < at(other), "{one} before {other} in {list}");
+        assert!(at(first) < at(second), "{first} before {second} in {list}");
     };
     let base = init(governor());
     before(&base, "ensure-data-pvc", "validate-signing-key");
@@ -148,7 +152,7 @@ fn a_bootstrap_is_torn_down_before_the_node_is_applied() {
 }
 
 #[test]
-fn a_ceremony_makes_its_identity_first() {
+fn a_ceremony_generates_its_identity_first() {
     assert_eq!(
         init(ceremony()),
         format!(
@@ -225,7 +229,7 @@ fn without_witnesses_no_first_plan_is_built() {
 
 // SS13
 #[test]
-fn a_stopped_new_node_still_says_what_it_lacks() {
+fn a_stopped_new_node_still_reports_missing_witnesses() {
     let snapshot = blocked().edit(|spec| spec.paused = Some(true));
     assert_eq!(started_tasks(&snapshot), "none");
     let status = after(&snapshot);
@@ -261,7 +265,7 @@ fn witnesses_reach_the_status_with_the_first_plan() {
 
 // SS16
 #[test]
-fn a_running_node_is_updated_whatever_the_witnesses() {
+fn a_running_node_is_updated_with_or_without_witnesses() {
     let snapshot = running(full_node_from(state_sync()))
         .edit(|spec| spec.image = "seid:2".into())
         .with(|seen| seen.witnesses = RegisteredWitnesses::Unreadable("bad".into()));
@@ -286,21 +290,21 @@ fn failed() -> Snapshot {
 }
 
 #[test]
-fn a_failed_node_tries_again_on_an_edit_or_when_asked() {
+fn a_failed_node_tries_again_on_an_edit_or_on_request() {
     assert_eq!(started_tasks(&failed()), "none");
     assert!(report(&failed()).contains("configure-genesis: no genesis"));
     assert!(after(&failed()).plan.is_some(), "the failed plan stays for inspection");
     assert!(started(&failed().edit(|spec| spec.image = "seid:2".into())).is_some());
-    let asked = failed().with(|seen| {
+    let retried = failed().with(|seen| {
         let annotations = seen.node.metadata.annotations.get_or_insert_default();
         annotations.insert(annotation::RETRY.into(), "1".into());
     });
-    let plan = started(&asked).unwrap();
+    let plan = started(&retried).unwrap();
     assert_eq!(plan.target.as_ref().unwrap().retry.as_deref(), Some("1"));
-    assert_eq!(after(&asked).phase, Some(SeiNodePhase::Initializing));
+    assert_eq!(after(&retried).phase, Some(SeiNodePhase::Initializing));
     let mut answered = plan;
     answered.phase = PlanPhase::Failed;
-    let again = asked.with(|seen| seen.status_mut().plan = Some(answered));
+    let again = retried.with(|seen| seen.status_mut().plan = Some(answered));
     assert_eq!(started_tasks(&again), "none", "each value is answered once");
 }
 
@@ -324,7 +328,7 @@ fn a_second_try_does_not_bootstrap_again() {
 }
 
 #[test]
-fn a_node_with_somebody_elses_key_is_never_started() {
+fn a_node_with_the_signing_key_of_another_node_is_never_started() {
     let snapshot =
         new_node(validator()).with(|seen| seen.signing_conflict = Some("ns/other".into()));
     assert_eq!(started_tasks(&snapshot), "none");
@@ -332,7 +336,7 @@ fn a_node_with_somebody_elses_key_is_never_started() {
     assert!(stalled.starts_with("True/SigningKeyConflict: ns/other"), "{stalled}");
 }
 
-/// Objects of ours beside an empty status.
+/// Our objects beside an empty status.
 fn wiped() -> Snapshot {
     running(full_node()).with(|seen| seen.store(SeiNodeStatus::default()))
 }
@@ -344,7 +348,7 @@ fn an_empty_status_beside_a_running_pod_is_rebuilt() {
 }
 
 #[test]
-fn an_empty_status_beside_a_pod_that_never_started_begins_anew() {
+fn an_empty_status_beside_a_pod_that_never_started_gets_a_first_plan() {
     let snapshot = wiped().with(|seen| {
         seen.sidecar = Sidecar::NotReady;
         seen.pods[0].seid.started = false;
@@ -354,14 +358,14 @@ fn an_empty_status_beside_a_pod_that_never_started_begins_anew() {
         seen.sidecar = Sidecar::Unknown;
         seen.pods[0].seid.started = false;
     });
-    assert_eq!(started_tasks(&unprobed), "none", "the sidecar is asked first");
+    assert_eq!(started_tasks(&unprobed), "none", "the sidecar is probed first");
 }
 
 #[test]
 fn a_statefulset_of_another_owner_is_left_alone() {
     let snapshot = new_node(full_node()).with(|seen| {
         let mut foreign = statefulset(&json!({}), "", "rev-1");
-        foreign.controller = Some("somebody".into());
+        foreign.controller = Some("foreign".into());
         seen.statefulset = Some(foreign.into());
         seen.pods = vec![pod("x", "y", "rev-1").into()];
     });
@@ -371,7 +375,7 @@ fn a_statefulset_of_another_owner_is_left_alone() {
 
 // I37
 #[test]
-fn the_rendered_configuration_reaches_the_stored_plan() {
+fn the_rendered_configuration_is_in_the_stored_plan() {
     use crate::testing;
     for (level, expected) in [(None, "error"), (Some("debug"), "debug")] {
         let mut node = testing::node("rpc-genesis");
@@ -411,7 +415,7 @@ fn an_edit_after_an_edit_does_not_bootstrap_again() {
 }
 
 #[test]
-fn a_job_that_is_left_is_torn_down_before_the_node_is_applied() {
+fn a_leftover_job_is_torn_down_before_the_node_is_applied() {
     let snapshot =
         new_node(full_node()).with(|seen| seen.job = Some(crate::view::JobView::default()));
     let tasks = started_tasks(&snapshot);

@@ -10,7 +10,7 @@ use crate::snapshot::Claim;
 use crate::tasks::Waiting;
 use crate::view::{Trouble, TroubleKind};
 
-/// A running node whose image was bumped and whose plan is stored; `done` of its tasks are done.
+/// A running node with a bumped image and a stored plan of which `done` tasks are complete.
 fn updating(spec: sei_api::SeiNodeSpec, done: usize) -> Snapshot {
     let snapshot = running(spec).edit(|spec| spec.image = "seid:2".into());
     let status = after(&snapshot);
@@ -41,7 +41,7 @@ fn ended_update(phase: PlanPhase) -> Snapshot {
     })
 }
 
-/// The pod has become what the plan desired.
+/// The pod is what the plan desired.
 fn arrived(snapshot: Snapshot) -> Snapshot {
     let fresh = running(snapshot.node.spec.clone());
     snapshot.with(|seen| {
@@ -61,7 +61,7 @@ fn waits(reason: Reason) -> Waiting {
 
 // P25, P29
 #[test]
-fn a_complete_update_is_cleared_and_said_to_be_complete() {
+fn a_complete_update_is_cleared_and_reported_as_complete() {
     let snapshot = arrived(ended_update(PlanPhase::Complete));
     let status = after(&snapshot);
     assert_eq!(status.plan, None);
@@ -116,7 +116,7 @@ fn the_pause_grows_with_each_failure_and_a_new_target_resets_it() {
     assert_eq!(pauses, [30, 60, 120, 240, 480, 600]);
     snapshot.status_mut().plan = None;
     let edited = snapshot.edit(|spec| spec.image = "seid:3".into());
-    assert!(started(&edited).is_some(), "a change of the spec is tried at once");
+    assert!(started(&edited).is_some(), "a change of the spec is rolled at once");
     assert_eq!(after(&edited).pending_update.unwrap().attempts, None);
 }
 
@@ -134,7 +134,7 @@ fn an_active_plan_to_the_desired_target_is_resumed() {
 fn an_active_plan_to_another_target_is_superseded() {
     for done in 0..7 {
         let snapshot = updating(full_node(), done).edit(|spec| spec.image = "seid:3".into());
-        let plan = started(&snapshot).expect("the newer wish starts at once");
+        let plan = started(&snapshot).expect("the newer target starts at once");
         assert_eq!(plan.target.unwrap().image, "seid:3");
         let status = after(&snapshot);
         let last = status.last_update.clone().unwrap();
@@ -153,12 +153,12 @@ fn a_revert_before_anything_was_applied_ends_the_update() {
     assert_eq!(started_tasks(&snapshot), "none");
     let status = after(&snapshot);
     assert_eq!(status.plan, None);
-    let said = says(&status, ConditionType::NodeUpdateInProgress);
-    assert!(said.starts_with("False/UpdateSuperseded"), "{said}");
+    let text = says(&status, ConditionType::NodeUpdateInProgress);
+    assert!(text.starts_with("False/UpdateSuperseded"), "{text}");
 }
 
 #[test]
-fn what_an_old_plan_left_running_is_handed_to_the_new_one() {
+fn running_tasks_of_an_old_plan_are_passed_to_the_new_plan() {
     let snapshot = updating(full_node(), 0)
         .with(|seen| {
             let plan = seen.status_mut().plan.as_mut().unwrap();
@@ -173,7 +173,7 @@ fn what_an_old_plan_left_running_is_handed_to_the_new_one() {
 
 // P28
 #[test]
-fn another_plans_end_leaves_the_condition_alone() {
+fn the_end_of_another_plan_leaves_the_condition_unchanged() {
     let snapshot = arrived(updating(full_node(), 7)).with(|seen| {
         let generation = seen.generation();
         let verdict = Verdict::new(
@@ -194,7 +194,7 @@ fn another_plans_end_leaves_the_condition_alone() {
 }
 
 #[test]
-fn an_init_plan_leaves_no_trace_in_the_update_condition() {
+fn an_init_plan_does_not_change_the_update_condition() {
     let snapshot = running(full_node()).with(|seen| {
         let desired = seen.desired.clone().unwrap();
         let mut plan = build::init(seen, &desired, false);
@@ -208,7 +208,7 @@ fn an_init_plan_leaves_no_trace_in_the_update_condition() {
 
 // P31, P32
 #[test]
-fn nothing_and_active_plans_are_not_settled() {
+fn no_plan_and_active_plans_are_not_settled() {
     assert_eq!(after(&running(full_node())).plan, None);
     let snapshot = updating(full_node(), 1);
     assert_eq!(after(&snapshot).plan, snapshot.status().plan);
@@ -216,7 +216,7 @@ fn nothing_and_active_plans_are_not_settled() {
 
 // P33
 #[test]
-fn a_failure_is_told_by_task_and_error() {
+fn a_failure_text_names_task_and_error() {
     let mut plan = updating(full_node(), 0).status().plan.clone().unwrap();
     assert_eq!(failure_text(&plan), "unknown");
     plan.failed_task_detail = Some(FailedTaskDetail {
@@ -230,7 +230,7 @@ fn a_failure_is_told_by_task_and_error() {
 }
 
 #[test]
-fn a_plan_of_the_peer_is_superseded_unless_it_is_an_init() {
+fn a_plan_of_the_go_operator_is_superseded_unless_it_is_an_init() {
     let peers = |plan: TaskPlan| TaskPlan { kind: None, target: None, ..plan };
     let snapshot = updating(full_node(), 3).with(|seen| {
         let plan = seen.status_mut().plan.take().unwrap();
@@ -247,7 +247,7 @@ fn a_plan_of_the_peer_is_superseded_unless_it_is_an_init() {
 }
 
 #[test]
-fn a_forged_plan_is_given_up_without_harm() {
+fn a_forged_plan_is_abandoned_without_harm() {
     let forged = updating(full_node(), 0).with(|seen| {
         seen.status_mut().plan.as_mut().unwrap().tasks[3].r#type = "reset-data".into();
     });
@@ -257,7 +257,7 @@ fn a_forged_plan_is_given_up_without_harm() {
 }
 
 #[test]
-fn a_forged_target_is_given_up_for_what_is_desired() {
+fn a_forged_target_is_replaced_by_the_desired_target() {
     type Forge = fn(&mut PlanTarget);
     let forgeries: [Forge; 3] = [
         |target| target.hash = "v1:0".into(),
@@ -286,7 +286,7 @@ fn an_unanswered_or_failed_configuration_task_moves_behind_the_replacement() {
             message: String::new(),
         });
     });
-    assert_eq!(started_tasks(&silent), "none", "for 15 s it is given a chance");
+    assert_eq!(started_tasks(&silent), "none", "the sidecar has 15 s to answer");
     let patient = silent.clone().with(|seen| seen.now = at(15));
     assert_eq!(started_tasks(&patient), late);
     assert_eq!(after(&patient).pending_update.unwrap().attempts, None, "no failure is counted");
@@ -303,7 +303,7 @@ fn an_unanswered_or_failed_configuration_task_moves_behind_the_replacement() {
 }
 
 #[test]
-fn an_update_that_waits_lets_a_shut_out_pod_in_first() {
+fn a_waiting_update_opens_the_gate_of_an_unready_pod_first() {
     let waiting = updating(validator(), 0).with(|seen| {
         seen.sidecar = Sidecar::NotReady;
         seen.waiting = Some(waits(Reason::SecretMissing));
@@ -312,7 +312,7 @@ fn an_update_that_waits_lets_a_shut_out_pod_in_first() {
     let status = after(&waiting);
     assert_eq!(status.pending_update.unwrap().attempts, None);
     let working = updating(validator(), 0).with(|seen| seen.sidecar = Sidecar::NotReady);
-    assert_eq!(started_tasks(&working), "none", "a plan that gets on is not disturbed");
+    assert_eq!(started_tasks(&working), "none", "a plan that progresses is not interrupted");
     let replaced = updating(validator(), 7).with(|seen| {
         seen.sidecar = Sidecar::NotReady;
         seen.waiting = Some(waits(Reason::SecretMissing));
@@ -321,7 +321,7 @@ fn an_update_that_waits_lets_a_shut_out_pod_in_first() {
 }
 
 #[test]
-fn a_sidecar_task_that_outlives_its_pod_lets_the_next_pod_in_first() {
+fn after_an_eviction_the_gate_of_the_next_pod_is_opened_before_a_running_sidecar_task() {
     let evicted = |submitted: i64, started: i64| {
         updating(full_node(), 0).with(|seen| {
             seen.now = at(12);
@@ -335,7 +335,7 @@ fn a_sidecar_task_that_outlives_its_pod_lets_the_next_pod_in_first() {
     assert_eq!(started_tasks(&evicted(5, 10)), "mark-ready");
     assert_eq!(after(&evicted(5, 10)).pending_update.unwrap().attempts, None);
     assert_eq!(started_tasks(&evicted(10, 10)), "mark-ready", "times are whole seconds");
-    assert_eq!(started_tasks(&evicted(11, 10)), "none", "it was given to this very pod");
+    assert_eq!(started_tasks(&evicted(11, 10)), "none", "it was submitted to this pod");
     let ready = evicted(5, 10).with(|seen| seen.sidecar = Sidecar::Ready);
     assert_eq!(started_tasks(&ready), "none", "the gate is open");
 }
@@ -348,7 +348,7 @@ fn a_gate_that_cannot_be_opened_never_blocks_an_update() {
         seen.status_mut().plan = Some(plan);
     });
     let bumped = opening.edit(|spec| spec.image = "seid:2".into());
-    assert_eq!(started_tasks(&bumped), "none", "it is given a chance");
+    assert_eq!(started_tasks(&bumped), "none", "mark-ready has time to succeed");
     let stuck = bumped.with(|seen| {
         seen.sidecar = Sidecar::Unreachable("refused".into());
         seen.waiting = Some(waits(Reason::SidecarUnreachable));
@@ -373,21 +373,21 @@ fn pausing_updates_ends_a_plan_that_has_not_replaced_the_pod() {
         })
         .edit(pause);
     let plan = started(&applied).unwrap();
-    assert_eq!(plan.kind, Some(PlanKind::ApplyTemplate), "the running template is put back");
+    assert_eq!(plan.kind, Some(PlanKind::ApplyTemplate), "the running template is restored");
     assert_eq!(plan.target.unwrap().hash, applied.status().pod_template_hash.clone().unwrap());
     let replaced = updating(full_node(), 5).edit(pause);
     assert_eq!(after(&replaced).plan, replaced.status().plan, "after the deletion it is finished");
 }
 
 #[test]
-fn a_stopped_node_keeps_its_plan_frozen() {
+fn a_stopped_node_keeps_its_plan_unchanged() {
     let snapshot = updating(full_node(), 3).edit(|spec| spec.paused = Some(true));
     assert_eq!(after(&snapshot).plan, snapshot.status().plan);
     assert!(report(&snapshot).contains("is stopped"));
 }
 
 #[test]
-fn another_identity_of_a_running_node_is_refused() {
+fn a_changed_identity_of_a_running_node_is_refused() {
     let snapshot = running(full_node()).edit(|spec| spec.chain_id = "other-1".into());
     assert_eq!(started_tasks(&snapshot), "none");
     let stalled = says(&after(&snapshot), ConditionType::Stalled);
@@ -410,7 +410,7 @@ fn another_identity_of_a_running_node_is_refused() {
 
 // OI10
 #[test]
-fn trouble_is_reported_as_stalled_after_its_deadline_and_the_start_survives_a_restart() {
+fn a_trouble_is_reported_as_stalled_after_its_deadline_and_its_start_survives_a_restart() {
     let trouble = updating(full_node(), 5).with(|seen| {
         seen.pods[0].troubles = vec![Trouble {
             container: "seid".into(),
@@ -431,8 +431,8 @@ fn trouble_is_reported_as_stalled_after_its_deadline_and_the_start_survives_a_re
         says(&status, ConditionType::Stalled),
         "True/ImagePullFailed: pod n-0: seid: ErrImagePull not found"
     );
-    assert_eq!(status.blocked.unwrap().since, Time(at(0)), "counted from its first sight");
-    assert!(status.plan.is_some(), "it keeps waiting and forces nothing");
+    assert_eq!(status.blocked.unwrap().since, Time(at(0)), "counted from its first snapshot");
+    assert!(status.plan.is_some(), "the plan keeps waiting");
 }
 
 #[test]
@@ -488,13 +488,13 @@ fn an_image_edit_during_init_supersedes_and_a_label_does_not() {
     };
     let image = initializing().edit(|spec| spec.image = "seid:2".into());
     assert_eq!(started(&image).unwrap().kind, Some(PlanKind::Init));
-    assert_eq!(started_tasks(&initializing().edit(label)), "none", "a restore is not thrown away");
+    assert_eq!(started_tasks(&initializing().edit(label)), "none", "a running restore is kept");
     let idle = initializing().edit(label).with(|seen| seen.pods[0].seid.running = false);
     assert!(started(&idle).is_some(), "a pod that does not run has nothing to lose");
 }
 
 #[test]
-fn a_pending_update_keeps_its_first_sight() {
+fn a_pending_update_keeps_the_time_of_its_first_snapshot() {
     let snapshot = running(full_node()).platform("b").with(|seen| {
         seen.slot = Some(crate::snapshot::Slot::Taken { by: "x".into() });
     });
@@ -508,7 +508,7 @@ fn a_pending_update_keeps_its_first_sight() {
 }
 
 #[test]
-fn a_target_names_what_it_leads_to() {
+fn a_target_names_its_template_and_images() {
     let snapshot = updating(full_node(), 0);
     let target = snapshot.status().plan.clone().unwrap().target.unwrap();
     let desired = snapshot.desired.unwrap();
@@ -530,7 +530,7 @@ fn a_target_names_what_it_leads_to() {
 }
 
 #[test]
-fn a_gate_that_the_sidecar_guards_is_not_tried_instead_of_the_update() {
+fn a_gate_that_the_sidecar_keeps_closed_does_not_replace_the_update() {
     for reason in [Reason::SidecarAuth, Reason::SidecarUnreachable] {
         let snapshot = updating(full_node(), 0).with(|seen| {
             seen.sidecar = Sidecar::NotReady;
@@ -541,7 +541,7 @@ fn a_gate_that_the_sidecar_guards_is_not_tried_instead_of_the_update() {
 }
 
 #[test]
-fn a_pause_does_not_undo_the_way_back_to_what_runs() {
+fn a_pause_does_not_undo_the_restoring_of_the_running_template() {
     let snapshot = updating(full_node(), 3)
         .with(|seen| {
             let plan = seen.status_mut().plan.as_mut().unwrap();
@@ -570,7 +570,7 @@ fn no_update_takes_the_key_of_another_node() {
     let already = running(validator())
         .edit(|spec| spec.image = "seid:2".into())
         .with(|seen| seen.signing_conflict = Some("ns/a".into()));
-    assert!(started(&already).is_some(), "the one that has it goes on");
+    assert!(started(&already).is_some(), "the node that has the key continues");
 }
 
 #[test]
@@ -587,7 +587,7 @@ fn a_gate_is_not_opened_on_a_node_that_is_stopped() {
 }
 
 #[test]
-fn a_volume_that_is_going_keeps_its_pod_alone() {
+fn a_terminating_volume_keeps_its_pod_running() {
     let snapshot = running(validator()).edit(|spec| spec.image = "seid:2".into());
     let snapshot = snapshot.with(|seen| {
         seen.claim = Claim::Present(ClaimView {
@@ -601,11 +601,15 @@ fn a_volume_that_is_going_keeps_its_pod_alone() {
     });
     assert_eq!(started_tasks(&snapshot), "none");
     assert!(says(&after(&snapshot), ConditionType::Stalled).starts_with("True/DataVolumeLost"));
-    assert_eq!(repair::desired_replicas(&snapshot, Some(1)), 1, "stopping it would end the volume");
+    assert_eq!(
+        repair::desired_replicas(&snapshot, Some(1)),
+        1,
+        "stopping the pod would delete the volume"
+    );
 }
 
 #[test]
-fn a_restored_volume_is_taken_with_consent_and_without_a_new_start() {
+fn a_restored_volume_is_accepted_with_approval_and_without_a_new_init() {
     let restored = running(validator()).with(|seen| {
         seen.claim = Claim::Present(ClaimView {
             uid: "new".into(),
@@ -626,7 +630,7 @@ fn a_restored_volume_is_taken_with_consent_and_without_a_new_start() {
 }
 
 #[test]
-fn peers_by_ec2_tags_are_said_not_to_be_looked_at() {
+fn peers_by_ec2_tags_are_reported_as_not_resolved() {
     use sei_api::node::{Ec2TagPeers, PeerSource};
     let none = after(&running(full_node()));
     assert_eq!(says(&none, ConditionType::PeersResolved), "absent");
@@ -641,25 +645,25 @@ fn peers_by_ec2_tags_are_said_not_to_be_looked_at() {
 }
 
 #[test]
-fn a_running_node_whose_pod_nobody_makes_is_stalled() {
-    let gone = running(full_node()).with(|seen| seen.pods.clear());
-    let status = after(&gone);
+fn a_running_node_whose_pod_is_never_created_is_stalled() {
+    let missing = running(full_node()).with(|seen| seen.pods.clear());
+    let status = after(&missing);
     assert_eq!(status.blocked.as_ref().unwrap().reason, "StatefulSetNotObserved");
     assert!(says(&status, ConditionType::Stalled).starts_with("False"), "not at once");
-    let late = gone.clone().with(|seen| {
+    let late = missing.clone().with(|seen| {
         seen.store(status);
         seen.now = later(seen.now, Duration::from_secs(60));
     });
-    let told = says(&after(&late), ConditionType::Stalled);
-    assert_eq!(told, "True/StatefulSetNotObserved: StatefulSet n has made no pod yet");
-    let stopped = gone.edit(|spec| spec.paused = Some(true)).with(|seen| {
+    let stalled = says(&after(&late), ConditionType::Stalled);
+    assert_eq!(stalled, "True/StatefulSetNotObserved: StatefulSet n has made no pod yet");
+    let stopped = missing.edit(|spec| spec.paused = Some(true)).with(|seen| {
         seen.statefulset.as_mut().unwrap().replicas = Some(0);
     });
     assert_eq!(after(&stopped).blocked, None, "a stopped node has none");
 }
 
 #[test]
-fn a_crash_loop_goes_on_between_two_crashes() {
+fn a_crash_loop_continues_between_two_crashes() {
     let crashed = running(full_node()).with(|seen| {
         seen.pods[0].ready = false;
         seen.pods[0].seid.restarts = 3;
@@ -678,7 +682,7 @@ fn a_crash_loop_goes_on_between_two_crashes() {
             seen.pods[0].seid.running_since = Some(at(0));
             seen.now = at(second);
         });
-        after(&again).blocked.map(|one| (one.reason, one.since))
+        after(&again).blocked.map(|blocked| (blocked.reason, blocked.since))
     };
     let since = blocked.blocked.as_ref().unwrap().since.clone();
     assert_eq!(runs_since(10, false), Some(("CrashLooping".to_owned(), since)));

@@ -1,4 +1,4 @@
-//! What is set right without a plan, and what is left alone.
+//! What is repaired without a plan, and what is left alone.
 
 use sei_api::names::annotation;
 use serde_json::json;
@@ -10,7 +10,6 @@ use crate::request::Request;
 use crate::snapshot::Current;
 
 const ALL: Current = Current { service: true, proxy_config: true, template: true };
-
 const NONE: Current = Current { service: false, proxy_config: false, template: true };
 
 /// The repairs by name, with the patch where there is one.
@@ -30,7 +29,7 @@ fn check(snapshot: &Snapshot, current: Current) -> String {
             "apply".to_owned()
         }
         Request::PatchStatefulSet(patch) => patch.to_string(),
-        other => panic!("{other:?}"),
+        unexpected => panic!("{unexpected:?}"),
     });
     names.collect::<Vec<_>>().join(" ")
 }
@@ -50,11 +49,11 @@ fn a_missing_statefulset_of_a_running_node_is_created() {
 
 // T2, T3, T4
 #[test]
-fn a_statefulset_is_never_deleted_and_a_strangers_never_touched() {
+fn a_statefulset_is_never_deleted_and_that_of_another_owner_is_never_touched() {
     let snapshot = running(full_node()).with(|seen| {
-        let one = seen.statefulset.as_mut().unwrap();
-        one.controller = Some("somebody".into());
-        one.replicas = Some(2);
+        let statefulset = seen.statefulset.as_mut().unwrap();
+        statefulset.controller = Some("foreign".into());
+        statefulset.replicas = Some(2);
     });
     assert_eq!(check(&snapshot, ALL), "");
     let recreated = running(full_node()).with(|seen| {
@@ -62,16 +61,16 @@ fn a_statefulset_is_never_deleted_and_a_strangers_never_touched() {
         seen.status_mut().stateful_set =
             Some(sei_api::status::StatefulSetRef { name: "n".into(), uid: "first".into() });
     });
-    assert_eq!(check(&recreated, ALL), "", "a recorded uid is a hint, not a verdict");
+    assert_eq!(check(&recreated, ALL), "", "the recorded uid is only a hint");
 }
 
 // T5
 #[test]
 fn a_terminating_statefulset_is_left_alone() {
     let snapshot = running(full_node()).with(|seen| {
-        let one = seen.statefulset.as_mut().unwrap();
-        one.terminating = true;
-        one.on_delete = false;
+        let statefulset = seen.statefulset.as_mut().unwrap();
+        statefulset.terminating = true;
+        statefulset.on_delete = false;
     });
     assert_eq!(check(&snapshot, ALL), "");
 }
@@ -84,9 +83,9 @@ fn service_and_proxy_configuration_are_restored() {
 #[test]
 fn the_strategy_is_repaired_alone_and_first() {
     let snapshot = running(full_node()).with(|seen| {
-        let one = seen.statefulset.as_mut().unwrap();
-        one.on_delete = false;
-        one.replicas = Some(2);
+        let statefulset = seen.statefulset.as_mut().unwrap();
+        statefulset.on_delete = false;
+        statefulset.replicas = Some(2);
     });
     let patch = json!({
         "metadata": { "resourceVersion": "7" },
@@ -111,13 +110,13 @@ fn replicas_are_one_or_zero_when_stopped() {
 fn a_node_that_signs_is_not_scaled_up_beside_another_with_its_key() {
     let conflict = running(validator()).with(|seen| seen.signing_conflict = Some("ns/b".into()));
     assert_eq!(desired_replicas(&conflict, Some(0)), 0);
-    assert_eq!(desired_replicas(&conflict, Some(1)), 1, "the one that runs is not stopped");
+    assert_eq!(desired_replicas(&conflict, Some(1)), 1, "a running pod is not stopped");
     let missing = conflict.with(|seen| seen.statefulset = None);
     assert_eq!(check(&missing, ALL), "");
 }
 
 #[test]
-fn a_held_template_is_left_alone_while_replicas_are_set_right() {
+fn a_held_template_is_left_alone_while_replicas_are_repaired() {
     let snapshot = running(full_node())
         .edit(|spec| {
             spec.image = "seid:2".into();
@@ -129,10 +128,10 @@ fn a_held_template_is_left_alone_while_replicas_are_set_right() {
 }
 
 #[test]
-fn a_template_edited_by_hand_is_restored_only_beyond_doubt() {
+fn a_manually_edited_template_is_restored_only_when_the_edit_is_certain() {
     let edited = running(full_node()).with(|seen| {
-        let one = seen.statefulset.as_mut().unwrap();
-        one.template["spec"]["containers"][0]["image"] = json!("evil:1");
+        let statefulset = seen.statefulset.as_mut().unwrap();
+        statefulset.template["spec"]["containers"][0]["image"] = json!("evil:1");
     });
     assert_eq!(check(&edited, ALL), "apply");
     let held = edited.edit(|spec| spec.image = "seid:2".into());

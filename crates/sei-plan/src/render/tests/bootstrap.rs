@@ -22,7 +22,7 @@ fn job_of(node: &SeiNode) -> Value {
     serde_json::to_value(job).unwrap()
 }
 
-/// A governor whose first state comes from a bootstrap Job: it has every Secret there is.
+/// A governor whose first state comes from a bootstrap Job: it uses every kind of Secret.
 fn governor() -> SeiNode {
     let mut json = serde_json::to_value(node("val-governor")).unwrap();
     json["spec"]["validator"]["snapshot"] =
@@ -61,7 +61,7 @@ fn without_a_snapshot_to_run_from_there_is_no_job() {
     for (name, field) in [("rpc-genesis", "snapshot"), ("rpc-statesync", "snapshot.s3")] {
         match Bootstrap::of(&node(name)) {
             Err(RenderError::NoBootstrap { field: found, .. }) => assert_eq!(found, field),
-            other => panic!("{name}: {other:?}"),
+            unexpected => panic!("{name}: {unexpected:?}"),
         }
     }
 }
@@ -89,10 +89,10 @@ fn home_is_the_parent_of_the_data_directory() {
     let job = job("rpc-bootstrap");
     let pod = &job["spec"]["template"]["spec"];
     for name in ["seid-init", "seid"] {
-        let one = find(pod, name);
-        assert_eq!(one["env"][0], json!({ "name": "HOME", "value": "/home/nonroot" }));
+        let container = find(pod, name);
+        assert_eq!(container["env"][0], json!({ "name": "HOME", "value": "/home/nonroot" }));
         assert_eq!(
-            one["volumeMounts"][0],
+            container["volumeMounts"][0],
             json!({ "name": "data", "mountPath": "/home/nonroot/.sei" })
         );
     }
@@ -159,7 +159,7 @@ fn the_job_is_as_confined_as_the_node() {
 }
 
 #[test]
-fn a_dedicated_nodes_job_only_avoids_others() {
+fn a_dedicated_nodes_job_only_avoids_other_pods() {
     let mut inputs = inputs("replay-shadow");
     inputs.dedicated = true;
     let bootstrap = Bootstrap::of(&node("replay-shadow")).unwrap();
@@ -214,7 +214,7 @@ fn secret_env(secret: &str) -> EnvVar {
 
 // B13
 #[test]
-fn clean_pods_and_other_modes_pass() {
+fn clean_pods_and_other_modes_are_accepted() {
     let inputs = TemplateInputs::of(&governor()).unwrap();
     assert_eq!(check_bootstrap_isolation(&clean_pod(), &inputs), Ok(()));
     let mut pod = clean_pod();

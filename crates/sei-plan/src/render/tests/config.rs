@@ -1,4 +1,4 @@
-//! What the sidecar is told.
+//! The configuration that the sidecar receives.
 
 use serde_json::json;
 
@@ -49,7 +49,7 @@ fn an_archive_gets_its_peers() {
 
 // I14
 #[test]
-fn an_archive_that_makes_snapshots_keeps_as_many_as_it_is_told() {
+fn an_archive_that_creates_snapshots_keeps_the_configured_number() {
     let plain = json!({ "logging.level": "error", "network.p2p.persistent_peers": "a@h:1,b@h:2" });
     assert_eq!(overrides(&node("arch-sync")), plain);
     let mut node = node("arch-publisher");
@@ -90,9 +90,9 @@ fn a_replayer_commits_in_the_background() {
 // I33
 #[test]
 fn state_sync_gets_the_witnesses_it_was_given() {
-    let syncers = ["w1:1".to_owned(), "w2:2".to_owned()];
+    let witnesses = ["w1:1".to_owned(), "w2:2".to_owned()];
     assert_eq!(
-        configure_state_sync_params(&node("rpc-bootstrap"), &syncers).unwrap(),
+        configure_state_sync_params(&node("rpc-bootstrap"), &witnesses).unwrap(),
         json!({ "UseLocalSnapshot": true, "TrustPeriod": "9999h0m0s", "BackfillBlocks": 100,
                 "RpcServers": ["w1:1", "w2:2"] })
     );
@@ -101,12 +101,12 @@ fn state_sync_gets_the_witnesses_it_was_given() {
         json!({ "UseLocalSnapshot": false, "TrustPeriod": "", "BackfillBlocks": 0,
                 "RpcServers": [] })
     );
-    assert_eq!(configure_state_sync_params(&node("rpc-genesis"), &syncers), None);
+    assert_eq!(configure_state_sync_params(&node("rpc-genesis"), &witnesses), None);
 }
 
 // I34
 #[test]
-fn the_external_address_is_there_only_when_set() {
+fn the_external_address_is_written_only_when_set() {
     let address = "network.p2p.external_address";
     let set = overrides(&node("rpc-dedicated"));
     assert_eq!(set[address], "rpc-dedicated.p2p.example.org:26656");
@@ -116,14 +116,14 @@ fn the_external_address_is_there_only_when_set() {
 
 // I35
 #[test]
-fn peers_are_there_even_when_there_are_none() {
+fn the_key_of_peers_is_written_even_without_peers() {
     let overrides = config_apply_params(&node("rpc-genesis"), &[])["overrides"].clone();
     assert_eq!(overrides["network.p2p.persistent_peers"], "");
 }
 
 // I36
 #[test]
-fn the_user_has_the_last_word() {
+fn the_overrides_of_the_user_take_precedence() {
     let address = "network.p2p.external_address";
     let node = with_overrides("rpc-dedicated", json!({ address: "mine:1", "own.key": "x" }));
     let own = overrides(&node);

@@ -1,4 +1,4 @@
-//! The guards, fed with pods that the renderer would never make.
+//! The guards, with pods that the renderer would never produce.
 
 use k8s_openapi::api::core::v1::Probe;
 use serde_json::json;
@@ -8,14 +8,14 @@ use super::super::guards::{
 };
 use super::*;
 
-/// Where the guard must find it, and how it comes about.
+/// The place that the guard must report, and the edit that causes it.
 type Leak = (&'static str, fn(&mut Value));
 
 fn probe(value: Value) -> Probe {
     serde_json::from_value(value).unwrap()
 }
 
-/// Ways to ask the chain's ports, with the number that the guard must find.
+/// Probes of the chain's ports, with the number that the guard must report.
 fn chain_probes() -> Vec<(Probe, i32)> {
     vec![
         (probe(json!({ "tcpSocket": { "port": 26657 } })), 26657),
@@ -28,7 +28,7 @@ fn chain_probes() -> Vec<(Probe, i32)> {
 
 // T8, second half
 #[test]
-fn probes_that_the_gate_would_starve_are_refused() {
+fn probes_that_fail_behind_a_closed_gate_are_refused() {
     let good = pod("rpc-genesis");
     assert_eq!(check_gated_probes(&good), Ok(()));
 
@@ -74,39 +74,39 @@ fn probes_that_a_seed_never_answers_are_refused() {
 }
 
 #[test]
-fn the_keyring_stays_where_it_belongs() {
+fn the_keyring_stays_in_its_containers() {
     let inputs = inputs("val-governor");
     let keyring = inputs.keyring.clone().unwrap();
     let good = pod("val-governor");
     assert_eq!(check_keyring_containment(&good, &keyring), Ok(()));
 
-    // The same pod, judged by a spec that does not give the keyring to seid.
+    // The same pod, checked against a spec that does not give the keyring to seid.
     let private = crate::inputs::KeyringInputs { seid_mount: false, ..keyring.clone() };
     let error = check_keyring_containment(&good, &private).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "container seid must not see the operator keyring, but volumeMounts[operator-keyring] \
+        "container seid must not have the operator keyring, but volumeMounts[operator-keyring] \
          refers to it"
     );
 
     let leaks: [Leak; 3] = [
-        ("volumeMounts[operator-keyring]", |one| {
-            one["volumeMounts"] = json!([{ "name": "operator-keyring", "mountPath": "/k" }]);
+        ("volumeMounts[operator-keyring]", |container| {
+            container["volumeMounts"] = json!([{ "name": "operator-keyring", "mountPath": "/k" }]);
         }),
-        ("env[STRAY]", |one| {
+        ("env[STRAY]", |container| {
             let from = json!({ "secretKeyRef": { "name": "gov-keyring-pass", "key": "x" } });
-            one["env"] = json!([{ "name": "STRAY", "valueFrom": from }]);
+            container["env"] = json!([{ "name": "STRAY", "valueFrom": from }]);
         }),
-        ("envFrom", |one| {
-            one["envFrom"] = json!([{ "secretRef": { "name": "gov-keyring-pass" } }]);
+        ("envFrom", |container| {
+            container["envFrom"] = json!([{ "secretRef": { "name": "gov-keyring-pass" } }]);
         }),
     ];
-    let others = [
+    let forbidden = [
         ("initContainers", 0, "seid-init"),
         ("initContainers", 2, "kube-rbac-proxy"),
         ("containers", 1, "cosmos-exporter"),
     ];
-    for (list, index, container) in others {
+    for (list, index, container) in forbidden {
         for (place, leak) in leaks {
             let mut json = serde_json::to_value(&good).unwrap();
             leak(&mut json[list][index]);
@@ -119,7 +119,7 @@ fn the_keyring_stays_where_it_belongs() {
         }
     }
 
-    // Another name for the same Secret is no way out.
+    // Another volume name for the same Secret is refused too.
     let mut json = serde_json::to_value(&good).unwrap();
     let stray = json!({ "name": "stray", "secret": { "secretName": "gov-keyring-pass" } });
     json["volumes"].as_array_mut().unwrap().push(stray);
@@ -129,7 +129,7 @@ fn the_keyring_stays_where_it_belongs() {
 }
 
 #[test]
-fn a_platform_put_together_by_hand_is_checked_per_mode() {
+fn a_platform_built_in_code_is_checked_per_mode() {
     let good = platform("example");
     for mode in Mode::ALL {
         assert_eq!(check_platform(mode, &good), Ok(()));

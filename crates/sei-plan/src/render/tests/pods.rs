@@ -14,7 +14,7 @@ const MODES: [(&str, &str); 5] = [
 ];
 
 #[test]
-fn the_worked_example_is_rendered_to_the_letter() {
+fn the_worked_example_is_rendered_exactly() {
     let mut set = serde_json::to_value(
         render_statefulset(
             &inputs("rpc-statesync"),
@@ -82,7 +82,7 @@ fn each_mode_has_its_pool_and_footprint() {
 }
 
 #[test]
-fn built_in_footprints_stand_where_the_platform_says_nothing() {
+fn built_in_footprints_apply_where_the_platform_sets_none() {
     let quiet = platform("minimal");
     let expected = [
         (Mode::Validator, "16", "128Gi"),
@@ -104,7 +104,7 @@ fn built_in_footprints_stand_where_the_platform_says_nothing() {
 }
 
 #[test]
-fn a_seeds_collector_knows_its_limit() {
+fn the_garbage_collector_of_a_seed_has_a_memory_limit() {
     let limit = |on: &str| {
         let template = template_on("seed-a", on);
         let env = find(&template, "seid")["env"].as_array().unwrap().last().unwrap().clone();
@@ -120,7 +120,7 @@ fn a_seeds_collector_knows_its_limit() {
 
 // T9, first half
 #[test]
-fn a_seed_is_ready_when_it_listens_and_others_when_they_keep_up() {
+fn a_seed_is_ready_when_it_listens_and_other_nodes_when_they_keep_up() {
     for (name, role) in MODES {
         let template = template(name);
         let probe = &find(&template, "seid")["readinessProbe"];
@@ -138,7 +138,7 @@ fn a_seed_is_ready_when_it_listens_and_others_when_they_keep_up() {
 
 // T8, first half
 #[test]
-fn the_gate_has_no_liveness_probe_and_starts_through_the_proxy() {
+fn the_chain_process_has_no_liveness_probe_and_its_startup_probe_uses_the_proxy() {
     for name in crate::testing::NODES {
         let template = template(name);
         let seid = find(&template, "seid");
@@ -199,9 +199,9 @@ fn the_keyring_reaches_the_sidecar_and_seid_only_on_request() {
                     "secret": { "secretName": "gov-keyring", "defaultMode": 256 } })
         );
         let has = |name: &str| {
-            let one = find(&template, name);
-            let mounted = one["volumeMounts"].as_array().unwrap().contains(&mount);
-            let env = one["env"].as_array().is_some_and(|env| env.contains(&passphrase));
+            let container = find(&template, name);
+            let mounted = container["volumeMounts"].as_array().unwrap().contains(&mount);
+            let env = container["env"].as_array().is_some_and(|env| env.contains(&passphrase));
             assert_eq!(mounted, env, "{name}");
             mounted
         };
@@ -233,7 +233,7 @@ fn only_validators_have_a_keyring_environment() {
 }
 
 #[test]
-fn a_dedicated_node_keeps_all_others_away() {
+fn a_dedicated_node_keeps_all_other_pods_away() {
     let terms = |name: &str| {
         template(name)
             .pointer(
@@ -255,12 +255,12 @@ fn a_dedicated_node_keeps_all_others_away() {
 }
 
 #[test]
-fn the_operators_labels_win_and_cannot_be_borrowed() {
+fn the_operators_labels_win_and_cannot_be_set_by_users() {
     let mut inputs = inputs("rpc-genesis");
     let desired = ["sei.io/node", "sei.io/chain", "sei.io/role", "team"]
         .map(|key| (key.to_owned(), "mine".to_owned()));
     inputs.pod_labels = desired.into();
-    // Even inputs that were not made from a node cannot carry these.
+    // Even inputs that were not built from a node cannot carry these.
     inputs.pod_labels.insert("sei.io/dedicated-node".to_owned(), "true".to_owned());
     inputs.pod_labels.insert("sei.io/snapshot-publish".to_owned(), "true".to_owned());
     let template = render_template(&inputs, &platform("example")).unwrap();
@@ -291,7 +291,7 @@ fn the_imported_claim_is_what_the_pod_mounts() {
 }
 
 #[test]
-fn the_sidecars_port_and_image_land_everywhere_they_are_used() {
+fn the_sidecars_port_and_image_are_set_in_every_place_that_uses_them() {
     let template = template("replay-isolated");
     let sidecar = find(&template, "sei-sidecar");
     assert_eq!(sidecar["ports"][0]["containerPort"], 7788);
@@ -310,13 +310,14 @@ fn the_sidecars_port_and_image_land_everywhere_they_are_used() {
 }
 
 #[test]
-fn no_rendered_object_carries_nulls_or_empty_noise() {
+fn no_rendered_object_holds_nulls_or_meaningless_empty_values() {
     fn check(value: &Value, path: &str) {
         match value {
             Value::Null => panic!("null at {path}"),
             Value::Object(map) if map.is_empty() => {
-                let meant = path.ends_with("/emptyDir") || path.ends_with("/namespaceSelector");
-                assert!(meant, "empty object at {path}");
+                let significant =
+                    path.ends_with("/emptyDir") || path.ends_with("/namespaceSelector");
+                assert!(significant, "empty object at {path}");
             }
             Value::Object(map) => {
                 map.iter().for_each(|(key, value)| check(value, &format!("{path}/{key}")));

@@ -1,10 +1,10 @@
-//! What may change a template and what never does, for nodes of every mode.
+//! What changes a template and what never does, for nodes of every mode.
 
 use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::*;
-use crate::testing::changes::{LANDS, LANDS_NOWHERE, ONE_PER_MODE, PLATFORM};
+use crate::testing::changes::{ONE_PER_MODE, PLATFORM, TEMPLATE_CHANGED, TEMPLATE_UNCHANGED};
 use crate::testing::{NODES, PLATFORMS, node_from, shuffled};
 
 fn render_text(node: &SeiNode, on: &Platform) -> String {
@@ -14,11 +14,11 @@ fn render_text(node: &SeiNode, on: &Platform) -> String {
 
 proptest! {
     #[test]
-    fn what_lands_in_the_template_flips_it(
+    fn inputs_of_the_template_change_it(
         name in select(NODES), on in select(&PLATFORMS[..]), text in "[a-z]{1,9}",
     ) {
         let (before, on) = (node(name), platform(on));
-        for (what, change) in LANDS {
+        for (what, change) in TEMPLATE_CHANGED {
             let mut after = before.clone();
             change(&mut after, &text);
             if after == before {
@@ -30,11 +30,11 @@ proptest! {
     }
 
     #[test]
-    fn what_lands_nowhere_never_moves_it(
+    fn what_is_not_an_input_never_changes_it(
         name in select(NODES), on in select(&PLATFORMS[..]), text in "[a-z]{1,9}",
     ) {
         let (before, on) = (node(name), platform(on));
-        for (what, change) in LANDS_NOWHERE {
+        for (what, change) in TEMPLATE_UNCHANGED {
             let mut after = before.clone();
             change(&mut after, &text);
             prop_assert_eq!(render_text(&before, &on), render_text(&after, &on), "{}", what);
@@ -55,8 +55,8 @@ proptest! {
 
 /// Every change applies to some manifest: a change that is always skipped would test nothing.
 #[test]
-fn every_change_is_exercised() {
-    for (what, change) in LANDS.iter().chain(LANDS_NOWHERE) {
+fn every_change_applies_to_a_manifest() {
+    for (what, change) in TEMPLATE_CHANGED.iter().chain(TEMPLATE_UNCHANGED) {
         let applies = NODES.iter().any(|name| {
             let mut after = node(name);
             change(&mut after, "text");
@@ -67,7 +67,7 @@ fn every_change_is_exercised() {
 }
 
 #[test]
-fn the_platform_reaches_the_template_by_the_documented_ways_only() {
+fn the_platform_reaches_the_template_only_through_the_documented_fields() {
     for (what, change, moved) in PLATFORM {
         let before = platform("example");
         let mut after = before.clone();
@@ -81,7 +81,7 @@ fn the_platform_reaches_the_template_by_the_documented_ways_only() {
 }
 
 #[test]
-fn a_manifest_survives_its_own_json() {
+fn a_manifest_survives_a_json_round_trip() {
     for name in NODES {
         assert_eq!(node_from(serde_json::to_value(node(name)).unwrap()), node(name));
     }

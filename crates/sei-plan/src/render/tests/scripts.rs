@@ -5,7 +5,7 @@ use expect_test::expect;
 use super::super::scripts;
 
 #[test]
-fn init_makes_a_home_once() {
+fn init_creates_a_home_once() {
     expect![[r"
         set -eu
         if [ -e /home/nonroot/.sei/config/genesis.json ]; then
@@ -37,7 +37,7 @@ fn init_sets_a_validators_keyring_backend_on_every_boot() {
 }
 
 #[test]
-fn a_chain_id_cannot_leave_its_word() {
+fn a_chain_id_cannot_escape_its_shell_quotes() {
     let script = scripts::init("a'; rm -rf / #", None);
     assert!(
         script.contains(r"seid init 'a'\''; rm -rf / #' --chain-id 'a'\''; rm -rf / #' --home")
@@ -73,7 +73,7 @@ fn the_exporter_waits_for_grpc() {
 }
 
 #[test]
-fn bootstrap_runs_to_the_height_and_takes_130_for_success() {
+fn bootstrap_runs_to_the_height_and_treats_130_as_success() {
     let script = scripts::bootstrap(7777, 1_200_000);
     let wait = scripts::start(7777);
     let wait = wait.strip_suffix("exec seid start --home /home/nonroot/.sei\n").unwrap();
@@ -107,7 +107,7 @@ fn scripts_need_no_curl_and_name_the_data_directory() {
         scripts::bootstrap(7777, 5),
     ];
     for script in all {
-        // The last two mean something to the kubelet.
+        // The kubelet would expand the last two.
         for forbidden in ["curl", "wget", "$HOME", "~", "$(", "$$"] {
             assert!(!script.contains(forbidden), "{forbidden} in {script}");
         }

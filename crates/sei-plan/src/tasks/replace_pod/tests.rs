@@ -14,10 +14,10 @@ use crate::view::{PodView, StatefulSetView};
 
 const DELETES: &str = "delete pod n-0 uid=pod-old version=11";
 
-/// One case: what it is about, what is changed, what the step says.
+/// One case: its name, a change, and the expected step.
 type Case = (&'static str, fn(&mut World), &'static str);
 
-/// The stale pod was seen live beside a StatefulSet that was seen live.
+/// The stale pod and its StatefulSet were both read live.
 #[track_caller]
 fn check(cases: &[Case]) {
     for (case, change, expected) in cases {
@@ -27,12 +27,12 @@ fn check(cases: &[Case]) {
     }
 }
 
-/// The same world, known only from a cache that is proved to be fresh.
+/// The same world, read only from a cache that is proved to be fresh.
 #[track_caller]
 fn check_cached(cases: &[Case]) {
     for (case, change, expected) in cases {
         let mut world = World::updating(TaskType::ReplacePod);
-        world.forget_live();
+        world.make_cached();
         change(&mut world);
         world.check(case, expected);
     }
@@ -60,7 +60,7 @@ fn a_missing_statefulset_waits() {
         (
             "missing",
             |world| world.seen.statefulset = Reading::Live(None),
-            "wait -: the StatefulSet is not there…",
+            "wait -: StatefulSet not found…",
         ),
         ("unread", |world| world.seen.statefulset = Reading::Unread, "read StatefulSet"),
         (
@@ -110,12 +110,12 @@ fn more_than_one_replica_fails_the_plan() {
 
 // RP6, RP15
 #[test]
-fn a_pod_that_only_looks_alike_is_never_touched() {
+fn a_similar_pod_is_never_touched() {
     check(&[
         (
             "no controller",
             |world| set_pods(world, vec![PodView { controller: None, ..pod(OLD) }]),
-            "wait StatefulSetNotObserved: …has not made the pod yet",
+            "wait StatefulSetNotObserved: …has not created the pod yet",
         ),
         (
             "another StatefulSet's",
@@ -123,7 +123,7 @@ fn a_pod_that_only_looks_alike_is_never_touched() {
                 let controller = Some(("StatefulSet".to_owned(), "other".to_owned()));
                 set_pods(world, vec![PodView { controller, ..pod(OLD) }]);
             },
-            "wait StatefulSetNotObserved: …has not made the pod yet",
+            "wait StatefulSetNotObserved: …has not created the pod yet",
         ),
         (
             "another kind's",
@@ -131,19 +131,19 @@ fn a_pod_that_only_looks_alike_is_never_touched() {
                 let controller = Some(("ReplicaSet".to_owned(), STATEFULSET_UID.to_owned()));
                 set_pods(world, vec![PodView { controller, ..pod(OLD) }]);
             },
-            "wait StatefulSetNotObserved: …has not made the pod yet",
+            "wait StatefulSetNotObserved: …has not created the pod yet",
         ),
         (
-            "a look-alike of the new revision is no fresh pod either",
+            "a similar pod of the new revision is not fresh either",
             |world| set_pods(world, vec![PodView { controller: None, ..pod(NEW) }]),
-            "wait StatefulSetNotObserved: …has not made the pod yet",
+            "wait StatefulSetNotObserved: …has not created the pod yet",
         ),
         (
-            "one on its way out is not the old pod",
+            "a similar terminating pod is not the old pod",
             |world| {
                 set_pods(world, vec![PodView { controller: None, ..terminating(pod(OLD)) }]);
             },
-            "wait StatefulSetNotObserved: …has not made the pod yet",
+            "wait StatefulSetNotObserved: …has not created the pod yet",
         ),
         (
             "beside the real one",
@@ -191,15 +191,15 @@ fn nothing_is_deleted_for_a_template_that_is_not_the_plans() {
     world.live_pods([pod(OLD)]);
     let Some(view) = world.seen.statefulset.any().cloned() else { panic!("no StatefulSet") };
     for template_hash in [None, Some("v1:other".to_owned())] {
-        let other = StatefulSetView { template_hash, ..(*view).clone() };
-        world.seen.statefulset = Reading::Live(Some(other.into()));
-        let text = "wait -: another template was applied meanwhile; the plan is superseded";
+        let foreign = StatefulSetView { template_hash, ..(*view).clone() };
+        world.seen.statefulset = Reading::Live(Some(foreign.into()));
+        let text = "wait -: another template was applied; the plan will be superseded";
         world.check("another template", text);
     }
 }
 
 #[test]
-fn a_pod_seen_to_be_made_from_the_target_is_kept_whatever_its_revision_is_called() {
+fn a_pod_recorded_as_created_from_the_target_is_kept_under_any_revision_name() {
     let mut world = World::updating(TaskType::ReplacePod);
     let mut renamed = pod(OLD);
     renamed.seid.image = "seid:new".to_owned();
@@ -213,9 +213,9 @@ fn a_pod_seen_to_be_made_from_the_target_is_kept_whatever_its_revision_is_called
     });
     world.check("renamed by an upgrade of the control plane", "done");
     world.live_pods([pod(OLD)]);
-    world.check("said to be made from the target, with another image", DELETES);
+    world.check("recorded as created from the target, with another image", DELETES);
     world.seen.node.status.get_or_insert_default().pod_template_hash = Some("v1:else".to_owned());
-    world.check("made from something else", DELETES);
+    world.check("created from another template", DELETES);
 }
 
 // RP10
@@ -225,15 +225,15 @@ fn a_terminating_pod_is_not_deleted_again() {
         (
             "stale and terminating",
             |world| set_pods(world, vec![terminating(pod(OLD))]),
-            "wait PodTerminating: pod n-0 on host-a is being stopped",
+            "wait PodTerminating: pod n-0 on host-a is terminating",
         ),
         (
             "on no Kubernetes node",
             |world| set_pods(world, vec![PodView { host: None, ..terminating(pod(OLD)) }]),
-            "wait PodTerminating: pod n-0 on no Kubernetes node is being stopped",
+            "wait PodTerminating: pod n-0 on no Kubernetes node is terminating",
         ),
         (
-            "fresh and terminating is not there to stay",
+            "a terminating fresh pod does not count",
             |world| set_pods(world, vec![terminating(pod(NEW))]),
             "wait PodTerminating: …",
         ),
@@ -247,7 +247,7 @@ fn a_terminating_pod_is_not_deleted_again() {
 
 // RP11, RP13
 #[test]
-fn no_pod_is_touched_before_the_newest_template_was_looked_at() {
+fn no_pod_is_touched_before_the_newest_template_was_observed() {
     check(&[
         (
             "no update revision",
@@ -265,7 +265,7 @@ fn no_pod_is_touched_before_the_newest_template_was_looked_at() {
             "wait StatefulSetNotObserved: …generation 1 of 2",
         ),
         (
-            "before it is judged at all",
+            "checked before the selector and replicas",
             |world| {
                 let statefulset = world.statefulset();
                 statefulset.observed_generation = 1;
@@ -279,17 +279,17 @@ fn no_pod_is_touched_before_the_newest_template_was_looked_at() {
 
 // RP14
 #[test]
-fn a_pod_without_revision_label_is_left_alone() {
+fn a_pod_without_revision_label_is_not_replaced() {
     check(&[
         (
             "no label",
             |world| set_pods(world, vec![PodView { revision: None, ..pod(OLD) }]),
-            "wait StatefulSetNotObserved: pod n-0 has no revision label and is left alone",
+            "wait StatefulSetNotObserved: pod n-0 has no revision label and is not replaced",
         ),
         (
             "an empty label",
             |world| set_pods(world, vec![PodView { revision: Some(String::new()), ..pod(OLD) }]),
-            "wait StatefulSetNotObserved: pod n-0 has no revision label and is left alone",
+            "wait StatefulSetNotObserved: pod n-0 has no revision label and is not replaced",
         ),
     ]);
 }
@@ -301,7 +301,7 @@ fn without_any_pod_a_fresh_one_is_waited_for() {
         (
             "none",
             |world| set_pods(world, Vec::new()),
-            "wait StatefulSetNotObserved: …has not made the pod yet",
+            "wait StatefulSetNotObserved: …has not created the pod yet",
         ),
         (
             "none and no replicas",
@@ -309,14 +309,14 @@ fn without_any_pod_a_fresh_one_is_waited_for() {
                 world.statefulset().replicas = Some(0);
                 set_pods(world, Vec::new());
             },
-            "wait StatefulSetNotObserved: …has not made the pod yet",
+            "wait StatefulSetNotObserved: …has not created the pod yet",
         ),
     ]);
 }
 
 // RP9
 #[test]
-fn a_fresh_pod_ends_the_task_whoever_made_it() {
+fn a_fresh_pod_completes_the_task_from_any_origin() {
     check(&[
         ("fresh", |world| set_pods(world, vec![pod(NEW)]), "done"),
         ("fresh beside a stale one", |world| set_pods(world, vec![pod(NEW), pod(OLD)]), DELETES),
@@ -349,23 +349,27 @@ fn readiness_plays_no_part() {
 }
 
 #[test]
-fn the_pod_of_a_terminating_statefulset_is_left_alone() {
+fn the_pod_of_a_terminating_statefulset_is_not_replaced() {
     check(&[(
         "terminating",
         |world| world.statefulset().terminating = true,
-        "wait StatefulSetTerminating: …its pod is left alone",
+        "wait StatefulSetTerminating: …its pod is not replaced",
     )]);
 }
 
 #[test]
-fn the_pod_of_another_owners_statefulset_is_left_alone() {
+fn the_pod_of_another_owners_statefulset_is_not_replaced() {
     check(&[
         (
             "another owner's",
             |world| world.statefulset().controller = Some("other".to_owned()),
             "wait FieldConflict: StatefulSet n is controlled by another object",
         ),
-        ("nobody's", |world| world.statefulset().controller = None, "wait FieldConflict: …"),
+        (
+            "without a controller",
+            |world| world.statefulset().controller = None,
+            "wait FieldConflict: …",
+        ),
     ]);
 }
 
@@ -387,7 +391,7 @@ fn pods_are_deleted_by_a_live_list_only() {
 fn after_the_delete_the_task_waits_for_the_successor() {
     let mut world = World::updating(TaskType::ReplacePod);
     let lines = world.transcript([Outcome::Accepted]);
-    assert_transcript(&lines, &[DELETES, "wait PodTerminating: the old pod is being stopped"]);
+    assert_transcript(&lines, &[DELETES, "wait PodTerminating: the old pod is terminating"]);
     assert_eq!(world.seen.deleted_pod.as_deref(), Some("pod-old"));
 
     // The next pass.
@@ -404,7 +408,7 @@ fn after_the_delete_the_task_waits_for_the_successor() {
 
 // RP7
 #[test]
-fn a_pod_that_is_gone_at_the_delete_is_looked_at_again() {
+fn a_pod_that_is_missing_at_the_delete_is_listed_again() {
     let mut world = World::updating(TaskType::ReplacePod);
     let lines = world.transcript([Outcome::Failed(Failure::NotFound), Outcome::Pods(Vec::new())]);
     assert_transcript(&lines, &[DELETES, "read Pods", "wait StatefulSetNotObserved: …"]);
@@ -412,7 +416,7 @@ fn a_pod_that_is_gone_at_the_delete_is_looked_at_again() {
 
 // RP18
 #[test]
-fn a_pod_that_was_made_anew_survives_the_delete_of_its_namesake() {
+fn a_recreated_pod_survives_the_delete_of_its_predecessor() {
     let mut world = World::updating(TaskType::ReplacePod);
     let conflict = Outcome::Failed(Failure::Conflict("the uid differs".to_owned()));
     let lines = world.transcript([conflict, Outcome::Pods(vec![pod(NEW).into()])]);
@@ -430,15 +434,15 @@ fn the_version_is_dropped_after_five_conflicts_and_the_uid_never() {
     }
     world.check("the sixth time", "delete pod n-0 uid=pod-old version=-");
     world.transcript([Outcome::Accepted]);
-    assert_eq!(world.seen.delete_conflicts, 0, "the next delete insists again");
+    assert_eq!(world.seen.delete_conflicts, 0, "the next delete carries the version again");
 }
 
 #[test]
-fn conflicts_count_in_a_row_and_other_failures_are_none() {
+fn conflicts_are_counted_in_a_row_and_other_failures_are_not_counted() {
     for (conflicts, expected) in [(4, DELETES), (5, "delete pod n-0 uid=pod-old version=-")] {
         let mut world = World::updating(TaskType::ReplacePod);
         world.seen.delete_conflicts = conflicts;
-        world.check("kept from pass to pass", expected);
+        world.check("kept between passes", expected);
     }
     let mut world = World::updating(TaskType::ReplacePod);
     world.seen.delete_conflicts = 3;
@@ -447,7 +451,7 @@ fn conflicts_count_in_a_row_and_other_failures_are_none() {
     let mut world = World::updating(TaskType::ReplacePod);
     world.seen.delete_conflicts = 3;
     world.transcript([Outcome::Failed(Failure::NotFound)]);
-    assert_eq!(world.seen.delete_conflicts, 0, "the next pod is another one");
+    assert_eq!(world.seen.delete_conflicts, 0, "the next pod is a new one");
 }
 
 #[test]
@@ -462,7 +466,7 @@ fn a_cached_statefulset_counts_only_if_it_is_what_the_plan_applied() {
         (
             "older than the apply",
             |world| world.plan.applied.as_mut().unwrap().generation = 3,
-            "wait StatefulSetNotObserved: …looked at generation 2 of 3",
+            "wait StatefulSetNotObserved: …observed generation 2 of 3",
         ),
         (
             "another object than the applied one",
@@ -487,57 +491,57 @@ fn a_cached_statefulset_counts_only_if_it_is_what_the_plan_applied() {
             "wait StatefulSetNotObserved: …",
         ),
         ("nothing applied yet", |world| world.plan.applied = None, "read StatefulSet"),
-        ("a plan of the peer", |world| world.plan.target = None, "read StatefulSet"),
+        ("a plan of the Go operator", |world| world.plan.target = None, "read StatefulSet"),
         ("a node that signs", |world| world.seen.node = signing_node().into(), "read StatefulSet"),
     ]);
 }
 
 #[test]
-fn a_proved_cache_may_say_that_the_replacement_is_done() {
+fn a_proved_cache_can_complete_the_task() {
     let mut world = World::updating(TaskType::ReplacePod);
     world.live_pods([pod(NEW)]);
-    world.forget_live();
+    world.make_cached();
     world.check("another node", "done");
     world.seen.node = signing_node().into();
-    world.check("a node that signs: the stamp looks for itself", "done");
+    world.check("a node that signs: the stamp needs its own live read", "done");
     world.plan.applied = None;
     world.check("a cache that nothing proves", "read StatefulSet");
 }
 
 #[test]
-fn a_cache_may_say_that_there_is_nothing_to_do() {
+fn a_cache_is_enough_to_do_nothing() {
     check_cached(&[
         (
-            "on its way out",
+            "terminating",
             |world| set_pods(world, vec![terminating(pod(OLD))]),
             "wait PodTerminating: …",
         ),
         (
             "none yet",
             |world| set_pods(world, Vec::new()),
-            "wait StatefulSetNotObserved: …has not made the pod yet",
+            "wait StatefulSetNotObserved: …has not created the pod yet",
         ),
         (
-            "none of ours, on a node that signs",
+            "no pod of ours, on a node that signs",
             |world| {
                 world.seen.node = signing_node().into();
                 set_pods(world, vec![PodView { controller: None, ..pod(OLD) }]);
             },
             "wait StatefulSetNotObserved: …",
         ),
-        ("there already", |world| set_pods(world, vec![pod(NEW)]), "done"),
+        ("already replaced", |world| set_pods(world, vec![pod(NEW)]), "done"),
         (
-            "there already beside the old one",
+            "the new pod beside the old one",
             |world| set_pods(world, vec![terminating(pod(OLD)), pod(NEW)]),
             "done",
         ),
         (
-            "a stale one is looked at",
+            "a stale pod is listed live",
             |world| set_pods(world, vec![pod(OLD), pod(NEW)]),
             "read Pods",
         ),
         (
-            "one without label is looked at",
+            "a pod without label is listed live",
             |world| set_pods(world, vec![PodView { revision: None, ..pod(OLD) }]),
             "read Pods",
         ),
@@ -545,7 +549,7 @@ fn a_cache_may_say_that_there_is_nothing_to_do() {
 }
 
 #[test]
-fn what_was_read_live_is_judged_before_the_pods_are() {
+fn a_live_statefulset_is_checked_before_the_pods() {
     check(&[
         (
             "many replicas and no pod",

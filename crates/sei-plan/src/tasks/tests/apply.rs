@@ -25,7 +25,7 @@ fn update() -> World {
     World::updating(TaskType::ApplyStatefulSet)
 }
 
-/// The template of the running pod is to be put back.
+/// The template of the running pod is to be restored.
 fn hold() -> World {
     let mut world = World::at(&[TaskType::ApplyStatefulSet], TaskType::ApplyStatefulSet);
     world.plan.kind = Some(PlanKind::ApplyTemplate);
@@ -47,12 +47,12 @@ fn revision(image: &str) -> Value {
 }
 
 #[test]
-fn an_apply_carries_what_it_was_decided_on_and_the_targets_hash() {
+fn an_apply_carries_the_observed_version_and_the_targets_hash() {
     check(
         update,
         &[
             ("live", |_| {}, APPLIES),
-            ("cached", World::forget_live, APPLIES),
+            ("cached", World::make_cached, APPLIES),
             ("a plan without target", |world| world.plan.target = None, APPLIES),
         ],
     );
@@ -65,13 +65,13 @@ fn what_the_apply_returned_is_recorded() {
     returned.generation = 5;
     let lines = world.transcript([Outcome::Applied(returned.into())]);
     assert_transcript(&lines, &[APPLIES, "done applied sts-uid@5 statefulset n/sts-uid"]);
-    // It still shows the revision before: no pod may be judged by it, only waited for.
+    // It still shows the revision before: no pod may be compared with it, only waited for.
     let view = world.seen.statefulset.any().unwrap();
     assert_eq!((view.generation, view.observed_revision()), (5, None));
 }
 
 #[test]
-fn a_missing_statefulset_is_created_only_after_a_live_look() {
+fn a_missing_statefulset_is_created_only_after_a_live_read() {
     check(
         update,
         &[
@@ -87,15 +87,18 @@ fn a_missing_statefulset_is_created_only_after_a_live_look() {
 }
 
 #[test]
-fn nobody_starts_to_sign_before_others_can_see_as_whom() {
+fn a_node_does_not_start_to_sign_before_its_identity_is_recorded() {
     let mut world = update();
     world.seen.statefulset = Reading::Live(None);
     world.seen.stored.identity = false;
-    world.check("not stored yet", "wait -: whom the node signs as is recorded first");
+    world.check(
+        "not stored yet",
+        "wait -: waiting for the signing identity to be recorded in status",
+    );
 }
 
 #[test]
-fn a_pod_that_would_not_be_admitted_costs_nothing() {
+fn a_pod_that_would_not_be_admitted_is_found_before_the_old_pod_is_deleted() {
     let with = |found| {
         let mut world = update();
         world.seen.pod_try = PodTry::Due;
@@ -105,9 +108,9 @@ fn a_pod_that_would_not_be_admitted_costs_nothing() {
     for (found, writes) in [(Some(statefulset().into()), APPLIES), (None, CREATES)] {
         let admitted = with(found.clone()).transcript([Outcome::Accepted]);
         assert_transcript(&admitted, &["try pod n-0", writes]);
-        let taken = with(found.clone()).transcript([Outcome::Failed(Failure::AlreadyExists)]);
-        assert_transcript(&taken, &["try pod n-0", writes]);
-        // The pod that runs still counts.
+        let existing = with(found.clone()).transcript([Outcome::Failed(Failure::AlreadyExists)]);
+        assert_transcript(&existing, &["try pod n-0", writes]);
+        // The running pod still counts against the quota.
         let quota = Failure::Rejected("dry-run create pod: exceeded quota: pods".to_owned());
         let quota = with(found.clone()).transcript([Outcome::Failed(quota)]);
         assert_transcript(&quota, &["try pod n-0", writes]);
@@ -119,7 +122,7 @@ fn a_pod_that_would_not_be_admitted_costs_nothing() {
 }
 
 #[test]
-fn a_signer_beside_another_one_is_not_created_and_waits_in_words() {
+fn a_signer_beside_another_signer_is_not_created_and_reports_why() {
     let mut world = update();
     world.seen.statefulset = Reading::Live(None);
     let refused = Outcome::Failed(Failure::SigningKey("pod other-0 still has it".to_owned()));
@@ -128,7 +131,7 @@ fn a_signer_beside_another_one_is_not_created_and_waits_in_words() {
 }
 
 #[test]
-fn a_statefulset_that_appeared_meanwhile_is_looked_at_again() {
+fn a_statefulset_that_was_created_concurrently_is_read_again() {
     let mut world = update();
     world.seen.statefulset = Reading::Live(None);
     let found = Outcome::StatefulSet(Some(statefulset().into()));
@@ -137,7 +140,7 @@ fn a_statefulset_that_appeared_meanwhile_is_looked_at_again() {
 }
 
 #[test]
-fn a_conflict_or_a_vanished_object_is_looked_at_again() {
+fn after_a_conflict_or_a_missing_object_the_statefulset_is_read_again() {
     let mut world = update();
     let mut newer = statefulset();
     newer.resource_version = "71".to_owned();
@@ -152,7 +155,7 @@ fn a_conflict_or_a_vanished_object_is_looked_at_again() {
 }
 
 #[test]
-fn a_statefulset_that_goes_or_is_not_ours_is_not_written() {
+fn a_terminating_or_foreign_statefulset_is_not_written() {
     check(
         update,
         &[
@@ -165,7 +168,7 @@ fn a_statefulset_that_goes_or_is_not_ours_is_not_written() {
                 "terminating by cache",
                 |world| {
                     world.statefulset().terminating = true;
-                    world.forget_live();
+                    world.make_cached();
                 },
                 "wait StatefulSetTerminating: …",
             ),
@@ -182,7 +185,11 @@ fn a_statefulset_that_goes_or_is_not_ours_is_not_written() {
                 |world| world.statefulset().controller = Some("other".to_owned()),
                 "wait FieldConflict: StatefulSet n is controlled by another object",
             ),
-            ("nobody's", |world| world.statefulset().controller = None, "wait FieldConflict: …"),
+            (
+                "without a controller",
+                |world| world.statefulset().controller = None,
+                "wait FieldConflict: …",
+            ),
         ],
     );
 }
@@ -208,13 +215,13 @@ fn a_plan_whose_target_is_no_longer_desired_writes_nothing() {
         &[(
             "another hash",
             |world| world.seen.desired.hash = "v1:newest".to_owned(),
-            "wait -: the desired template has changed; the plan is superseded",
+            "wait -: the desired template has changed; the plan will be superseded",
         )],
     );
 }
 
 #[test]
-fn the_running_pods_template_is_put_back_with_its_own_hash() {
+fn the_running_pods_template_is_restored_with_its_own_hash() {
     check(
         hold,
         &[
@@ -239,7 +246,7 @@ fn the_running_pods_template_is_put_back_with_its_own_hash() {
                 "read Revision(\"n-old\")",
             ),
             (
-                "what is desired now",
+                "the desired template",
                 |world| world.plan.target.as_mut().unwrap().hash = "v1:new".to_owned(),
                 APPLIES,
             ),
@@ -248,14 +255,14 @@ fn the_running_pods_template_is_put_back_with_its_own_hash() {
 }
 
 #[test]
-fn a_template_that_cannot_be_put_back_fails_the_plan() {
+fn a_template_that_cannot_be_restored_fails_the_plan() {
     check(
         hold,
         &[
             (
-                "gone",
+                "missing",
                 |world| world.seen.revision = Reading::Live(None),
-                "fail: revision n-old is gone",
+                "fail: revision n-old not found",
             ),
             (
                 "nonsense",
@@ -283,7 +290,7 @@ fn a_template_that_cannot_be_put_back_fails_the_plan() {
             (
                 "nothing observed",
                 |world| world.seen.node.status = None,
-                "fail: there is no observed template to put back",
+                "fail: no observed template to restore",
             ),
             (
                 "a status that names no revision",
@@ -292,7 +299,7 @@ fn a_template_that_cannot_be_put_back_fails_the_plan() {
                     status.pod_template.as_mut().unwrap().revision = String::new();
                     world.seen.revision = Reading::Unread;
                 },
-                "fail: there is no observed template to put back",
+                "fail: no observed template to restore",
             ),
         ],
     );
@@ -303,7 +310,7 @@ fn the_service_is_applied_unless_it_is_as_desired() {
     check(
         || World::updating(TaskType::ApplyService),
         &[
-            ("not there", |_| {}, "apply Service n"),
+            ("missing", |_| {}, "apply Service n"),
             ("as desired", |world| world.seen.service_is_current = true, "done"),
             ("applied in this pass", |world| world.seen.accepted.push(SERVICE), "done"),
             ("another write", |world| world.seen.accepted.push(CONFIG_MAP), "apply Service n"),
@@ -329,11 +336,11 @@ fn the_proxys_configuration_is_applied_unless_it_is_as_desired() {
 }
 
 #[test]
-fn what_a_create_owns_is_given_over_before_an_apply() {
+fn fields_that_a_create_owns_are_transferred_before_an_apply() {
     let mut world = update();
     let entries = json!([{ "manager": "seinode-controller", "operation": "Apply" }]);
-    let made = StatefulSetView { handover: Some(entries.clone()), ..statefulset() };
-    world.seen.statefulset = Reading::Live(Some(made.into()));
+    let created = StatefulSetView { handover: Some(entries.clone()), ..statefulset() };
+    world.seen.statefulset = Reading::Live(Some(created.into()));
     let answer = Outcome::StatefulSet(Some(statefulset().into()));
     let lines = world.transcript([Outcome::Accepted, answer]);
     let patch = json!({ "metadata": { "managedFields": entries, "resourceVersion": "70" } });
@@ -342,10 +349,10 @@ fn what_a_create_owns_is_given_over_before_an_apply() {
 }
 
 #[test]
-fn a_template_that_kept_another_key_is_not_taken_for_the_desired_one() {
+fn a_template_that_kept_another_key_fails_the_plan() {
     let mut world = update();
     let volumes = json!([{ "name": "signing-key", "secret": { "secretName": "old" } }]);
     let template = json!({ "spec": { "volumes": volumes } });
     world.seen.applied = Some(StatefulSetView { template, ..statefulset() }.into());
-    world.check("it was not removed", "fail: the applied template has another signing key…");
+    world.check("it was not removed", "fail: the applied template has a different signing key…");
 }

@@ -71,7 +71,7 @@ fn see_service(world: &mut World, change: impl FnOnce(&mut ObjectView)) {
 
 // B1
 #[test]
-fn the_service_is_created_and_then_there() {
+fn the_service_is_created_once() {
     let mut world = at(T::DeployBootstrapService);
     let answers = [Outcome::Service(None), Outcome::Accepted, Outcome::Service(Some(service()))];
     let lines = world.transcript(answers);
@@ -80,19 +80,19 @@ fn the_service_is_created_and_then_there() {
 
 // B2, B3
 #[test]
-fn a_service_that_is_there_counts_if_it_is_this_nodes() {
+fn an_existing_service_counts_if_it_is_this_nodes() {
     check(
         T::DeployBootstrapService,
         &[
             ("its own", |world| see_service(world, |_| {}), "done"),
             (
                 "another's",
-                |world| see_service(world, |one| one.controller = Some("other".to_owned())),
+                |world| see_service(world, |service| service.controller = Some("other".to_owned())),
                 "wait FieldConflict: …",
             ),
             (
-                "nobody's",
-                |world| see_service(world, |one| one.controller = None),
+                "without a controller",
+                |world| see_service(world, |service| service.controller = None),
                 "wait FieldConflict: …",
             ),
             (
@@ -111,7 +111,7 @@ fn a_service_that_is_there_counts_if_it_is_this_nodes() {
 
 // B4
 #[test]
-fn the_job_is_created_and_then_there() {
+fn the_job_is_created_once() {
     let mut world = at(T::DeployBootstrapJob);
     let answers =
         [Outcome::Job(None), Outcome::Accepted, Outcome::Job(Some(job(JobState::Active)))];
@@ -121,7 +121,7 @@ fn the_job_is_created_and_then_there() {
 
 // B4
 #[test]
-fn a_job_that_is_there_counts_if_it_runs_what_is_desired_or_is_complete() {
+fn an_existing_job_counts_if_it_is_as_desired_or_complete() {
     check(
         T::DeployBootstrapJob,
         &[
@@ -152,9 +152,9 @@ fn a_job_that_is_there_counts_if_it_runs_what_is_desired_or_is_complete() {
                 "delete Job uid=job-uid",
             ),
             (
-                "on its way out",
+                "terminating",
                 |world| see_job(world, |job| job.terminating = true),
-                "wait -: the earlier bootstrap Job is being deleted",
+                "wait -: the previous bootstrap Job is being deleted",
             ),
             (
                 "another's",
@@ -183,11 +183,11 @@ fn a_job_that_is_there_counts_if_it_runs_what_is_desired_or_is_complete() {
 
 // B5
 #[test]
-fn without_a_bootstrap_in_the_spec_nothing_is_made() {
+fn without_a_bootstrap_in_the_spec_nothing_is_created() {
     for task in [T::DeployBootstrapService, T::DeployBootstrapJob] {
         let mut world = at(task);
         world.seen.desired.bootstrap = None;
-        world.check("no snapshot", "fail: the spec asks for no bootstrap any more");
+        world.check("no snapshot", "fail: the spec no longer requests a bootstrap");
     }
 }
 
@@ -198,14 +198,22 @@ fn the_job_is_awaited_to_its_end() {
         T::AwaitBootstrapComplete,
         &[
             ("unread", |_| {}, "read Job"),
-            ("active", |world| see_job(world, |_| {}), "wait -: …replays to its target height"),
+            (
+                "active",
+                |world| see_job(world, |_| {}),
+                "wait -: …is replaying to its target height",
+            ),
             ("complete", |world| see_job(world, |job| job.state = JobState::Complete), "done"),
             (
                 "failed",
                 |world| see_job(world, |job| job.state = JobState::Failed("OOM".to_owned())),
                 "fail: the bootstrap Job failed: OOM",
             ),
-            ("gone", |world| world.seen.job = Reading::Live(None), "fail: …gone before it was…"),
+            (
+                "deleted",
+                |world| world.seen.job = Reading::Live(None),
+                "fail: …deleted before it completed",
+            ),
         ],
     );
 }
@@ -213,13 +221,13 @@ fn the_job_is_awaited_to_its_end() {
 // B7, B8
 #[test]
 fn the_state_of_a_job_is_read_from_its_conditions() {
-    let met = |kind: &str, status: &str| json!({ "type": kind, "status": status });
+    let condition = |kind: &str, status: &str| json!({ "type": kind, "status": status });
     for (conditions, state) in [
         (json!([]), JobState::Active),
-        (json!([met("Complete", "True")]), JobState::Complete),
-        (json!([met("Complete", "False"), met("Suspended", "True")]), JobState::Active),
-        (json!([met("Failed", "True")]), JobState::Failed("the Job failed".to_owned())),
-        (json!([met("Failed", "False")]), JobState::Active),
+        (json!([condition("Complete", "True")]), JobState::Complete),
+        (json!([condition("Complete", "False"), condition("Suspended", "True")]), JobState::Active),
+        (json!([condition("Failed", "True")]), JobState::Failed("the Job failed".to_owned())),
+        (json!([condition("Failed", "False")]), JobState::Active),
         (
             json!([{ "type": "Failed", "status": "True", "message": "back-off" }]),
             JobState::Failed("back-off".to_owned()),
@@ -234,7 +242,7 @@ fn the_state_of_a_job_is_read_from_its_conditions() {
 
 // B10, B12
 #[test]
-fn teardown_deletes_job_and_service_and_waits_until_all_is_gone() {
+fn teardown_deletes_job_and_service_and_waits_until_nothing_is_left() {
     let mut world = at(T::TeardownBootstrap);
     let going = JobView { terminating: true, ..job(JobState::Complete) };
     let lines = world.transcript([
@@ -266,22 +274,22 @@ fn teardown_deletes_job_and_service_and_waits_until_all_is_gone() {
     world.seen.service = Reading::Unread;
     let lines =
         world.transcript([Outcome::Service(None), Outcome::Pods(vec![bootstrap_pod().into()])]);
-    let waits = "wait PodTerminating again 5s: the bootstrap pod is still there";
+    let waits = "wait PodTerminating again 5s: the bootstrap pod still exists";
     assert_transcript(&lines, &["read Service", "read Pods", waits]);
 
     world.live_pods([terminating(bootstrap_pod())]);
-    world.check("a pod on its way out still has the volume", waits);
+    world.check("a terminating pod still has the volume", waits);
     world.live_pods([pod(OLD)]);
-    world.check("gone", "done");
+    world.check("no pod", "done");
 }
 
 // B11
 #[test]
-fn the_job_is_kept_until_its_end_is_on_record() {
+fn the_job_is_kept_until_its_completion_is_recorded() {
     let mut world = at(T::TeardownBootstrap);
     see_job(&mut world, |job| job.state = JobState::Complete);
     world.seen.stored.replay = false;
-    world.check("not stored", "wait -: that the replay is complete is recorded first");
+    world.check("not stored", "wait -: waiting for the completed replay to be recorded in status");
     world.seen.stored.replay = true;
     world.check("stored", "delete Job uid=job-uid");
 }
@@ -296,7 +304,7 @@ fn teardown_of_nothing_is_done() {
 
 // B10
 #[test]
-fn teardown_touches_only_what_is_this_nodes_and_looks_again_after_a_failure() {
+fn teardown_touches_only_the_nodes_own_objects_and_reads_again_after_a_failure() {
     check(
         T::TeardownBootstrap,
         &[
@@ -309,7 +317,7 @@ fn teardown_touches_only_what_is_this_nodes_and_looks_again_after_a_failure() {
                 "another's Service is left",
                 |world| {
                     world.seen.job = Reading::Live(None);
-                    see_service(world, |one| one.controller = None);
+                    see_service(world, |service| service.controller = None);
                     world.live_pods([]);
                 },
                 "done",
@@ -344,7 +352,7 @@ fn teardown_touches_only_what_is_this_nodes_and_looks_again_after_a_failure() {
 
 // B21
 #[test]
-fn a_plan_that_applies_before_the_teardown_is_found() {
+fn a_plan_that_applies_before_the_teardown_is_reported() {
     let text = "apply-statefulset comes before teardown-bootstrap: two pods on one volume";
     for (swapped, found) in [(false, false), (true, true)] {
         let mut tasks = BOOTSTRAP;

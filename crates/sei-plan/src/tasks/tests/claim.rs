@@ -17,7 +17,7 @@ fn check(world: fn() -> World, cases: &[Case]) {
     }
 }
 
-/// The node's own claim is not there yet.
+/// The node's own claim does not exist yet.
 fn own() -> World {
     let mut world = World::only(TaskType::EnsureDataPvc, json!({}));
     world.seen.claim = Reading::Live(None);
@@ -68,14 +68,14 @@ fn claim_of(controller: Option<&str>) -> Reading<ClaimView> {
     }))
 }
 
-/// Status remembers a claim of that uid.
-fn remember(world: &mut World, uid: &str) {
+/// Records a claim of that uid in status.
+fn record(world: &mut World, uid: &str) {
     world.seen.node.status = Some(from(json!({ "dataClaim": { "name": "data-n", "uid": uid } })));
 }
 
 // PV1, X10
 #[test]
-fn a_missing_claim_is_created_and_recorded_in_one_go() {
+fn a_missing_claim_is_created_and_recorded_in_one_step() {
     let mut world = own();
     world.seen.claim = Reading::Unread;
     let created = ObjectView { uid: "claim-uid".to_owned(), ..ObjectView::default() };
@@ -86,7 +86,7 @@ fn a_missing_claim_is_created_and_recorded_in_one_go() {
 
 // PV1
 #[test]
-fn the_claim_is_the_rendered_one() {
+fn the_created_claim_is_the_rendered_one() {
     use crate::request::Request;
     let world = own();
     let crate::tasks::Next::Request(request) = world.next() else { panic!("no request") };
@@ -98,7 +98,7 @@ fn the_claim_is_the_rendered_one() {
 
 // PV2, PV3
 #[test]
-fn a_claim_that_is_there_counts_only_if_it_is_this_nodes() {
+fn an_existing_claim_counts_only_if_it_is_this_nodes() {
     check(
         own,
         &[
@@ -114,7 +114,7 @@ fn a_claim_that_is_there_counts_only_if_it_is_this_nodes() {
                  spec.dataVolume.import.pvcName, or delete it",
             ),
             (
-                "nobody's",
+                "without a controller",
                 |world| world.seen.claim = claim_of(None),
                 "fail: claim data-n already exists and is not owned…",
             ),
@@ -137,7 +137,7 @@ fn a_claim_that_is_there_counts_only_if_it_is_this_nodes() {
 
 // PV4
 #[test]
-fn a_lost_race_to_create_is_decided_by_the_next_look() {
+fn a_create_that_already_exists_is_decided_by_the_next_read() {
     let mut world = own();
     let theirs = ClaimView { controller: Some("other".to_owned()), ..ClaimView::default() };
     let lines =
@@ -151,32 +151,32 @@ fn a_lost_race_to_create_is_decided_by_the_next_look() {
 }
 
 #[test]
-fn a_lost_volume_is_replaced_only_with_consent_for_that_very_claim() {
-    const WAITS: &str = "wait DataVolumeLost: claim data-n (lost) is gone; …recreate-volume to …";
+fn a_lost_volume_is_replaced_only_with_approval_for_that_claim() {
+    const WAITS: &str = "wait DataVolumeLost: claim data-n (lost) not found; …recreate-volume to …";
     check(
         own,
         &[
-            ("no consent", |world| remember(world, "lost"), WAITS),
+            ("no approval", |world| record(world, "lost"), WAITS),
             (
-                "consent for another",
+                "approval for another claim",
                 |world| {
-                    remember(world, "lost");
-                    consent(world, "earlier");
+                    record(world, "lost");
+                    approve(world, "earlier");
                 },
                 WAITS,
             ),
             (
-                "consent",
+                "approval",
                 |world| {
-                    remember(world, "lost");
-                    consent(world, "lost");
+                    record(world, "lost");
+                    approve(world, "lost");
                 },
                 "create claim data-n",
             ),
             (
                 "found again under another uid",
                 |world| {
-                    remember(world, "lost");
+                    record(world, "lost");
                     world.seen.claim = claim_of(Some(NODE_UID));
                 },
                 "done claim data-n/claim-uid",
@@ -185,13 +185,13 @@ fn a_lost_volume_is_replaced_only_with_consent_for_that_very_claim() {
     );
 }
 
-fn consent(world: &mut World, uid: &str) {
+fn approve(world: &mut World, uid: &str) {
     let annotations = world.seen.node.metadata.annotations.get_or_insert_default();
     annotations.insert("sei.io/recreate-volume".to_owned(), uid.to_owned());
 }
 
 #[test]
-fn nothing_rendered_is_nothing_created() {
+fn without_a_rendered_claim_nothing_is_created() {
     check(
         own,
         &[(
@@ -204,7 +204,7 @@ fn nothing_rendered_is_nothing_created() {
 
 // PV5, PV13
 #[test]
-fn a_good_import_is_used_and_recorded() {
+fn a_valid_import_is_used_and_recorded() {
     const USED: &str = "done claim theirs/claim-uid [ImportPVCReady=True/PVCValidated]";
     check(
         import,
@@ -216,7 +216,7 @@ fn a_good_import_is_used_and_recorded() {
                 USED,
             ),
             (
-                "one good mode is enough",
+                "one valid mode is enough",
                 |world| claim(world).access_modes.insert(0, "ReadOnlyMany".to_owned()),
                 USED,
             ),
@@ -234,14 +234,14 @@ fn a_good_import_is_used_and_recorded() {
 
 // PV6, PV8, PV9, PV10, PV15, PV17
 #[test]
-fn an_import_that_may_still_become_good_is_waited_for() {
+fn an_import_that_may_become_valid_is_waited_for() {
     check(
         import,
         &[
             (
                 "not there",
                 |world| world.seen.claim = Reading::Live(None),
-                "wait - again 5s [ImportPVCReady=False/PVCNotReady]: claim theirs is not there",
+                "wait - again 5s [ImportPVCReady=False/PVCNotReady]: claim theirs not found",
             ),
             (
                 "terminating",
@@ -274,9 +274,9 @@ fn an_import_that_may_still_become_good_is_waited_for() {
                 "wait - again 5s [ImportPVCReady=False/PVCNotReady]: …names no volume yet",
             ),
             (
-                "the volume is not there",
+                "the volume is missing",
                 |world| world.seen.volume = Reading::Live(None),
-                "wait - again 5s [ImportPVCReady=False/PVCNotReady]: volume pv-1 is not there",
+                "wait - again 5s [ImportPVCReady=False/PVCNotReady]: volume pv-1 not found",
             ),
         ],
     );
@@ -284,7 +284,7 @@ fn an_import_that_may_still_become_good_is_waited_for() {
 
 // PV11, PV12, PV14, PV16, PV18
 #[test]
-fn an_import_that_can_never_be_good_fails_the_plan() {
+fn an_import_that_can_never_be_valid_fails_the_plan() {
     check(
         import,
         &[
@@ -306,7 +306,7 @@ fn an_import_that_can_never_be_good_fails_the_plan() {
             (
                 "too small",
                 |world| claim(world).capacity = Some("99Gi".to_owned()),
-                "fail [ImportPVCReady=False/PVCInvalid]: …99Gi is less than required (100Gi)",
+                "fail [ImportPVCReady=False/PVCInvalid]: …99Gi is less than the required 100Gi",
             ),
             (
                 "an unreadable capacity",
@@ -321,7 +321,7 @@ fn an_import_that_can_never_be_good_fails_the_plan() {
             (
                 "another capacity of the volume",
                 |world| volume(world).capacity = Some("120Gi".to_owned()),
-                "fail [ImportPVCReady=False/PVCInvalid]: …120Gi, which does not match the 100Gi…",
+                "fail [ImportPVCReady=False/PVCInvalid]: capacity 120Gi of volume pv-1 does not match capacity 100Gi of claim theirs",
             ),
             (
                 "no capacity of the volume",
@@ -339,7 +339,7 @@ fn an_import_that_can_never_be_good_fails_the_plan() {
 
 // PV7, PV19
 #[test]
-fn each_look_at_an_import_reads_each_object_once() {
+fn each_step_of_an_import_reads_each_object_once() {
     let found = import();
     let mut world = import();
     world.seen.claim = Reading::Unread;

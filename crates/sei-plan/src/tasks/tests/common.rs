@@ -40,7 +40,7 @@ fn a_plan_without_an_open_task_has_no_next_step() {
 }
 
 #[test]
-fn the_first_task_that_is_not_complete_is_the_one_that_runs() {
+fn the_first_task_that_is_not_complete_is_the_current_one() {
     for status in [TaskStatus::Pending, TaskStatus::Running, TaskStatus::Failed] {
         let mut world = World::updating(T::ReplacePod);
         world.plan.tasks[4].status = status;
@@ -68,19 +68,19 @@ fn nothing_is_written_while_the_spec_cannot_be_rendered() {
     }
     let mut world = World::updating(T::ReplacePod);
     world.seen.desired.hash = String::new();
-    world.check("a plan that has applied goes on", "delete pod…");
+    world.check("a plan that has applied continues", "delete pod…");
 }
 
 #[test]
-fn a_refused_call_is_waited_out_with_the_servers_words() {
-    let text = || "words".to_owned();
+fn a_refused_call_is_waited_out_with_the_servers_message() {
+    let text = || "message".to_owned();
     for (failure, expected) in [
-        (Failure::FieldManagerConflict(text()), "wait FieldConflict again 30s: words"),
-        (Failure::Forbidden(text()), "wait Forbidden again 30s: words"),
-        (Failure::Rejected(text()), "wait ApplyRejected again 30s: words"),
-        (Failure::Indeterminate(text()), "wait - again 5s: words"),
-        (Failure::Unreachable(text()), "wait SidecarUnreachable again 5s: words"),
-        (Failure::Unauthorized(text()), "wait SidecarAuth again 30s: words"),
+        (Failure::FieldManagerConflict(text()), "wait FieldConflict again 30s: message"),
+        (Failure::Forbidden(text()), "wait Forbidden again 30s: message"),
+        (Failure::Rejected(text()), "wait ApplyRejected again 30s: message"),
+        (Failure::Indeterminate(text()), "wait - again 5s: message"),
+        (Failure::Unreachable(text()), "wait SidecarUnreachable again 5s: message"),
+        (Failure::Unauthorized(text()), "wait SidecarAuth again 30s: message"),
         (Failure::NotFound, "apply StatefulSet…"),
         (Failure::Conflict(text()), "apply StatefulSet…"),
         (Failure::AlreadyExists, "apply StatefulSet…"),
@@ -92,7 +92,7 @@ fn a_refused_call_is_waited_out_with_the_servers_words() {
     let mut world = World::updating(T::ReplacePod);
     let refused = Outcome::Failed(Failure::Forbidden(text()));
     let lines = world.transcript([refused]);
-    assert_eq!(lines[1], "wait Forbidden again 30s: words");
+    assert_eq!(lines[1], "wait Forbidden again 30s: message");
     assert_eq!(world.seen.deleted_pod, None);
 }
 
@@ -114,7 +114,7 @@ fn a_success_clears_the_failure_before_it() {
 }
 
 #[test]
-fn texts_of_others_are_cut_to_a_kibibyte() {
+fn foreign_texts_are_cut_to_a_kibibyte() {
     let long = "é".repeat(4096);
     let cut = bounded(&long);
     assert!(cut.len() <= 1024 + '…'.len_utf8() && cut.ends_with("é…"), "{}", cut.len());
@@ -152,7 +152,7 @@ fn texts_of_others_are_cut_to_a_kibibyte() {
 }
 
 #[test]
-fn the_kind_of_a_peers_plan_is_told_by_its_tasks() {
+fn the_kind_of_a_go_operator_plan_is_derived_from_its_tasks() {
     for (tasks, kind) in [
         (&BOOTSTRAP[..], PlanKind::Init),
         (&UPDATE[..], PlanKind::NodeUpdate),
@@ -167,7 +167,7 @@ fn the_kind_of_a_peers_plan_is_told_by_its_tasks() {
 }
 
 #[test]
-fn a_plan_knows_what_lies_before_it() {
+fn a_plan_reports_whether_its_bootstrap_and_replacement_are_ahead() {
     let before = |tasks, current| before_replacement(&World::at(tasks, current).plan);
     assert!(before(&UPDATE, T::ReplacePod));
     assert!(!before(&UPDATE, T::ObserveImage));
@@ -178,7 +178,7 @@ fn a_plan_knows_what_lies_before_it() {
     assert!(!in_bootstrap(&plan(&UPDATE)));
 }
 
-/// Worlds in which tasks get as far as they can: nothing seen, and everything seen.
+/// Observations in which tasks get as far as they can: nothing read, and everything read.
 fn worlds() -> Vec<Seen> {
     let bare = Seen::new(node(json!({ "fullNode": {} })), desired(), now());
     let mut full = bare.clone();
@@ -196,7 +196,7 @@ fn worlds() -> Vec<Seen> {
     vec![bare, full, fresh]
 }
 
-/// Steps through a plan as far as it goes, and records what comes out of it.
+/// Steps through a plan as far as it goes, and records the results.
 fn drive(plan: &TaskPlan) {
     check_plan(plan);
     for mut seen in worlds() {
@@ -213,7 +213,7 @@ fn drive(plan: &TaskPlan) {
 
 /// A plan of every type, with values set or removed anywhere in its JSON.
 fn any_plan() -> impl Strategy<Value = Value> {
-    // Also values that decode: most plans with anything else never get as far as a step.
+    // Also values that decode: most plans with anything else never reach a step.
     let fitting = [
         json!("Complete"),
         json!("Failed"),
@@ -257,15 +257,15 @@ proptest! {
         name in any::<String>(),
         retries in any::<Option<i32>>(),
     ) {
-        let mut one = plan(&[task]);
-        one.tasks[0].params = Some(params.clone());
-        one.tasks[0].retry_count = retries;
-        one.tasks[0].max_retries = retries;
-        drive(&one);
-        one.kind = None;
-        one.target = None;
-        one.tasks[0].params = Some(json!({ "secretName": "a", "files": params, "Mode": name }));
-        drive(&one);
+        let mut candidate = plan(&[task]);
+        candidate.tasks[0].params = Some(params.clone());
+        candidate.tasks[0].retry_count = retries;
+        candidate.tasks[0].max_retries = retries;
+        drive(&candidate);
+        candidate.kind = None;
+        candidate.target = None;
+        candidate.tasks[0].params = Some(json!({ "secretName": "a", "files": params, "Mode": name }));
+        drive(&candidate);
     }
 
     #[test]

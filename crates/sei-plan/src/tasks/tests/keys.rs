@@ -5,7 +5,7 @@ use crate::request::{Outcome, SecretView};
 use crate::seen::Reading;
 use crate::tasks::fixture::{World, assert_transcript};
 
-/// What a Secret holds, by file.
+/// Files of a Secret.
 type Files<'a> = &'a [(&'a str, &'a str)];
 
 /// A signing key as the chain writes it.
@@ -35,7 +35,7 @@ fn key_world(task: TaskType) -> World {
 fn keyring_world(change: impl FnOnce(&mut Value)) -> World {
     let mut params = json!({
         "secretName": "keyring", "keyName": "node_admin", "namespace": "d",
-        "passphraseSecretName": "words", "passphraseSecretKey": "passphrase",
+        "passphraseSecretName": "passphrase-secret", "passphraseSecretKey": "passphrase",
     });
     change(&mut params);
     World::only(TaskType::ValidateOperatorKeyring, params)
@@ -56,7 +56,7 @@ fn check_key(task: TaskType, files: Files, expected: &str) {
 fn check_keyring(keyring: Option<SecretView>, passphrase: Option<SecretView>, expected: &str) {
     let mut world = keyring_world(|_| {});
     put(&mut world, "keyring", keyring);
-    put(&mut world, "words", passphrase);
+    put(&mut world, "passphrase-secret", passphrase);
     world.check(expected, expected);
 }
 
@@ -84,7 +84,7 @@ fn a_signing_key_is_waited_for() {
     let waits =
         "wait SecretMissing again 5s [SigningKeyReady=False/SigningKeyNotReady]: Secret key";
     let lines = world.transcript([Outcome::Secret(None)]);
-    assert_transcript(&lines, &["read Secret(\"key\")", &format!("{waits} is not there")]);
+    assert_transcript(&lines, &["read Secret(\"key\")", &format!("{waits} not found")]);
 
     let found = secret(&[("priv_validator_key.json", SIGNING_KEY)]);
     put(&mut world, "key", Some(SecretView { terminating: true, ..found.clone() }));
@@ -147,7 +147,7 @@ fn an_empty_name_of_a_secret_fails_the_plan() {
     ] {
         let mut world = keyring_world(|params| params[field] = json!(""));
         put(&mut world, "keyring", Some(secret(KEYRING)));
-        put(&mut world, "words", Some(secret(PASSPHRASE)));
+        put(&mut world, "passphrase-secret", Some(secret(PASSPHRASE)));
         let expected = format!("fail [OperatorKeyringReady=False/OperatorKeyringInvalid]: {text}");
         world.check(field, &expected);
     }
@@ -168,7 +168,7 @@ fn a_node_key_of_the_chain_is_valid() {
 fn a_node_key_is_waited_for() {
     let mut world = key_world(TaskType::ValidateNodeKey);
     let lines = world.transcript([Outcome::Secret(None)]);
-    let waits = "wait SecretMissing again 5s [NodeKeyReady=False/NodeKeyNotReady]: …is not there";
+    let waits = "wait SecretMissing again 5s [NodeKeyReady=False/NodeKeyNotReady]: …not found";
     assert_transcript(&lines, &["read Secret(\"key\")", waits]);
     put(&mut world, "key", Some(secret(&[("node_key.json", NODE_KEY)])));
     world.check("it appeared", "done …");
@@ -207,7 +207,7 @@ fn a_keyring_with_its_passphrase_is_valid() {
     );
     let mut world = keyring_world(|params| params["keyName"] = json!(""));
     put(&mut world, "keyring", Some(secret(&[("other.info", "x"), ("a.address", "x")])));
-    put(&mut world, "words", Some(secret(PASSPHRASE)));
+    put(&mut world, "passphrase-secret", Some(secret(PASSPHRASE)));
     world.check("no key is named", "done …");
 }
 
@@ -218,30 +218,30 @@ fn a_keyring_and_its_passphrase_are_waited_for() {
         let verdict = "[OperatorKeyringReady=False/OperatorKeyringNotReady]";
         format!("wait SecretMissing again 5s {verdict}: Secret {text}")
     };
-    let gone = |files| Some(SecretView { terminating: true, ..secret(files) });
-    let words = || Some(secret(PASSPHRASE));
+    let terminating = |files| Some(SecretView { terminating: true, ..secret(files) });
+    let passphrase = || Some(secret(PASSPHRASE));
     let keyring = || Some(secret(KEYRING));
-    check_keyring(None, words(), &waits("keyring is not there"));
-    check_keyring(gone(KEYRING), words(), &waits("keyring is being deleted"));
-    check_keyring(keyring(), None, &waits("words is not there"));
-    check_keyring(keyring(), gone(PASSPHRASE), &waits("words is being deleted"));
+    check_keyring(None, passphrase(), &waits("keyring not found"));
+    check_keyring(terminating(KEYRING), passphrase(), &waits("keyring is being deleted"));
+    check_keyring(keyring(), None, &waits("passphrase-secret not found"));
+    check_keyring(keyring(), terminating(PASSPHRASE), &waits("passphrase-secret is being deleted"));
 }
 
 // K21
 #[test]
 fn a_keyring_of_the_wrong_shape_fails_the_plan() {
     for (files, text) in [
-        (&[][..], "it holds no *.info entry"),
-        (&[("a.address", "x")], "it holds no *.info entry"),
-        (&[("node_admin.info", "x")], "it holds no *.address entry"),
+        (&[][..], "no *.info entry"),
+        (&[("a.address", "x")], "no *.info entry"),
+        (&[("node_admin.info", "x")], "no *.address entry"),
         (&[("node_admin.info", ""), ("a.address", "x")], "entry node_admin.info is empty"),
         (&[("node_admin.info", "x"), ("b.info", ""), ("a.address", "x")], "entry b.info is empty"),
-        (&[("other.info", "x"), ("a.address", "x")], "it holds no node_admin.info"),
+        (&[("other.info", "x"), ("a.address", "x")], "no entry node_admin.info"),
     ] {
         let expected = format!(
             "fail [OperatorKeyringReady=False/OperatorKeyringInvalid]: Secret keyring: {text}"
         );
-        // Also while the passphrase is missing: the keyring is judged first.
+        // Also while the passphrase is missing: the keyring is checked first.
         check_keyring(Some(secret(files)), Some(secret(PASSPHRASE)), &expected);
         check_keyring(Some(secret(files)), None, &expected);
     }
@@ -252,9 +252,9 @@ fn a_keyring_of_the_wrong_shape_fails_the_plan() {
 fn a_passphrase_of_the_wrong_shape_fails_the_plan() {
     let invalid = "fail [OperatorKeyringReady=False/OperatorKeyringInvalid]: ";
     for (files, text) in [
-        (&[][..], "Secret words lacks the key passphrase"),
-        (&[("other", "x")], "Secret words lacks the key passphrase"),
-        (&[("passphrase", "")], "key passphrase of Secret words is empty"),
+        (&[][..], "Secret passphrase-secret has no key passphrase"),
+        (&[("other", "x")], "Secret passphrase-secret has no key passphrase"),
+        (&[("passphrase", "")], "key passphrase of Secret passphrase-secret is empty"),
     ] {
         check_keyring(Some(secret(KEYRING)), Some(secret(files)), &format!("{invalid}{text}"));
     }
@@ -265,16 +265,19 @@ fn a_passphrase_of_the_wrong_shape_fails_the_plan() {
 fn a_keyring_is_read_first_and_completes_once_both_are_there() {
     let mut world = keyring_world(|_| {});
     let lines = world.transcript([Outcome::Secret(None)]);
-    assert_transcript(&lines, &["read Secret(\"keyring\")", "wait …keyring is not there"]);
+    assert_transcript(&lines, &["read Secret(\"keyring\")", "wait …keyring not found"]);
     world.seen.secrets.clear();
     let answers =
         [Outcome::Secret(Some(secret(KEYRING))), Outcome::Secret(Some(secret(PASSPHRASE)))];
     let lines = world.transcript(answers);
-    assert_transcript(&lines, &["read Secret(\"keyring\")", "read Secret(\"words\")", "done …"]);
+    assert_transcript(
+        &lines,
+        &["read Secret(\"keyring\")", "read Secret(\"passphrase-secret\")", "done …"],
+    );
 }
 
 #[test]
-fn a_plan_of_the_peer_may_name_its_parameters_in_any_case() {
+fn a_plan_of_the_go_operator_may_name_its_parameters_in_any_case() {
     let mut world =
         World::only(TaskType::ValidateSigningKey, json!({ "SECRETNAME": "key", "other": 1 }));
     world.check("upper case", "read Secret(\"key\")");
@@ -300,13 +303,13 @@ fn no_content_of_a_secret_is_ever_repeated() {
             let mut world = key_world(task);
             let files = [("priv_validator_key.json", &**content), ("node_key.json", &**content)];
             put(&mut world, "key", Some(secret(&files)));
-            let said = format!("{:?} {:?}", world.next(), world.seen.secrets);
-            assert!(!said.contains(MARKER), "{said}");
+            let output = format!("{:?} {:?}", world.next(), world.seen.secrets);
+            assert!(!output.contains(MARKER), "{output}");
         }
         let mut world = keyring_world(|_| {});
         put(&mut world, "keyring", Some(secret(&[("a.info", content), ("b.address", content)])));
-        put(&mut world, "words", Some(secret(&[("passphrase", content)])));
-        let said = format!("{:?} {:?}", world.next(), world.seen);
-        assert!(!said.contains(MARKER), "{said}");
+        put(&mut world, "passphrase-secret", Some(secret(&[("passphrase", content)])));
+        let output = format!("{:?} {:?}", world.next(), world.seen);
+        assert!(!output.contains(MARKER), "{output}");
     }
 }

@@ -1,4 +1,4 @@
-//! Tests of the steps, one file per task. Those of `replace-pod` stand beside it.
+//! Tests of the steps, one file per task. Those of `replace-pod` are beside it.
 
 mod apply;
 mod bootstrap;

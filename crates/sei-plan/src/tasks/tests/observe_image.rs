@@ -31,7 +31,7 @@ fn check(cases: &[Case]) {
     }
 }
 
-/// The pod as the list and as the look at the pod itself show it.
+/// The pod as the list and as the read of the pod itself return it.
 #[track_caller]
 fn check_pod(case: &str, change: impl Fn(&mut PodView), expected: &str) {
     let mut changed = pod(NEW);
@@ -47,7 +47,7 @@ fn check_pod(case: &str, change: impl Fn(&mut PodView), expected: &str) {
 fn stamp(world: &World) -> Stamp {
     match world.next() {
         Next::Done(effects) => effects.stamp.unwrap(),
-        other => panic!("{other:?}"),
+        unexpected => panic!("{unexpected:?}"),
     }
 }
 
@@ -82,13 +82,9 @@ fn a_later_edit_of_the_spec_is_not_stamped() {
 fn without_a_fresh_pod_nothing_is_stamped() {
     check(&[
         ("none", |world| world.live_pods([]), "wait StatefulSetNotObserved: …"),
+        ("terminating", |world| world.live_pods([terminating(pod(NEW))]), "wait PodTerminating: …"),
         (
-            "on its way out",
-            |world| world.live_pods([terminating(pod(NEW))]),
-            "wait PodTerminating: …",
-        ),
-        (
-            "an old one that somebody's old view brought back",
+            "a stale pod that a lagging controller recreated",
             |world| world.live_pods([pod(OLD)]),
             "delete pod n-0 uid=pod-old version=11",
         ),
@@ -97,7 +93,7 @@ fn without_a_fresh_pod_nothing_is_stamped() {
 
 // OI5, OI6, OI7
 #[test]
-fn the_statefulset_counts_as_for_the_replacement() {
+fn the_statefulset_is_checked_as_for_the_replacement() {
     check(&[
         (
             "not observed",
@@ -107,7 +103,7 @@ fn the_statefulset_counts_as_for_the_replacement() {
         (
             "missing",
             |world| world.seen.statefulset = Reading::Live(None),
-            "wait -: the StatefulSet is not there…",
+            "wait -: StatefulSet not found…",
         ),
         (
             "terminating",
@@ -122,7 +118,7 @@ fn the_statefulset_counts_as_for_the_replacement() {
 
 // OI8
 #[test]
-fn the_parameters_are_not_read() {
+fn the_stored_parameters_are_not_read() {
     for params in [Value::Null, json!({}), json!({ "nodeName": 7 }), json!([1])] {
         let mut world = world();
         world.plan.tasks[5].params = Some(params);
@@ -170,14 +166,14 @@ fn images_that_admission_renamed_are_stamped_as_the_pod_has_them() {
 }
 
 #[test]
-fn a_key_is_given_back_when_the_first_pod_without_it_runs() {
+fn a_key_is_released_when_the_first_pod_without_it_runs() {
     let signed = |world: &mut World| {
         let status = world.seen.node.status.get_or_insert_default();
         status.signing_identity = Some("v1:me".to_owned());
     };
-    let mut gave = world();
-    signed(&mut gave);
-    gave.check("it signs no more", "done stamp … signs no more");
+    let mut released = world();
+    signed(&mut released);
+    released.check("it no longer signs", "done stamp … no longer signs");
     let mut keeps = world();
     keeps.seen.node = signing_node().into();
     signed(&mut keeps);
@@ -185,7 +181,7 @@ fn a_key_is_given_back_when_the_first_pod_without_it_runs() {
 }
 
 #[test]
-fn neither_started_nor_ready_nor_running_now_is_asked_for() {
+fn neither_started_nor_ready_nor_running_is_required() {
     for change in [
         (|pod: &mut PodView| (pod.ready, pod.seid.started) = (false, false)) as fn(&mut PodView),
         |pod| (pod.seid.running, pod.sidecar.running) = (false, false),
@@ -196,7 +192,7 @@ fn neither_started_nor_ready_nor_running_now_is_asked_for() {
 }
 
 #[test]
-fn a_stamp_needs_a_live_look_at_that_very_pod() {
+fn a_stamp_needs_a_live_read_of_that_pod() {
     check(&[
         ("unread", |world| world.seen.pod = Reading::Unread, "read Pod(\"n-0\")"),
         (
@@ -204,7 +200,7 @@ fn a_stamp_needs_a_live_look_at_that_very_pod() {
             |world| world.seen.pod = Reading::Cached(Some(pod(NEW).into())),
             "read Pod(\"n-0\")",
         ),
-        ("gone", |world| world.seen.pod = Reading::Live(None), "wait -: the pod was replaced…"),
+        ("missing", |world| world.seen.pod = Reading::Live(None), "wait -: the pod was replaced…"),
         (
             "a namesake",
             |world| {
@@ -230,7 +226,7 @@ fn a_stamp_needs_a_live_look_at_that_very_pod() {
             "wait -: the pod was replaced…",
         ),
         (
-            "on its way out",
+            "terminating",
             |world| world.seen.pod = Reading::Live(Some(terminating(pod(NEW)).into())),
             "wait -: the pod was replaced…",
         ),
@@ -238,10 +234,10 @@ fn a_stamp_needs_a_live_look_at_that_very_pod() {
 }
 
 #[test]
-fn proved_caches_lead_to_one_live_read_and_none_while_nothing_runs() {
+fn proved_caches_lead_to_one_live_read_and_none_before_the_pod_runs() {
     let mut world = world();
     world.seen.pod = Reading::Unread;
-    world.forget_live();
+    world.make_cached();
     let lines = world.transcript([Outcome::Pod(Some(pod(NEW).into()))]);
     assert_transcript(&lines, &["read Pod(\"n-0\")", STAMPS]);
 
@@ -257,7 +253,7 @@ fn proved_caches_lead_to_one_live_read_and_none_while_nothing_runs() {
 }
 
 #[test]
-fn a_plan_without_target_is_judged_by_what_is_desired() {
+fn a_plan_without_target_is_compared_with_the_desired_images() {
     check(&[
         ("the desired one runs", |world| world.plan.target = None, STAMPS),
         (
@@ -266,7 +262,7 @@ fn a_plan_without_target_is_judged_by_what_is_desired() {
                 world.plan.target = None;
                 world.seen.desired.image = "seid:newest".to_owned();
             },
-            "wait -: pod n-0 has images seid:new and sidecar:new, not seid:newest and …",
+            "wait -: pod n-0 has images seid:new and sidecar:new, expected seid:newest and …",
         ),
     ]);
     let mut world = world();
@@ -292,7 +288,7 @@ fn a_pod_that_does_not_run_gives_no_stamp() {
 
 // OI10
 #[test]
-fn a_failed_pull_is_seen_with_the_kubelets_words() {
+fn a_failed_pull_is_reported_with_the_kubelets_message() {
     let object: Pod = from(json!({
         "metadata": { "name": "n-0" },
         "spec": { "containers": [{ "name": "seid", "image": "seid:new" }] },

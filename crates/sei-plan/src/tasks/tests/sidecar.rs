@@ -56,7 +56,7 @@ fn a_task_is_polled_then_submitted_once_then_polled_to_its_end() {
 
 // X11, X13
 #[test]
-fn a_failure_between_two_polls_is_seen() {
+fn a_failure_between_two_polls_is_noticed() {
     let mut world = gate();
     let lines = world.transcript([record(failed("disk full"))]);
     assert_transcript(&lines, &["pod-new 10.0.0.2 poll …", "retry: disk full"]);
@@ -95,7 +95,7 @@ fn good_params(task: TaskType) -> Value {
 
 // X1
 #[test]
-fn a_repetition_goes_under_an_id_of_its_own_that_is_derived() {
+fn a_retry_uses_a_derived_id_of_its_own() {
     let mut world = gate();
     let first = id(T::MarkReady, 6);
     for (count, expected) in [
@@ -110,7 +110,7 @@ fn a_repetition_goes_under_an_id_of_its_own_that_is_derived() {
         world.check("polled by it", &format!("pod-new 10.0.0.2 poll {expected}"));
         assert_eq!(world.plan.tasks[6].id, first, "the stored id stays");
     }
-    // The failed record of the first attempt says nothing about the second.
+    // The failed record of the first attempt does not affect the second.
     world.plan.tasks[6].retry_count = Some(1);
     world.seen.tasks.insert(first, Some(TaskRecord { state: failed("once") }));
     let lines = world.transcript([Outcome::Task(None)]);
@@ -122,7 +122,7 @@ fn a_repetition_goes_under_an_id_of_its_own_that_is_derived() {
 #[test]
 fn abandoned_tasks_are_cleared_before_anything_is_submitted() {
     let mut world = gate();
-    world.plan.abandoned = ["one", "two", "three", "four"].map(str::to_owned).into();
+    world.plan.abandoned = ["a", "b", "c", "d"].map(str::to_owned).into();
     let lines = world.transcript([
         Outcome::Task(None),
         record(TaskState::Completed),
@@ -135,11 +135,11 @@ fn abandoned_tasks_are_cleared_before_anything_is_submitted() {
     ]);
     let polls = format!("pod-new 10.0.0.2 poll {}", id(T::MarkReady, 6));
     let expected = [
-        "pod-new 10.0.0.2 poll one",
-        "pod-new 10.0.0.2 poll two",
-        "pod-new 10.0.0.2 poll three",
-        "pod-new 10.0.0.2 delete three",
-        "pod-new 10.0.0.2 poll four",
+        "pod-new 10.0.0.2 poll a",
+        "pod-new 10.0.0.2 poll b",
+        "pod-new 10.0.0.2 poll c",
+        "pod-new 10.0.0.2 delete c",
+        "pod-new 10.0.0.2 poll d",
         &polls,
         "pod-new 10.0.0.2 submit …",
         &polls,
@@ -149,9 +149,9 @@ fn abandoned_tasks_are_cleared_before_anything_is_submitted() {
 }
 
 #[test]
-fn after_a_refused_write_the_sidecar_is_asked_again_what_it_knows() {
+fn after_a_refused_write_the_sidecar_is_polled_again() {
     let mut world = gate();
-    world.plan.abandoned = vec!["one".to_owned()];
+    world.plan.abandoned = vec!["a".to_owned()];
     let lines = world.transcript([
         record(TaskState::Running),
         Outcome::Failed(Failure::NotFound),
@@ -161,9 +161,9 @@ fn after_a_refused_write_the_sidecar_is_asked_again_what_it_knows() {
         record(TaskState::Running),
     ]);
     let expected = [
-        "pod-new 10.0.0.2 poll one",
-        "pod-new 10.0.0.2 delete one",
-        "pod-new 10.0.0.2 poll one",
+        "pod-new 10.0.0.2 poll a",
+        "pod-new 10.0.0.2 delete a",
+        "pod-new 10.0.0.2 poll a",
         "pod-new 10.0.0.2 poll …",
         "pod-new 10.0.0.2 submit …",
         "pod-new 10.0.0.2 poll …",
@@ -172,7 +172,7 @@ fn after_a_refused_write_the_sidecar_is_asked_again_what_it_knows() {
     assert_transcript(&lines, &expected);
 }
 
-/// What of a task's stored parameters is sent.
+/// The stored parameters of a task that are sent.
 #[track_caller]
 fn check_wire(task: TaskType, stored: Value, expected: &Value) {
     let mut world = World::only(task, stored);
@@ -187,7 +187,7 @@ fn check_wire(task: TaskType, stored: Value, expected: &Value) {
 
 // O1
 #[test]
-fn parameters_go_out_under_their_wire_names_without_empty_options() {
+fn parameters_are_sent_under_their_wire_names_without_empty_options() {
     for (task, stored, sent) in [
         (T::SnapshotRestore, json!({ "TargetHeight": 12 }), json!({ "targetHeight": 12 })),
         (T::SnapshotRestore, json!({ "TargetHeight": 0 }), json!({})),
@@ -289,23 +289,23 @@ fn parameters_that_can_never_work_fail_the_plan_before_any_call() {
         (T::ConfigApply, json!({ "incremental": false }), "…parameter mode is…"),
         (T::ConfigPatch, json!({ "files": "config.toml" }), "…parameter files is…"),
         (T::ConfigPatch, json!({ "files": ["config.toml"] }), "…parameter files is…"),
-        (T::MarkReady, json!([1]), "mark-ready: its parameters are not an object"),
-        (T::MarkReady, json!("text"), "mark-ready: its parameters are not an object"),
+        (T::MarkReady, json!([1]), "mark-ready: the parameters are not an object"),
+        (T::MarkReady, json!("text"), "mark-ready: the parameters are not an object"),
         (T::ConfigureGenesis, json!(5), "…not an object"),
     ] {
-        // Nothing was seen: the answer needs no look at anything.
+        // Nothing was read: the result needs no snapshot.
         World::only(task, stored.clone()).check(&stored.to_string(), &format!("fail: {text}"));
     }
 }
 
 #[test]
-fn after_the_replacement_only_the_fresh_pod_is_spoken_to() {
+fn after_the_replacement_only_the_fresh_pod_is_called() {
     const WAITS: &str = "wait SidecarUnreachable: no pod for mark-ready yet";
     for (case, pods, expected) in [
         ("the old one", vec![pod(OLD)], WAITS),
         ("both", vec![pod(OLD), pod(NEW)], "pod-new 10.0.0.2 poll …"),
         ("none", vec![], WAITS),
-        ("on its way out", vec![terminating(pod(NEW))], WAITS),
+        ("terminating", vec![terminating(pod(NEW))], WAITS),
         ("not ours", vec![PodView { controller: None, ..pod(NEW) }], WAITS),
         (
             "no address",
@@ -319,7 +319,7 @@ fn after_the_replacement_only_the_fresh_pod_is_spoken_to() {
     }
     let mut world = gate();
     world.statefulset().observed_generation = 1;
-    world.check("nobody knows which one is fresh", WAITS);
+    world.check("it is unknown which pod is fresh", WAITS);
 }
 
 #[test]
@@ -346,20 +346,20 @@ fn every_task_after_the_replacement_needs_the_fresh_pod_and_none_before_it() {
 }
 
 #[test]
-fn a_cache_from_before_the_apply_does_not_say_which_pod_is_fresh() {
-    // By the old revision, which is all that the cache knows, the old pod is the fresh one.
+fn a_cache_older_than_the_apply_does_not_decide_which_pod_is_fresh() {
+    // By the old revision, which is all that the cache has, the old pod is the fresh one.
     let mut world = gate();
     world.statefulset().generation = 1;
     world.statefulset().update_revision = Some(OLD.to_owned());
     world.live_pods([pod(OLD)]);
-    world.forget_live();
+    world.make_cached();
     let found = Outcome::StatefulSet(Some(statefulset().into()));
     let lines = world.transcript([found]);
     let waits = "wait SidecarUnreachable: no pod for mark-ready yet";
     assert_transcript(&lines, &["read StatefulSet", waits]);
 
     let mut world = gate();
-    world.forget_live();
+    world.make_cached();
     world.plan.applied.as_mut().unwrap().uid = "other".to_owned();
     world.check("another object", "read StatefulSet");
     world.plan.applied = None;
@@ -367,10 +367,10 @@ fn a_cache_from_before_the_apply_does_not_say_which_pod_is_fresh() {
 }
 
 #[test]
-fn what_was_not_seen_is_read_before_a_sidecar_is_spoken_to() {
+fn unread_objects_are_read_before_a_sidecar_is_called() {
     let mut world = gate();
-    world.forget_live();
-    world.check("caches do", "pod-new 10.0.0.2 poll …");
+    world.make_cached();
+    world.check("caches are enough", "pod-new 10.0.0.2 poll …");
     world.seen.pods = Reading::Cached(None);
     world.check("no pods in the cache", "read Pods");
     world.seen.pods = Reading::Unread;
@@ -380,16 +380,16 @@ fn what_was_not_seen_is_read_before_a_sidecar_is_spoken_to() {
     world.seen.statefulset = Reading::Unread;
     world.check("no StatefulSet", "read StatefulSet");
     world.seen.statefulset = Reading::Live(None);
-    world.check("it is gone", "wait -: the StatefulSet is not there");
+    world.check("no StatefulSet", "wait -: StatefulSet not found");
 }
 
 #[test]
-fn the_sidecar_of_somebody_elses_pod_is_never_spoken_to() {
+fn the_sidecar_of_a_foreign_pod_is_never_called() {
     let mut world = gate();
     world.statefulset().controller = Some("other".to_owned());
     world.check("another owner's StatefulSet", "wait FieldConflict: …");
-    let others = [None, Some(("Job".to_owned(), "other".to_owned()))];
-    for controller in others {
+    let foreign = [None, Some(("Job".to_owned(), "other".to_owned()))];
+    for controller in foreign {
         let mut world = bootstrapping();
         world.live_pods([PodView { controller, ..bootstrap_pod() }]);
         world.check("not the Job's", "wait SidecarUnreachable: no pod for config-apply yet");
@@ -422,13 +422,13 @@ fn bootstrap_pod() -> PodView {
 }
 
 #[test]
-fn before_the_teardown_the_jobs_pod_is_spoken_to() {
+fn before_the_teardown_the_jobs_pod_is_called() {
     let mut world = bootstrapping();
     world.check("the Job's", "pod-boot 10.0.0.9 poll …");
     world.live_pods([pod(OLD)]);
     world.check("not yet", "wait SidecarUnreachable: no pod for config-apply yet");
     world.live_pods([terminating(bootstrap_pod())]);
-    world.check("on its way out", "wait SidecarUnreachable: …");
+    world.check("terminating", "wait SidecarUnreachable: …");
 
     let mut world = World::at(&BOOTSTRAP, T::ConfigValidate);
     world.seen.statefulset = Reading::Live(Some(statefulset().into()));
@@ -437,12 +437,12 @@ fn before_the_teardown_the_jobs_pod_is_spoken_to() {
 }
 
 #[test]
-fn a_job_that_has_ended_ends_the_tasks_of_its_pod() {
+fn when_the_job_has_ended_the_tasks_of_its_pod_end() {
     for (state, expected) in [
         (Some(JobState::Complete), "done"),
         (Some(JobState::Failed("OOM".to_owned())), "fail: the bootstrap Job failed: OOM"),
         (Some(JobState::Active), "pod-boot 10.0.0.9 poll …"),
-        (None, "fail: the bootstrap Job is gone"),
+        (None, "fail: bootstrap Job not found"),
     ] {
         let mut world = bootstrapping();
         world.seen.job = Reading::Live(state.map(|state| JobView {
@@ -459,7 +459,7 @@ fn a_job_that_has_ended_ends_the_tasks_of_its_pod() {
 
 // X8, X12
 #[test]
-fn a_sidecar_that_does_not_answer_is_asked_again_in_five_seconds() {
+fn a_sidecar_that_does_not_answer_is_called_again_in_five_seconds() {
     for (failure, expected) in [
         (
             Failure::Unreachable("connection refused".to_owned()),
@@ -477,7 +477,7 @@ fn a_sidecar_that_does_not_answer_is_asked_again_in_five_seconds() {
 }
 
 #[test]
-fn a_task_that_the_peer_left_running_is_polled_like_any_other() {
+fn a_task_that_the_go_operator_left_running_is_polled_like_any_other() {
     let mut world = gate();
     world.plan.tasks[6].status = TaskStatus::Running;
     world.check("running", &format!("pod-new 10.0.0.2 poll {}", id(T::MarkReady, 6)));
