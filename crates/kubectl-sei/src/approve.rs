@@ -4,6 +4,7 @@ use kube::ResourceExt as _;
 use sei_api::SeiNode;
 use sei_api::names::annotation;
 use sei_api::status::{PendingUpdate, UpdateState};
+use sei_plan::summary::is_settings_only;
 use serde_json::json;
 
 use crate::cluster::{Scope, node};
@@ -11,7 +12,6 @@ use crate::error::Error;
 use crate::flags::ApproveFlags;
 use crate::format::full_name;
 use crate::patch::patch_node;
-use crate::pending::is_settings_only;
 use crate::{CommandContext, Out, write};
 
 /// The effect of an approval.
@@ -66,7 +66,7 @@ fn approval(node: &SeiNode, hash: Option<&str>) -> Result<Approval, String> {
             "{given} is not the target of the pending update; the target is {target}"
         ));
     }
-    if is_settings_only(node) {
+    if node.status.as_ref().is_some_and(is_settings_only) {
         return Err("there is nothing to approve: the pod is in sync, and the changed settings \
                     are applied with the next roll"
             .to_owned());

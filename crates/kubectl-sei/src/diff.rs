@@ -7,14 +7,13 @@ use jiff::Timestamp;
 use sei_api::SeiNode;
 use sei_api::status::{Cause, FieldChange, PendingUpdate, SeiNodePhase, UpdateState};
 use sei_plan::diff::MAX_CHANGES;
+use sei_plan::summary::{Hold, held_by, is_settings_only, summarize};
 use serde::Serialize;
 
 use crate::cluster::{Found, Scope, nodes};
 use crate::error::Error;
 use crate::flags::DiffFlags;
 use crate::format::{age, changes, count};
-use crate::pending::{is_paused_update, is_settings_only};
-use crate::status::task;
 use crate::{CommandContext, Out, show};
 
 /// The output for one node.
@@ -99,15 +98,13 @@ fn record(found: &Found, now: Timestamp) -> Record {
 }
 
 fn difference(node: &SeiNode, pending: &PendingUpdate, now: Timestamp) -> Difference {
-    let held = pending.state == UpdateState::Held && !is_settings_only(node);
     let (namespace, name) = (
         node.metadata.namespace.as_deref().unwrap_or_default(),
         node.metadata.name.as_deref().unwrap_or_default(),
     );
-    let release = held.then(|| {
-        if is_paused_update(node) {
-            format!("kubectl sei resume -n {namespace} {name}")
-        } else {
+    let release = node.status.as_ref().and_then(held_by).map(|hold| match hold {
+        Hold::Pause => format!("kubectl sei resume -n {namespace} {name}"),
+        Hold::Approval => {
             format!("kubectl sei approve -n {namespace} {name} --hash {}", pending.target_hash)
         }
     });
@@ -127,7 +124,7 @@ fn difference(node: &SeiNode, pending: &PendingUpdate, now: Timestamp) -> Differ
 /// What happens to the pod, and when.
 fn effect(node: &SeiNode, pending: &PendingUpdate, now: Timestamp) -> String {
     match pending.state {
-        UpdateState::Held if is_settings_only(node) => {
+        UpdateState::Held if node.status.as_ref().is_some_and(is_settings_only) => {
             "no restart: applied with the next roll".to_owned()
         }
         UpdateState::Held => {
@@ -135,7 +132,7 @@ fn effect(node: &SeiNode, pending: &PendingUpdate, now: Timestamp) -> String {
                 .to_owned()
         }
         UpdateState::Queued => "waits: the pod is replaced automatically at its turn".to_owned(),
-        UpdateState::Rolling => match node.status.as_ref().and_then(task) {
+        UpdateState::Rolling => match summarize(node, now).task {
             Some(task) => format!("rolls now: {task}"),
             None => "rolls now".to_owned(),
         },

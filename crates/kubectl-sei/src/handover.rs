@@ -9,6 +9,7 @@ use k8s_openapi::api::apps::v1::StatefulSet;
 use sei_api::SeiNode;
 use sei_api::names::label;
 use sei_api::status::UpdateState;
+use sei_plan::summary::is_settings_only;
 use sei_plan::view::StatefulSetView;
 use serde::Serialize;
 
@@ -16,7 +17,6 @@ use crate::cluster::{Found, Scope, all_nodes};
 use crate::error::Error;
 use crate::flags::HandoverFlags;
 use crate::format::{count, table};
-use crate::pending::is_settings_only;
 use crate::{CommandContext, Out, show};
 
 /// The output for one node.
@@ -86,8 +86,8 @@ fn record(found: &Found, sets: &BTreeMap<(String, String), StatefulSetView>) -> 
 fn known(node: &SeiNode, set: Option<&StatefulSetView>) -> Vec<String> {
     let mut known = Vec::new();
     let status = node.status.as_ref();
-    let pending = status.and_then(|status| status.pending_update.as_ref());
-    if let Some(pending) = pending.filter(|_| !is_settings_only(node)) {
+    let rolls = status.filter(|status| !is_settings_only(status));
+    if let Some(pending) = rolls.and_then(|status| status.pending_update.as_ref()) {
         let state = match pending.state {
             UpdateState::Held => "is held",
             UpdateState::Queued => "waits for its turn",

@@ -29,7 +29,6 @@ mod format;
 mod handover;
 mod patch;
 mod pause;
-mod pending;
 mod preview;
 mod status;
 

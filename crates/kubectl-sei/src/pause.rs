@@ -4,6 +4,7 @@ use kube::ResourceExt as _;
 use sei_api::SeiNode;
 use sei_api::plan::PlanKind;
 use sei_api::task::TaskType;
+use sei_plan::summary::is_settings_only;
 use serde_json::{Value, json};
 
 use crate::cluster::{Scope, node};
@@ -11,7 +12,6 @@ use crate::error::Error;
 use crate::flags::PauseFlags;
 use crate::format::full_name;
 use crate::patch::patch_node;
-use crate::pending::is_settings_only;
 use crate::{CommandContext, Out, write};
 
 pub(crate) async fn run(
@@ -64,8 +64,8 @@ fn is_past_replacement(node: &SeiNode) -> bool {
 
 fn resumed_text(node: &SeiNode) -> String {
     let status = node.status.as_ref();
-    let pending = status.and_then(|status| status.pending_update.as_ref());
-    match pending.filter(|_| !is_settings_only(node)) {
+    let status = status.filter(|status| !is_settings_only(status));
+    match status.and_then(|status| status.pending_update.as_ref()) {
         None => "updates are resumed. Nothing is pending".to_owned(),
         Some(pending) => format!(
             "updates are resumed. One is pending (cause {:?}); see kubectl sei diff -n {} {}",

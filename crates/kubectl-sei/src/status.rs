@@ -4,14 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use futures::StreamExt as _;
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use sei_api::SeiNode;
 use sei_api::condition::{ConditionType, find};
-use sei_api::plan::PlanPhase;
-use sei_api::status::{SeiNodePhase, SeiNodeStatus};
+use sei_api::status::SeiNodeStatus;
 use sei_exec::call::chain;
-use sei_plan::planner::failure_text;
+use sei_plan::summary::summarize;
 use serde::Serialize;
 
 use crate::cluster::{Found, Guarded, Scope, nodes, unguard};
@@ -54,8 +52,8 @@ pub(crate) async fn run(
 ) -> Result<(), Error> {
     let client = context.client()?;
     let found = nodes(client, scope, &flags.nodes).await?;
-    let rows: Vec<Row> = found.iter().map(row).collect();
     let now = context.now();
+    let rows: Vec<Row> = found.iter().map(|node| row(node, now)).collect();
     if !flags.watch {
         return show(out, flags.output.format, &rows, || text(&rows, scope, now));
     }
@@ -86,7 +84,7 @@ async fn watch(
     let mut is_broken = false;
     while let Some((scope, event)) = watches.next().await {
         let changed = match event {
-            Ok(event) => table.rows_of_event(&scope, event),
+            Ok(event) => table.rows_of_event(&scope, event, context.now()),
             Err(error) => {
                 let message = one_line(&chain(&error));
                 if is_forbidden(&error) {
@@ -155,7 +153,12 @@ impl WatchTable {
     }
 
     /// The rows of the nodes in an event of the watch of this scope.
-    fn rows_of_event(&mut self, scope: &Scope, event: watcher::Event<Guarded>) -> Vec<Row> {
+    fn rows_of_event(
+        &mut self,
+        scope: &Scope,
+        event: watcher::Event<Guarded>,
+        now: Timestamp,
+    ) -> Vec<Row> {
         match event {
             watcher::Event::Init => {
                 let shown = self.shown.keys().filter(|(namespace, _)| scope.contains(namespace));
@@ -163,11 +166,11 @@ impl WatchTable {
                 Vec::new()
             }
             watcher::Event::Apply(node) | watcher::Event::InitApply(node) => {
-                let row = row(&unguard(node));
+                let row = row(&unguard(node), now);
                 self.unlisted.remove(&row.key());
                 vec![row]
             }
-            watcher::Event::Delete(node) => vec![row(&unguard(node)).deleted()],
+            watcher::Event::Delete(node) => vec![row(&unguard(node), now).deleted()],
             // A printed node that the new list does not contain was deleted meanwhile.
             watcher::Event::InitDone => {
                 let unlisted = std::mem::take(&mut self.unlisted);
@@ -257,9 +260,9 @@ impl Row {
     }
 }
 
-fn row(found: &Found) -> Row {
+fn row(found: &Found, now: Timestamp) -> Row {
     match found {
-        Ok(node) => row_of(node),
+        Ok(node) => row_of(node, now),
         Err(unreadable) => Row {
             namespace: unreadable.namespace.clone(),
             node: unreadable.name.clone(),
@@ -275,10 +278,10 @@ fn row(found: &Found) -> Row {
     }
 }
 
-fn row_of(node: &SeiNode) -> Row {
+fn row_of(node: &SeiNode, now: Timestamp) -> Row {
     let empty = SeiNodeStatus::default();
     let status = node.status.as_ref().unwrap_or(&empty);
-    let (why, since) = why(status);
+    let summary = summarize(node, now);
     let drift = find(&status.conditions, ConditionType::PodTemplateDrift);
     let desired =
         Some(&node.spec.image).filter(|image| Some(*image) != status.current_image.as_ref());
@@ -290,49 +293,9 @@ fn row_of(node: &SeiNode) -> Row {
         image: status.current_image.clone(),
         desired_image: desired.cloned(),
         update: drift.map(|condition| condition.reason.clone()),
-        task: task(status),
-        since,
-        why: one_line(&why),
-    }
-}
-
-/// The current task, and its position in the plan.
-pub(crate) fn task(status: &SeiNodeStatus) -> Option<String> {
-    let plan = status.plan.as_ref().filter(|plan| plan.is_active())?;
-    let (index, task) = plan.current()?;
-    Some(format!("{} {}/{}", task.r#type, index + 1, plan.tasks.len()))
-}
-
-/// The one thing that explains most of what is seen of a node, and since when it is so.
-fn why(status: &SeiNodeStatus) -> (String, Option<Timestamp>) {
-    let condition =
-        |kind, value: &str| find(&status.conditions, kind).filter(|one| one.status == value);
-    let at = |one: &Condition| Some(one.last_transition_time.0);
-    if let Some(one) = condition(ConditionType::Stalled, "True") {
-        return (format!("{}: {}", one.reason, one.message), at(one));
-    }
-    if let Some(one) = &status.blocked {
-        return (one.message.clone(), Some(one.since.0));
-    }
-    if let Some(one) = &status.pending_update {
-        let updating = condition(ConditionType::NodeUpdateInProgress, "True");
-        let told = one.reason.clone().or_else(|| updating.map(|one| one.message.clone()));
-        return (told.unwrap_or_default(), Some(one.since.0));
-    }
-    if let Some(plan) = status.plan.as_ref().filter(|plan| plan.phase == PlanPhase::Failed) {
-        return (failure_text(plan), plan.started_at());
-    }
-    if let Some(plan) = &status.plan {
-        return (String::new(), plan.started_at());
-    }
-    if let Some(one) = condition(ConditionType::Paused, "True") {
-        return (one.message.clone(), at(one));
-    }
-    let entered = status.phase_transition_time.as_ref().map(|time| time.0);
-    let gate = condition(ConditionType::StateSyncReady, "False");
-    match (status.phase, gate) {
-        (Some(SeiNodePhase::Pending), Some(one)) => (one.message.clone(), at(one)),
-        _ => (String::new(), entered),
+        task: summary.task.map(|task| task.to_string()),
+        since: summary.since,
+        why: one_line(&summary.why),
     }
 }
 
@@ -391,7 +354,7 @@ mod tests {
     }
 
     fn rows() -> Vec<Row> {
-        fleet().iter().map(row).collect()
+        fleet().iter().map(|node| row(node, now())).collect()
     }
 
     #[test]
@@ -456,10 +419,10 @@ mod tests {
         let demo = Scope::Namespace("demo".into());
         let mut table = WatchTable::new(&rows[..3], &Scope::All, now());
         let mut relist = || {
-            let mut rows = table.rows_of_event(&demo, watcher::Event::Init);
+            let mut rows = table.rows_of_event(&demo, watcher::Event::Init, now());
             let listed = kube::core::DeserializeGuard(Ok(node("archive-0")));
-            rows.extend(table.rows_of_event(&demo, watcher::Event::InitApply(listed)));
-            rows.extend(table.rows_of_event(&demo, watcher::Event::InitDone));
+            rows.extend(table.rows_of_event(&demo, watcher::Event::InitApply(listed), now()));
+            rows.extend(table.rows_of_event(&demo, watcher::Event::InitDone, now()));
             let printed =
                 rows.iter().filter(|row| table.update(row, Output::Text, now()).is_some());
             printed.map(|row| format!("{} {}", row.node, row.phase)).collect::<Vec<_>>()

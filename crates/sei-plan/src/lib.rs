@@ -41,6 +41,7 @@ pub mod render;
 pub mod request;
 pub mod seen;
 pub mod signers;
+pub mod summary;
 pub mod tasks;
 pub mod timing;
 pub mod view;

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Instant;
 
+use jiff::Timestamp;
 use kube::ResourceExt as _;
 use sei_api::condition::{self, ConditionType};
+use sei_plan::summary::summarize;
 
 use crate::fleet::Member;
 
@@ -95,22 +97,20 @@ impl View {
 }
 
 fn row(member: &Member) -> Row {
+    let summary = summarize(&member.node, Timestamp::now());
     let status = member.node.status.clone().unwrap_or_default();
-    let task = status.plan.as_ref().and_then(|plan| plan.current()).map(|(_, task)| &task.r#type);
     let drift = condition::find(&status.conditions, ConditionType::PodTemplateDrift);
-    let stalled = condition::find(&status.conditions, ConditionType::Stalled)
-        .filter(|one| one.status == "True")
-        .map(|one| format!("{}: {}", one.reason, one.message));
-    let waits = status.blocked.as_ref().map(|blocked| blocked.message.clone());
-    let pending = status.pending_update.as_ref().and_then(|pending| pending.reason.clone());
-    let drift = drift.map(|one| one.reason.clone());
+    let reason = match drift {
+        Some(drift) if summary.why.is_empty() => drift.reason.clone(),
+        _ => summary.why,
+    };
     Row {
         name: member.node.name_any(),
         phase: status.phase.map(|phase| phase.as_str().to_owned()).unwrap_or_default(),
         image: status.current_image.as_deref().map_or("-", tag).to_owned(),
         ready: if member.pod.as_ref().is_some_and(|pod| pod.ready) { "yes" } else { "no" },
-        task: task.cloned().unwrap_or_else(|| "-".to_owned()),
-        reason: stalled.or(waits).or(pending).or(drift).unwrap_or_default(),
+        task: summary.task.map_or_else(|| "-".to_owned(), |task| task.name),
+        reason,
     }
 }
 
