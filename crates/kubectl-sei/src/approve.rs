@@ -53,8 +53,8 @@ pub(crate) async fn run(
     write(out, &text)
 }
 
-/// The effect of an approval of this hash, or of the pending target where none is given; an error is
-/// the reason of a refusal.
+/// The effect of an approval of this hash, or of the pending target where none is given; an error
+/// is the reason of a refusal.
 fn approval(node: &SeiNode, hash: Option<&str>) -> Result<Approval, String> {
     let pending = node.status.as_ref().and_then(|status| status.pending_update.as_ref());
     let Some(pending) = pending else {

@@ -97,8 +97,9 @@ pub struct PreviewFlags {
     /// Also list the nodes that would not change
     #[arg(long)]
     pub all: bool,
-    /// Read these manifests instead of a cluster: `SeiNodes` with their status and, for the differing
-    /// fields, their `StatefulSets` or `ControllerRevisions`, and `Pods`, as written by `kubectl get -o yaml`
+    /// Read these manifests instead of a cluster: `SeiNodes` with their status and, for the
+    /// differing fields, their `StatefulSets` or `ControllerRevisions`, and `Pods`, as written by
+    /// `kubectl get -o yaml`
     #[arg(long, value_name = "FILE|DIR")]
     pub manifests: Vec<PathBuf>,
     /// Only these nodes: NAME or NAMESPACE/NAME
@@ -141,7 +142,8 @@ pub struct ExplainFlags {
 #[derive(Args, Clone, Copy, Debug)]
 pub struct OutputFlags {
     /// Output format
-    #[arg(short = 'o', long = "output", value_name = "OUTPUT", value_enum, default_value_t = Output::Text)]
+    #[arg(short = 'o', long = "output", value_name = "OUTPUT")]
+    #[arg(value_enum, default_value_t = Output::Text)]
     pub format: Output,
 }
 

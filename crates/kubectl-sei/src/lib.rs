@@ -1,12 +1,12 @@
 //! The kubectl plugin: `kubectl sei …`.
 //!
 //! What it is for: showing what the operator does to each node and why, showing what another
-//! platform configuration would do, and the three decisions of a user: approve, pause, resume. It is
-//! a library that takes a client and a writer, and a thin `main`.
+//! platform configuration would do, and the three decisions of a user: approve, pause, resume. It
+//! is a library that takes a client and a writer, and a thin `main`.
 //!
 //! What it never does: decide by its own rules what would roll (it calls the operator's planner),
-//! write to anything but the `SeiNode` named in `approve`, `pause` or `resume`, or print the content
-//! of a Secret.
+//! write to anything but the `SeiNode` named in `approve`, `pause` or `resume`, or print the
+//! content of a Secret.
 //!
 //! Invariants:
 //! - `status`, `diff` and `preview` write nothing. Guarded by

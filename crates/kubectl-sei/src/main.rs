@@ -42,8 +42,8 @@ async fn connect_and_run(flags: &Flags) -> Result<Exit, Error> {
     }
 }
 
-/// Help and version succeed. Everything else fails with 1 instead of clap's 2, because 2 is the exit
-/// code of `preview` when something would roll.
+/// Help and version succeed. Everything else fails with 1 instead of clap's 2, because 2 is the
+/// exit code of `preview` when something would roll.
 fn print_usage(error: &clap::Error) -> ExitCode {
     // A closed terminal cannot be repaired here.
     let _ = error.print();

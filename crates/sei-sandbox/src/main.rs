@@ -1,8 +1,8 @@
 //! A demonstration of the operator on a local control plane.
 //!
-//! The program creates a small fleet, runs a scenario on it with a live table of the nodes, and prints
-//! a summary. API server, controllers and operator are those of production; kubelet and sidecars are
-//! simulated by `sei-rig`.
+//! The program creates a small fleet, runs a scenario on it with a live table of the nodes, and
+//! prints a summary. API server, controllers and operator are those of production; kubelet and
+//! sidecars are simulated by `sei-rig`.
 
 #![allow(clippy::print_stdout, reason = "the output of this program is its purpose")]
 

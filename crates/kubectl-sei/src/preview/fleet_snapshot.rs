@@ -28,7 +28,7 @@ use crate::error::{Error, call_error};
 /// A node, by namespace and name.
 pub(super) type Key = (String, String);
 
-/// The nodes of a fleet with their StatefulSets, pods and claims.
+/// The nodes of a fleet with their `StatefulSets`, pods and claims.
 #[derive(Default)]
 pub(super) struct FleetSnapshot {
     /// Compares pods on the server; `None` for a preview of manifests.

@@ -177,7 +177,7 @@ fn validator() -> Value {
     }})
 }
 
-/// Nodes of two chains, one of them signing, with their StatefulSets.
+/// Nodes of two chains, one of them signing, with their `StatefulSets`.
 fn fleet() -> Fleet {
     let mut fleet = Fleet::new();
     fleet.node("a-val", &validator());

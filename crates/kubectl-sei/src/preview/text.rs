@@ -92,8 +92,8 @@ fn heading(effect: Effect) -> &'static str {
     }
 }
 
-/// A node with its differing fields. The nodes of a fleet mostly differ in the same fields, so equal
-/// lists are printed once.
+/// A node with its differing fields. The nodes of a fleet mostly differ in the same fields, so
+/// equal lists are printed once.
 fn entry<'a>(
     node: &'a NodePreview,
     what: &str,
