@@ -1,4 +1,4 @@
-//! What is read of a cluster.
+//! The connection to a cluster, and how nodes are read from it.
 
 use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -8,14 +8,14 @@ use sei_api::SeiNode;
 use sei_exec::call::{call, chain, find};
 use serde::de::DeserializeOwned;
 
-use crate::error::{Error, one_line, told};
-use crate::flags::Place;
-use crate::words::full_name;
+use crate::error::{Error, call_error, one_line};
+use crate::flags::ClusterFlags;
+use crate::format::full_name;
 
-/// A node that may not decode: one bad object hides no other.
+/// A node that may not decode: one bad object must not break the whole list.
 pub(crate) type Guarded = DeserializeGuard<SeiNode>;
 
-/// Where to look.
+/// The namespaces that a command covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
     All,
@@ -23,15 +23,15 @@ pub(crate) enum Scope {
 }
 
 impl Scope {
-    pub(crate) fn of(place: &Place, default: &str) -> Self {
-        match &place.namespace {
+    pub(crate) fn of(flags: &ClusterFlags, default: &str) -> Self {
+        match &flags.namespace {
             Some(namespace) => Self::Namespace(namespace.clone()),
-            None if place.all_namespaces => Self::All,
+            None if flags.all_namespaces => Self::All,
             None => Self::Namespace(default.to_owned()),
         }
     }
 
-    pub(crate) fn holds(&self, namespace: &str) -> bool {
+    pub(crate) fn contains(&self, namespace: &str) -> bool {
         match self {
             Self::All => true,
             Self::Namespace(own) => own == namespace,
@@ -48,7 +48,7 @@ impl Scope {
         }
     }
 
-    /// Everything of a kind in here that belongs to nodes.
+    /// All objects of a kind in this scope with these labels.
     pub(crate) async fn list<K>(
         &self,
         client: &Client,
@@ -62,18 +62,18 @@ impl Scope {
         let params = ListParams::default().labels(labels);
         let found: ObjectList<K> = call(what, self.api(client).list(&params))
             .await
-            .map_err(|failure| told(what, failure))?;
+            .map_err(|failure| call_error(what, failure))?;
         Ok(found.items)
     }
 }
 
-/// Reaches the cluster that was asked for. The second value is the namespace of its context.
-pub async fn connect(place: &Place) -> Result<(Client, String), Error> {
+/// Connects to the cluster of these flags. The second value is the namespace of its context.
+pub async fn connect(flags: &ClusterFlags) -> Result<(Client, String), Error> {
     let no_cluster =
-        |error: &dyn std::error::Error| Error::NoCluster { told: one_line(&chain(error)) };
+        |error: &dyn std::error::Error| Error::NoCluster { message: one_line(&chain(error)) };
     let options =
-        KubeConfigOptions { context: place.context.clone(), ..KubeConfigOptions::default() };
-    let config = match (&place.kubeconfig, &place.context) {
+        KubeConfigOptions { context: flags.context.clone(), ..KubeConfigOptions::default() };
+    let config = match (&flags.kubeconfig, &flags.context) {
         (Some(path), _) => {
             let file = Kubeconfig::read_from(path).map_err(|error| no_cluster(&error))?;
             Config::from_custom_kubeconfig(file, &options).await.map_err(|error| no_cluster(&error))
@@ -84,14 +84,14 @@ pub async fn connect(place: &Place) -> Result<(Client, String), Error> {
         (None, None) => Config::infer().await.map_err(|error| no_cluster(&error)),
     };
     let mut config = config?;
-    // Somebody waits at a prompt: what fails is told, not tried for minutes.
+    // A user waits at a prompt: a failure is reported at once, not retried for minutes.
     config.default_retry = false;
     let namespace = config.default_namespace.clone();
     let client = Client::try_from(config).map_err(|error| no_cluster(&error))?;
     Ok((client, namespace))
 }
 
-/// A node that was found; one that does not decode keeps its name.
+/// A node of a list; one that does not decode keeps its name.
 pub(crate) type Found = Result<SeiNode, Unreadable>;
 
 /// A node whose manifest does not decode.
@@ -99,18 +99,18 @@ pub(crate) type Found = Result<SeiNode, Unreadable>;
 pub(crate) struct Unreadable {
     pub(crate) namespace: String,
     pub(crate) name: String,
-    pub(crate) told: String,
+    pub(crate) message: String,
 }
 
 pub(crate) fn unguard(guarded: Guarded) -> Found {
     guarded.0.map_err(|invalid| Unreadable {
         namespace: invalid.metadata.namespace.unwrap_or_default(),
         name: invalid.metadata.name.unwrap_or_default(),
-        told: one_line(&invalid.error),
+        message: one_line(&invalid.error),
     })
 }
 
-/// Every node in scope, by namespace and name.
+/// Every node in scope, sorted by namespace and name.
 pub(crate) async fn all_nodes(client: &Client, scope: &Scope) -> Result<Vec<Found>, Error> {
     let listed: Vec<Guarded> = scope.list(client, "list seinodes", "").await?;
     let mut nodes: Vec<Found> = listed.into_iter().map(unguard).collect();
@@ -124,11 +124,11 @@ fn key_of(found: &Found) -> (String, String) {
             node.metadata.namespace.clone().unwrap_or_default(),
             node.metadata.name.clone().unwrap_or_default(),
         ),
-        Err(one) => (one.namespace.clone(), one.name.clone()),
+        Err(unreadable) => (unreadable.namespace.clone(), unreadable.name.clone()),
     }
 }
 
-/// The named nodes, or every one in scope where none is named.
+/// The named nodes, or all nodes in scope if none is named.
 pub(crate) async fn nodes(
     client: &Client,
     scope: &Scope,
@@ -154,13 +154,13 @@ pub(crate) async fn node(client: &Client, scope: &Scope, given: &str) -> Result<
         (None, Scope::Namespace(namespace)) => node_of(client, namespace, name).await,
         (None, Scope::All) => {
             let found = all_nodes(client, scope).await?.into_iter();
-            let mut found = found.filter(|one| key_of(one).1 == name);
+            let mut found = found.filter(|node| key_of(node).1 == name);
             let Some(first) = found.next() else {
                 return Err(Error::NoNodeAnywhere { name: name.to_owned() });
             };
             let first = readable(first)?;
             let others: Vec<String> = found
-                .map(|one| key_of(&one))
+                .map(|node| key_of(&node))
                 .map(|(namespace, name)| format!("{namespace}/{name}"))
                 .collect();
             if others.is_empty() {
@@ -185,9 +185,9 @@ pub(crate) fn split(given: &str) -> Result<(Option<&str>, &str), Error> {
 }
 
 fn readable(found: Found) -> Result<SeiNode, Error> {
-    found.map_err(|one| Error::Unreadable {
-        node: format!("{}/{}", one.namespace, one.name),
-        told: one.told,
+    found.map_err(|unreadable| Error::Unreadable {
+        node: format!("{}/{}", unreadable.namespace, unreadable.name),
+        message: unreadable.message,
     })
 }
 
@@ -195,7 +195,7 @@ async fn node_of(client: &Client, namespace: &str, name: &str) -> Result<SeiNode
     let nodes: Api<Guarded> = Api::namespaced(client.clone(), namespace);
     let found = find("get seinode", nodes.get(name))
         .await
-        .map_err(|failure| told("get seinode", failure))?;
+        .map_err(|failure| call_error("get seinode", failure))?;
     if let Some(guarded) = found {
         return readable(unguard(guarded));
     }
@@ -209,18 +209,18 @@ async fn node_of(client: &Client, namespace: &str, name: &str) -> Result<SeiNode
     })
 }
 
-/// What the caller may have meant.
+/// The end of a "not found" message: similar names, or the existing ones.
 pub(crate) fn hint(name: &str, known: &[String]) -> String {
     let near = nearest(name, known.iter().map(String::as_str));
     match (near.is_empty(), known.len()) {
         (false, _) => format!("; did you mean {}?", near.join(" or ")),
-        (true, 0) => ", and no other either; see kubectl sei status -A".to_owned(),
-        (true, 1..=5) => format!("; there are {}", known.join(", ")),
-        (true, many) => format!("; there are {many} others, see kubectl sei status"),
+        (true, 0) => "; the namespace has no SeiNode, see kubectl sei status -A".to_owned(),
+        (true, 1..=5) => format!("; existing nodes: {}", known.join(", ")),
+        (true, many) => format!("; {many} nodes exist, see kubectl sei status"),
     }
 }
 
-/// The known names that are a slip away from the given one, nearest first.
+/// The known names that differ from the given one by a typing error, nearest first.
 pub(crate) fn nearest<'a>(given: &str, known: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let given = given.to_lowercase();
     let mut near: Vec<(usize, &str)> = known
@@ -233,15 +233,15 @@ pub(crate) fn nearest<'a>(given: &str, known: impl Iterator<Item = &'a str>) -> 
     near.into_iter().take(3).map(|(_, name)| name).collect()
 }
 
-/// How many letters have to be put in, taken out or changed.
-fn distance(one: &str, other: &str) -> usize {
-    let other: Vec<char> = other.chars().collect();
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (above, letter) in one.chars().enumerate() {
+/// The edit distance: how many letters have to be inserted, removed or changed.
+fn distance(left: &str, right: &str) -> usize {
+    let right: Vec<char> = right.chars().collect();
+    let mut row: Vec<usize> = (0..=right.len()).collect();
+    for (above, letter) in left.chars().enumerate() {
         let mut diagonal = row[0];
         row[0] = above + 1;
-        for (at, desired) in other.iter().enumerate() {
-            let changed = diagonal + usize::from(letter != *desired);
+        for (at, expected) in right.iter().enumerate() {
+            let changed = diagonal + usize::from(letter != *expected);
             diagonal = row[at + 1];
             row[at + 1] = changed.min(row[at] + 1).min(diagonal + 1);
         }
@@ -254,12 +254,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slip_is_met_with_what_was_meant() {
+    fn a_typing_error_is_answered_with_similar_names() {
         let known = ["rpc-0".to_owned(), "rpc-1".to_owned(), "validator-0".to_owned()];
-        assert_eq!(hint("rcp-0", &known), "; there are rpc-0, rpc-1, validator-0");
+        assert_eq!(hint("rcp-0", &known), "; existing nodes: rpc-0, rpc-1, validator-0");
         assert_eq!(hint("rpc-2", &known), "; did you mean rpc-0 or rpc-1?");
         assert_eq!(hint("validator", &known), "; did you mean validator-0?");
-        assert_eq!(hint("a", &[]), ", and no other either; see kubectl sei status -A");
+        assert_eq!(hint("a", &[]), "; the namespace has no SeiNode, see kubectl sei status -A");
     }
 
     #[test]
@@ -272,15 +272,15 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_wins_over_the_context() {
-        let place = |namespace: Option<&str>, all_namespaces| Place {
+    fn a_namespace_flag_overrides_the_context() {
+        let flags = |namespace: Option<&str>, all_namespaces| ClusterFlags {
             namespace: namespace.map(str::to_owned),
             all_namespaces,
-            ..Place::default()
+            ..ClusterFlags::default()
         };
         let namespace = |name: &str| Scope::Namespace(name.to_owned());
-        assert_eq!(Scope::of(&place(None, false), "default"), namespace("default"));
-        assert_eq!(Scope::of(&place(Some("a"), false), "default"), namespace("a"));
-        assert_eq!(Scope::of(&place(None, true), "default"), Scope::All);
+        assert_eq!(Scope::of(&flags(None, false), "default"), namespace("default"));
+        assert_eq!(Scope::of(&flags(Some("a"), false), "default"), namespace("a"));
+        assert_eq!(Scope::of(&flags(None, true), "default"), Scope::All);
     }
 }

@@ -1,4 +1,4 @@
-//! Why a command could not be carried out: one line that names the thing and what would be right.
+//! Why a command failed: one line that names the object and the remedy.
 
 use std::io;
 
@@ -8,41 +8,41 @@ use sei_plan::request::Failure;
 pub enum Error {
     #[error("failed to write the output")]
     Output { source: io::Error },
-    #[error("found no way to reach a cluster: {told}; name a --kubeconfig or a --context")]
-    NoCluster { told: String },
-    #[error("{told}")]
-    Call { told: String },
-    #[error("there is no SeiNode {name} in namespace {namespace}{hint}")]
+    #[error("failed to connect to a cluster: {message}; set --kubeconfig or --context")]
+    NoCluster { message: String },
+    #[error("{message}")]
+    Call { message: String },
+    #[error("SeiNode {name} not found in namespace {namespace}{hint}")]
     NoNode { name: String, namespace: String, hint: String },
-    #[error("there is no SeiNode {name} in any namespace")]
+    #[error("SeiNode {name} not found in any namespace")]
     NoNodeAnywhere { name: String },
-    #[error("there is no SeiNode {name} among the {count} that were looked at")]
-    NotLookedAt { name: String, count: usize },
-    #[error("{name} is in several namespaces; name one of {found}")]
+    #[error("SeiNode {name} is not among the {count} nodes of this preview")]
+    NotInPreview { name: String, count: usize },
+    #[error("SeiNode {name} exists in several namespaces; use one of {found}")]
     Ambiguous { name: String, found: String },
-    #[error("`{given}` is not the name of a node; give NAME or NAMESPACE/NAME")]
+    #[error("`{given}` is not a node name; use NAME or NAMESPACE/NAME")]
     NotAName { given: String },
-    #[error("SeiNode {node} cannot be read: {told}")]
-    Unreadable { node: String, told: String },
+    #[error("failed to decode SeiNode {node}: {message}")]
+    Unreadable { node: String, message: String },
     #[error("{node}: {why}")]
     Refused { node: String, why: String },
-    /// The configuration's own error is one line with file, key and reason.
-    #[error("{told}")]
-    Platform { told: String },
-    #[error("{path}: {told}")]
-    Manifest { path: String, told: String },
-    #[error("no condition gives the reason {given}; {hint}")]
+    /// The message is that of the platform configuration: file, key and reason in one line.
+    #[error("{message}")]
+    Platform { message: String },
+    #[error("{path}: {message}")]
+    Manifest { path: String, message: String },
+    #[error("unknown reason {given}; {hint}")]
     NoReason { given: String, hint: String },
-    #[error("{count} of the nodes could not be judged, first {node}: {why}")]
-    Unjudged { count: usize, node: String, why: String },
+    #[error("failed to compare the pods of {nodes}, first {node}: {why}")]
+    NotCompared { nodes: String, node: String, why: String },
 }
 
-/// A failed call in words.
-pub(crate) fn told(what: &str, failure: Failure) -> Error {
-    let told = match failure {
-        Failure::NotFound => format!("{what}: the server does not know it"),
-        Failure::AlreadyExists => format!("{what}: it is there already"),
-        Failure::Forbidden(text) => format!("{text}; ask for that permission"),
+/// The error of a failed call to the API server.
+pub(crate) fn call_error(what: &str, failure: Failure) -> Error {
+    let message = match failure {
+        Failure::NotFound => format!("{what}: not found"),
+        Failure::AlreadyExists => format!("{what}: already exists"),
+        Failure::Forbidden(text) => format!("{text}; request that permission"),
         Failure::Conflict(text)
         | Failure::FieldManagerConflict(text)
         | Failure::Rejected(text)
@@ -51,10 +51,10 @@ pub(crate) fn told(what: &str, failure: Failure) -> Error {
         | Failure::Unreachable(text)
         | Failure::Unauthorized(text) => text,
     };
-    Error::Call { told: one_line(&told) }
+    Error::Call { message: one_line(&message) }
 }
 
-/// An error is one line, whatever a server or a file says.
+/// The text in one line: messages of servers and parsers may have several.
 pub(crate) fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

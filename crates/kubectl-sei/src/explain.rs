@@ -6,10 +6,10 @@ use serde::Serialize;
 use crate::cluster::nearest;
 use crate::error::Error;
 use crate::flags::ExplainFlags;
-use crate::words::table;
+use crate::format::table;
 use crate::{Out, show};
 
-/// A row of the table of reasons, as it is written in JSON.
+/// A row of the table of reasons, in JSON.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row {
@@ -39,13 +39,13 @@ impl From<&ReasonRow> for Row {
 pub(crate) fn run(flags: &ExplainFlags, out: Out<'_>) -> Result<(), Error> {
     let Some(given) = &flags.reason else {
         let rows: Vec<Row> = REASONS.iter().map(Row::from).collect();
-        return show(out, flags.shown.output, &rows, || list(&rows));
+        return show(out, flags.output.format, &rows, || list(&rows));
     };
     let known = Reason::ALL.iter().map(|reason| reason.as_str());
     let Some(reason) = known.clone().find(|name| name.eq_ignore_ascii_case(given)) else {
         let near = nearest(given, known);
         let hint = if near.is_empty() {
-            "kubectl sei explain lists all of them".to_owned()
+            "kubectl sei explain lists all reasons".to_owned()
         } else {
             format!("did you mean {}?", near.join(" or "))
         };
@@ -53,7 +53,9 @@ pub(crate) fn run(flags: &ExplainFlags, out: Out<'_>) -> Result<(), Error> {
     };
     let rows: Vec<Row> =
         REASONS.iter().filter(|row| row.reason.as_str() == reason).map(Row::from).collect();
-    show(out, flags.shown.output, &rows, || rows.iter().map(explain).collect::<Vec<_>>().join("\n"))
+    show(out, flags.output.format, &rows, || {
+        rows.iter().map(explain).collect::<Vec<_>>().join("\n")
+    })
 }
 
 fn list(rows: &[Row]) -> String {
@@ -72,7 +74,7 @@ fn explain(row: &Row) -> String {
     }
     match row.deadline_seconds {
         None => {}
-        Some(0) => text.push_str("  Reported as soon as it is seen.\n"),
+        Some(0) => text.push_str("  Reported as soon as it is observed.\n"),
         Some(seconds) => text.extend([format!("  Reported once it has lasted {seconds} s.\n")]),
     }
     text
@@ -83,11 +85,14 @@ mod tests {
     use expect_test::{Expect, expect};
 
     use super::*;
-    use crate::flags::{Output, Shown};
+    use crate::flags::{Output, OutputFlags};
 
     fn explained(reason: Option<&str>, output: Output) -> Result<String, Error> {
         let mut out = Vec::new();
-        let flags = ExplainFlags { reason: reason.map(str::to_owned), shown: Shown { output } };
+        let flags = ExplainFlags {
+            reason: reason.map(str::to_owned),
+            output: OutputFlags { format: output },
+        };
         run(&flags, &mut out)?;
         Ok(String::from_utf8(out).unwrap())
     }
@@ -138,18 +143,18 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_reason_is_met_with_the_nearest() {
+    fn an_unknown_reason_is_answered_with_similar_ones() {
         check(
             "ImagePullFail",
             &expect![[r#"
-            no condition gives the reason ImagePullFail; did you mean ImagePullFailed?
-        "#]],
+                unknown reason ImagePullFail; did you mean ImagePullFailed?
+            "#]],
         );
         check(
             "Nonsense",
             &expect![[r#"
-            no condition gives the reason Nonsense; kubectl sei explain lists all of them
-        "#]],
+                unknown reason Nonsense; kubectl sei explain lists all reasons
+            "#]],
         );
     }
 
@@ -166,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn the_record_behind_it_is_json() {
+    fn the_json_output_has_condition_and_deadline() {
         let text = explained(Some("Held"), Output::Json).unwrap();
         let read: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(read[0]["condition"], "PodTemplateDrift");

@@ -1,35 +1,35 @@
-//! What `kubectl sei` can be told.
+//! The command line of `kubectl sei`.
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-/// See and steer the Sei nodes of a cluster.
+/// Show and control the Sei nodes of a cluster
 #[derive(Parser, Clone, Debug)]
 #[command(name = "kubectl-sei", bin_name = "kubectl sei", version, max_term_width = 100)]
 pub struct Flags {
     #[command(flatten)]
-    pub place: Place,
+    pub cluster: ClusterFlags,
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// Which cluster, and where in it.
+/// The cluster and the namespaces in it.
 #[derive(Args, Clone, Debug, Default)]
-pub struct Place {
-    /// Namespace to look in [default: the one of the context]
+pub struct ClusterFlags {
+    /// Namespace of the nodes [default: that of the kubeconfig context]
     #[arg(short, long, global = true, value_name = "NAME")]
     pub namespace: Option<String>,
 
-    /// Look in all namespaces
+    /// All namespaces
     #[arg(short = 'A', long, global = true, conflicts_with = "namespace")]
     pub all_namespaces: bool,
 
-    /// Context of the kubeconfig
+    /// Kubeconfig context
     #[arg(long, global = true, value_name = "NAME")]
     pub context: Option<String>,
 
-    /// Kubeconfig to use [default: as kubectl finds it]
+    /// Kubeconfig file [default: the same as kubectl]
     #[arg(long, global = true, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 }
@@ -38,27 +38,27 @@ pub struct Place {
 pub enum Command {
     /// Show what every node does, since when, and why
     Status(StatusFlags),
-    /// Show what differs between the running pods and the desired ones, and what becomes of it
+    /// Show the fields in which running pods differ from the desired ones, and what happens next
     Diff(DiffFlags),
     /// Show what another platform configuration would roll, without changing anything
     ///
-    /// It decides with the code of this very version of the operator. Exit code: 0 nothing would
-    /// roll, 2 something would, 1 it could not be found out.
+    /// It decides with the planner of the operator of the same version. Exit code: 0 nothing would
+    /// roll, 2 something would roll, 1 the preview failed.
     Preview(PreviewFlags),
-    /// Approve the pending update of a node that is held
+    /// Approve the pending update of a held node
     Approve(ApproveFlags),
     /// Hold all updates of nodes; they keep running
-    Pause(Named),
-    /// Let updates of nodes go on
-    Resume(Named),
-    /// Show what changes when another operator takes over again
+    Pause(PauseFlags),
+    /// Resume the updates of nodes
+    Resume(PauseFlags),
+    /// Show what changes when another operator takes over
     Handover(HandoverFlags),
-    /// Explain a reason that a condition gives, or list all of them
+    /// Explain a reason of a condition, or list all reasons
     Explain(ExplainFlags),
 }
 
 impl Command {
-    /// Whether there must be a cluster to talk to.
+    /// Whether the command connects to a cluster.
     pub fn needs_cluster(&self) -> bool {
         match self {
             Self::Explain(_) => false,
@@ -73,11 +73,11 @@ pub struct StatusFlags {
     /// Only these nodes: NAME or NAMESPACE/NAME
     #[arg(value_name = "NODE")]
     pub nodes: Vec<String>,
-    /// Go on and tell each change
+    /// Keep running and print each change
     #[arg(short, long)]
     pub watch: bool,
     #[command(flatten)]
-    pub shown: Shown,
+    pub output: OutputFlags,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -86,39 +86,40 @@ pub struct DiffFlags {
     #[arg(value_name = "NODE")]
     pub nodes: Vec<String>,
     #[command(flatten)]
-    pub shown: Shown,
+    pub output: OutputFlags,
 }
 
 #[derive(Args, Clone, Debug)]
 pub struct PreviewFlags {
-    /// The platform configuration to try
+    /// The candidate platform configuration
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
-    /// Also list the nodes that would stay as they are
+    /// Also list the nodes that would not change
     #[arg(long)]
     pub all: bool,
-    /// Look at these manifests instead of a cluster: `SeiNodes` with their status and, for the fields
-    /// that differ, their `StatefulSets` or `ControllerRevisions`, and `Pods`, as `kubectl get -o yaml` writes them
+    /// Read these manifests instead of a cluster: `SeiNodes` with their status and, for the
+    /// differing fields, their `StatefulSets` or `ControllerRevisions`, and `Pods`, as written by
+    /// `kubectl get -o yaml`
     #[arg(long, value_name = "FILE|DIR")]
     pub manifests: Vec<PathBuf>,
     /// Only these nodes: NAME or NAMESPACE/NAME
     #[arg(value_name = "NODE")]
     pub nodes: Vec<String>,
     #[command(flatten)]
-    pub shown: Shown,
+    pub output: OutputFlags,
 }
 
 #[derive(Args, Clone, Debug)]
 pub struct ApproveFlags {
     /// The node: NAME or NAMESPACE/NAME
     pub node: String,
-    /// Approve only if the update leads to this template
+    /// Approve only if this is the target of the update
     #[arg(long, value_name = "HASH")]
     pub hash: Option<String>,
 }
 
 #[derive(Args, Clone, Debug)]
-pub struct Named {
+pub struct PauseFlags {
     /// The nodes: NAME or NAMESPACE/NAME
     #[arg(value_name = "NODE", required = true)]
     pub nodes: Vec<String>,
@@ -127,22 +128,23 @@ pub struct Named {
 #[derive(Args, Clone, Debug)]
 pub struct HandoverFlags {
     #[command(flatten)]
-    pub shown: Shown,
+    pub output: OutputFlags,
 }
 
 #[derive(Args, Clone, Debug)]
 pub struct ExplainFlags {
-    /// The reason, as in `kubectl sei status` [default: all of them]
+    /// The reason, as in `kubectl sei status` [default: all]
     pub reason: Option<String>,
     #[command(flatten)]
-    pub shown: Shown,
+    pub output: OutputFlags,
 }
 
 #[derive(Args, Clone, Copy, Debug)]
-pub struct Shown {
-    /// How to show it
-    #[arg(short, long, value_enum, default_value_t = Output::Text)]
-    pub output: Output,
+pub struct OutputFlags {
+    /// Output format
+    #[arg(short = 'o', long = "output", value_name = "OUTPUT")]
+    #[arg(value_enum, default_value_t = Output::Text)]
+    pub format: Output,
 }
 
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,16 +169,19 @@ mod tests {
     }
 
     #[test]
-    fn the_place_is_told_before_or_after_the_command() {
+    fn the_namespace_is_accepted_before_and_after_the_command() {
         for line in ["-n demo status a", "status a -n demo", "status --namespace demo a"] {
             let flags = parse(line).unwrap();
-            assert_eq!(flags.place.namespace.as_deref(), Some("demo"), "{line}");
-            assert!(matches!(flags.command, Command::Status(one) if one.nodes == ["a"]), "{line}");
+            assert_eq!(flags.cluster.namespace.as_deref(), Some("demo"), "{line}");
+            assert!(
+                matches!(flags.command, Command::Status(status) if status.nodes == ["a"]),
+                "{line}"
+            );
         }
     }
 
     #[test]
-    fn only_what_asks_a_cluster_needs_one() {
+    fn only_commands_that_read_a_cluster_connect_to_one() {
         for (line, needs) in [
             ("explain Held", false),
             ("preview --config new.yaml --manifests fleet", false),
@@ -189,15 +194,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn a_usage_error_names_the_missing_argument() {
         for (line, named) in [
             ("approve", "<NODE>"),
             ("pause", "<NODE>"),
             ("preview", "--config <FILE>"),
             ("status -o yaml", "possible values: text, json"),
         ] {
-            let told = parse(line).unwrap_err().to_string();
-            assert!(told.contains(named), "{line}: {told}");
+            let message = parse(line).unwrap_err().to_string();
+            assert!(message.contains(named), "{line}: {message}");
         }
     }
 }

@@ -1,7 +1,7 @@
-//! `kubectl sei handover`: what changes when another operator takes over again.
+//! `kubectl sei handover`: what changes when another operator takes over.
 //!
-//! How that one renders a pod cannot be known here. What can be known is which nodes would be
-//! changed by any template but that of their running pod, and what stays behind.
+//! The templates of the other operator are unknown here. Known are the nodes whose next pod differs
+//! from the running one already, and the settings that remain in the cluster.
 
 use std::collections::BTreeMap;
 
@@ -9,17 +9,17 @@ use k8s_openapi::api::apps::v1::StatefulSet;
 use sei_api::SeiNode;
 use sei_api::names::label;
 use sei_api::status::UpdateState;
+use sei_plan::summary::is_settings_only;
 use sei_plan::view::StatefulSetView;
 use serde::Serialize;
 
 use crate::cluster::{Found, Scope, all_nodes};
-use crate::consent::is_settings_only;
 use crate::error::Error;
 use crate::flags::HandoverFlags;
-use crate::words::{count, table};
-use crate::{Out, Surroundings, show};
+use crate::format::{count, table};
+use crate::{CommandContext, Out, show};
 
-/// What is told of a node.
+/// The output for one node.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Record {
@@ -29,44 +29,44 @@ struct Record {
     signs: bool,
     /// The StatefulSet replaces pods only when they are deleted.
     on_delete: bool,
-    /// What is known to make its next pod another one.
+    /// Known reasons why its next pod differs from the running one.
     known: Vec<String>,
 }
 
 pub(crate) async fn run(
     flags: &HandoverFlags,
     scope: &Scope,
-    surroundings: &Surroundings,
+    context: &CommandContext,
     out: Out<'_>,
 ) -> Result<(), Error> {
-    let client = surroundings.client()?;
+    let client = context.client()?;
     let nodes = all_nodes(client, scope).await?;
     let listed: Vec<StatefulSet> = scope.list(client, "list statefulsets", label::NODE).await?;
     let sets: BTreeMap<(String, String), StatefulSetView> = listed
         .iter()
-        .map(|one| {
+        .map(|set| {
             let key = (
-                one.metadata.namespace.clone().unwrap_or_default(),
-                one.metadata.name.clone().unwrap_or_default(),
+                set.metadata.namespace.clone().unwrap_or_default(),
+                set.metadata.name.clone().unwrap_or_default(),
             );
-            (key, StatefulSetView::from(one))
+            (key, StatefulSetView::from(set))
         })
         .collect();
     let records: Vec<Record> = nodes.iter().map(|node| record(node, &sets)).collect();
-    show(out, flags.shown.output, &records, || text(&records))
+    show(out, flags.output.format, &records, || text(&records))
 }
 
 fn record(found: &Found, sets: &BTreeMap<(String, String), StatefulSetView>) -> Record {
     let node = match found {
         Ok(node) => node,
-        Err(one) => {
+        Err(unreadable) => {
             return Record {
-                namespace: one.namespace.clone(),
-                node: one.name.clone(),
+                namespace: unreadable.namespace.clone(),
+                node: unreadable.name.clone(),
                 chain: "?".to_owned(),
                 signs: false,
                 on_delete: false,
-                known: vec![format!("its manifest cannot be read: {}", one.told)],
+                known: vec![format!("its manifest cannot be decoded: {}", unreadable.message)],
             };
         }
     };
@@ -86,22 +86,22 @@ fn record(found: &Found, sets: &BTreeMap<(String, String), StatefulSetView>) -> 
 fn known(node: &SeiNode, set: Option<&StatefulSetView>) -> Vec<String> {
     let mut known = Vec::new();
     let status = node.status.as_ref();
-    let pending = status.and_then(|status| status.pending_update.as_ref());
-    if let Some(pending) = pending.filter(|_| !is_settings_only(node)) {
+    let rolls = status.filter(|status| !is_settings_only(status));
+    if let Some(pending) = rolls.and_then(|status| status.pending_update.as_ref()) {
         let state = match pending.state {
             UpdateState::Held => "is held",
             UpdateState::Queued => "waits for its turn",
-            UpdateState::Rolling => "is under way",
-            UpdateState::Retrying => "has failed and is tried again",
+            UpdateState::Rolling => "is in progress",
+            UpdateState::Retrying => "has failed and is retried",
         };
         known.push(format!("an update ({:?}) {state}", pending.cause));
     }
     let Some(set) = set else { return known };
     let observed = status.and_then(|status| status.pod_template_hash.as_ref());
     match (observed, &set.template_hash) {
-        (None, _) => known.push("what its pod was made from was never seen".to_owned()),
+        (None, _) => known.push("the template of its pod was never observed".to_owned()),
         (Some(observed), Some(applied)) if observed != applied => {
-            known.push("its StatefulSet holds another template than its pod".to_owned());
+            known.push("its StatefulSet has another template than its pod".to_owned());
         }
         _ => {}
     }
@@ -111,55 +111,57 @@ fn known(node: &SeiNode, set: Option<&StatefulSetView>) -> Vec<String> {
         && pod.revision != newest
         && known.is_empty()
     {
-        known.push(format!("its pod is at {}, new ones are made at {newest}", pod.revision));
+        known.push(format!("its pod has revision {}, a new pod gets {newest}", pod.revision));
     }
     known
 }
 
-const NOT_KNOWN: &str = "\
-When another operator takes over, it writes its own template to every StatefulSet at once, held or
-not. Pods stay until something deletes them; an evicted pod then comes back from that template.
-Not known here: what the other operator renders. Known: which nodes already wait for a change.
+const INTRODUCTION: &str = "\
+When another operator takes over, it writes its own template to every StatefulSet at once, also to
+held ones. Pods keep running until they are deleted; an evicted pod is then recreated from that
+template. Not known here: the templates of the other operator. Known: the nodes whose next pod
+differs from the running one already.
 ";
 
 const REMEDY: &str = "\
-They stay so, and an operator that does not delete pods itself then updates none of them. To give
-one back to Kubernetes' own rolling update:
+They keep that strategy, and an operator that does not delete pods itself updates none of them. To
+return a StatefulSet to the rolling update of Kubernetes:
 
   kubectl patch statefulset -n NAMESPACE NAME --type merge -p '{\"spec\":{\"updateStrategy\":{\"type\":\"RollingUpdate\"}}}'
 
-From then on Kubernetes replaces its pod as soon as the template differs. While this operator runs,
-it sets OnDelete again.
+Kubernetes then replaces its pod as soon as the template differs. While this operator runs, it sets
+OnDelete again.
 ";
 
 fn text(records: &[Record]) -> String {
-    let mut text = format!("{NOT_KNOWN}\n");
-    let (known, others): (Vec<_>, Vec<_>) = records.iter().partition(|one| !one.known.is_empty());
+    let mut text = format!("{INTRODUCTION}\n");
+    let (known, others): (Vec<_>, Vec<_>) =
+        records.iter().partition(|record| !record.known.is_empty());
     if known.is_empty() {
-        text.push_str("No node is known to change by an eviction.\n");
+        text.push_str("No node is known to change after an eviction.\n");
     } else {
         let header = ["NODE", "CHAIN", "SIGNS", "WHY AN EVICTION WOULD CHANGE IT"];
         let mut rows = vec![header.map(str::to_owned).to_vec()];
-        rows.extend(known.iter().map(|one| {
+        rows.extend(known.iter().map(|record| {
             vec![
-                format!("{}/{}", one.namespace, one.node),
-                one.chain.clone(),
-                if one.signs { "yes" } else { "no" }.to_owned(),
-                one.known.join("; "),
+                format!("{}/{}", record.namespace, record.node),
+                record.chain.clone(),
+                if record.signs { "yes" } else { "no" }.to_owned(),
+                record.known.join("; "),
             ]
         }));
         text.push_str(&table(&rows));
     }
     if !others.is_empty() {
         let names: Vec<_> =
-            others.iter().map(|one| format!("{}/{}", one.namespace, one.node)).collect();
+            others.iter().map(|record| format!("{}/{}", record.namespace, record.node)).collect();
         text.extend([format!(
-            "\nThey change only if the other operator renders them otherwise ({}): {}\n",
+            "\nThese change only if the other operator renders another template ({}): {}\n",
             count(others.len(), "node"),
             names.join(", ")
         )]);
     }
-    let on_delete = records.iter().filter(|one| one.on_delete).count();
+    let on_delete = records.iter().filter(|record| record.on_delete).count();
     if on_delete > 0 {
         let sets = count(on_delete, "StatefulSet");
         text.extend([format!("\n{sets} replace pods OnDelete only. {REMEDY}")]);
@@ -173,7 +175,7 @@ mod tests {
     use sei_api::status::ObservedTemplate;
 
     use super::*;
-    use crate::fixture::{HASH, node, pending};
+    use crate::fixtures::{HASH, node, pending};
 
     fn observed(mut node: SeiNode) -> SeiNode {
         let status = node.status.get_or_insert_default();
@@ -193,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_is_told_apart_from_what_is_not() {
+    fn nodes_with_a_known_change_are_listed_apart_from_the_others() {
         let held = pending(node("rpc-0"), UpdateState::Held, "Held", "wait");
         let nodes = vec![
             observed(held),
@@ -213,38 +215,40 @@ mod tests {
         ];
         let sets = sets.map(|(name, set)| (("demo".to_owned(), name.to_owned()), set));
         let sets = BTreeMap::from(sets);
-        let records: Vec<_> = nodes.into_iter().map(|one| record(&Ok(one), &sets)).collect();
+        let records: Vec<_> = nodes.into_iter().map(|node| record(&Ok(node), &sets)).collect();
         expect![[r#"
-            When another operator takes over, it writes its own template to every StatefulSet at once, held or
-            not. Pods stay until something deletes them; an evicted pod then comes back from that template.
-            Not known here: what the other operator renders. Known: which nodes already wait for a change.
+            When another operator takes over, it writes its own template to every StatefulSet at once, also to
+            held ones. Pods keep running until they are deleted; an evicted pod is then recreated from that
+            template. Not known here: the templates of the other operator. Known: the nodes whose next pod
+            differs from the running one already.
 
             NODE         CHAIN       SIGNS   WHY AN EVICTION WOULD CHANGE IT
             demo/rpc-0   pacific-1   no      an update (Operator) is held
-            demo/rpc-2   pacific-1   no      what its pod was made from was never seen
-            demo/rpc-3   pacific-1   no      its StatefulSet holds another template than its pod
-            demo/rpc-4   pacific-1   no      its pod is at rev-1, new ones are made at rev-2
+            demo/rpc-2   pacific-1   no      the template of its pod was never observed
+            demo/rpc-3   pacific-1   no      its StatefulSet has another template than its pod
+            demo/rpc-4   pacific-1   no      its pod has revision rev-1, a new pod gets rev-2
 
-            They change only if the other operator renders them otherwise (2 nodes): demo/rpc-1, demo/rpc-5
+            These change only if the other operator renders another template (2 nodes): demo/rpc-1, demo/rpc-5
 
-            5 StatefulSets replace pods OnDelete only. They stay so, and an operator that does not delete pods itself then updates none of them. To give
-            one back to Kubernetes' own rolling update:
+            5 StatefulSets replace pods OnDelete only. They keep that strategy, and an operator that does not delete pods itself updates none of them. To
+            return a StatefulSet to the rolling update of Kubernetes:
 
               kubectl patch statefulset -n NAMESPACE NAME --type merge -p '{"spec":{"updateStrategy":{"type":"RollingUpdate"}}}'
 
-            From then on Kubernetes replaces its pod as soon as the template differs. While this operator runs,
-            it sets OnDelete again.
+            Kubernetes then replaces its pod as soon as the template differs. While this operator runs, it sets
+            OnDelete again.
         "#]].assert_eq(&text(&records));
     }
 
     #[test]
-    fn nothing_to_hand_over_is_said() {
+    fn an_empty_fleet_has_no_known_change() {
         expect![[r#"
-            When another operator takes over, it writes its own template to every StatefulSet at once, held or
-            not. Pods stay until something deletes them; an evicted pod then comes back from that template.
-            Not known here: what the other operator renders. Known: which nodes already wait for a change.
+            When another operator takes over, it writes its own template to every StatefulSet at once, also to
+            held ones. Pods keep running until they are deleted; an evicted pod is then recreated from that
+            template. Not known here: the templates of the other operator. Known: the nodes whose next pod
+            differs from the running one already.
 
-            No node is known to change by an eviction.
+            No node is known to change after an eviction.
         "#]].assert_eq(&text(&[]));
     }
 }

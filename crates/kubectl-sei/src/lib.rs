@@ -1,37 +1,39 @@
 //! The kubectl plugin: `kubectl sei …`.
 //!
-//! What it is for: showing people what the operator does to each node and why, what another
-//! platform configuration would do, and giving them the three things they decide: approve, pause,
-//! resume. It is a library that takes a client and a writer, and a thin `main`.
+//! What it is for: showing what the operator does to each node and why, showing what another
+//! platform configuration would do, and the three decisions of a user: approve, pause, resume. It
+//! is a library that takes a client and a writer, and a thin `main`.
 //!
-//! What it never does: decide for itself what would roll (it asks the planner that the operator
-//! asks), write to anything but the `SeiNode` that it was told to approve, pause or resume, or
-//! repeat the content of a Secret.
+//! What it never does: decide by its own rules what would roll (it calls the operator's planner),
+//! write to anything but the `SeiNode` named in `approve`, `pause` or `resume`, or print the
+//! content of a Secret.
 //!
 //! Invariants:
-//! - Showing and previewing write nothing. Guarded by
+//! - `status`, `diff` and `preview` write nothing. Guarded by
 //!   `the_same_config_rolls_nothing_and_writes_nothing` and
 //!   `the_server_judges_a_pod_of_which_nothing_is_known`.
-//! - What a preview names is what then rolls. Guarded by
+//! - The nodes and fields of a preview are those that roll afterwards. Guarded by
 //!   `a_preview_names_exactly_the_nodes_and_paths_that_then_roll`.
-//! - An approval is for one template. Guarded by
+//! - An approval is valid for one template. Guarded by
 //!   `a_held_update_is_shown_and_released_by_the_right_hash_only`.
-//! - What a reason means is told in the words of the one table. Guarded by
+//! - `explain` prints the meaning of a reason from the table in `sei-api`. Guarded by
 //!   `every_reason_can_be_explained`.
 
+mod approve;
 mod cluster;
-mod consent;
-mod difference;
+mod diff;
 mod error;
 mod explain;
 pub mod flags;
+mod format;
 mod handover;
+mod patch;
+mod pause;
 mod preview;
 mod status;
-mod words;
 
 #[cfg(test)]
-mod fixture;
+mod fixtures;
 
 use std::io::Write;
 
@@ -44,18 +46,18 @@ pub use cluster::connect;
 pub use error::Error;
 use flags::{Command, Flags, Output};
 
-/// What a command works with.
-pub struct Surroundings {
-    /// Absent for commands that need no cluster.
+/// The inputs of a command besides its flags.
+pub struct CommandContext {
+    /// `None` for commands that need no cluster.
     pub client: Option<Client>,
-    /// Namespace of the context.
+    /// Namespace of the kubeconfig context.
     pub namespace: String,
     pub now: fn() -> Timestamp,
-    /// The version that an operator of this build has.
+    /// Version of an operator of the same build.
     pub version: String,
 }
 
-impl Default for Surroundings {
+impl Default for CommandContext {
     fn default() -> Self {
         Self {
             client: None,
@@ -66,10 +68,10 @@ impl Default for Surroundings {
     }
 }
 
-impl Surroundings {
+impl CommandContext {
     fn client(&self) -> Result<&Client, Error> {
-        let told = "there is no client".to_owned();
-        self.client.as_ref().ok_or(Error::NoCluster { told })
+        let message = "the command has no client".to_owned();
+        self.client.as_ref().ok_or(Error::NoCluster { message })
     }
 
     fn now(&self) -> Timestamp {
@@ -77,11 +79,11 @@ impl Surroundings {
     }
 }
 
-/// How a command ended; an error is the third way.
+/// The result of a command that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     Fine,
-    /// Something would roll.
+    /// At least one node would roll.
     WouldRoll,
 }
 
@@ -94,22 +96,22 @@ impl Exit {
     }
 }
 
-/// Where a command writes.
+/// The output of a command.
 pub type Out<'a> = &'a mut (dyn Write + Send);
 
-/// Carries a command out.
-pub async fn run(flags: &Flags, surroundings: &Surroundings, out: Out<'_>) -> Result<Exit, Error> {
-    let scope = Scope::of(&flags.place, &surroundings.namespace);
+/// Runs a command.
+pub async fn run(flags: &Flags, context: &CommandContext, out: Out<'_>) -> Result<Exit, Error> {
+    let scope = Scope::of(&flags.cluster, &context.namespace);
     match &flags.command {
-        Command::Status(flags) => status::run(flags, &scope, surroundings, out).await?,
-        Command::Diff(flags) => difference::run(flags, &scope, surroundings, out).await?,
+        Command::Status(flags) => status::run(flags, &scope, context, out).await?,
+        Command::Diff(flags) => diff::run(flags, &scope, context, out).await?,
         Command::Preview(flags) => {
-            return Box::pin(preview::run(flags, &scope, surroundings, out)).await;
+            return Box::pin(preview::run(flags, &scope, context, out)).await;
         }
-        Command::Approve(flags) => consent::approve(flags, &scope, surroundings, out).await?,
-        Command::Pause(named) => consent::pause(named, true, &scope, surroundings, out).await?,
-        Command::Resume(named) => consent::pause(named, false, &scope, surroundings, out).await?,
-        Command::Handover(flags) => handover::run(flags, &scope, surroundings, out).await?,
+        Command::Approve(flags) => approve::run(flags, &scope, context, out).await?,
+        Command::Pause(flags) => pause::run(flags, true, &scope, context, out).await?,
+        Command::Resume(flags) => pause::run(flags, false, &scope, context, out).await?,
+        Command::Handover(flags) => handover::run(flags, &scope, context, out).await?,
         Command::Explain(flags) => explain::run(flags, out)?,
     }
     Ok(Exit::Fine)
@@ -119,19 +121,19 @@ fn write(out: Out<'_>, text: &str) -> Result<(), Error> {
     out.write_all(text.as_bytes()).map_err(|source| Error::Output { source })
 }
 
-/// Writes the text, or the record behind it.
+/// Writes the text, or the record in JSON.
 fn show(
     out: Out<'_>,
-    output: Output,
+    format: Output,
     record: &impl Serialize,
     text: impl FnOnce() -> String,
 ) -> Result<(), Error> {
-    match output {
+    match format {
         Output::Text => write(out, &text()),
         Output::Json => write(out, &format!("{}\n", json(record))),
     }
 }
 
 fn json(record: &impl Serialize) -> String {
-    serde_json::to_string_pretty(record).expect("records of ours have string keys")
+    serde_json::to_string_pretty(record).expect("the records have string keys only")
 }

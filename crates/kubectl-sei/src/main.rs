@@ -1,21 +1,21 @@
-//! `kubectl sei`: reads its flags, reaches the cluster if the command needs one, and runs it.
+//! `kubectl sei`: parses the flags, connects to the cluster if the command needs one, and runs it.
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use clap::Parser as _;
 use kubectl_sei::flags::Flags;
-use kubectl_sei::{Error, Exit, Surroundings, connect, run};
+use kubectl_sei::{CommandContext, Error, Exit, connect, run};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let flags = match Flags::try_parse() {
         Ok(flags) => flags,
-        Err(told) => return refuse(&told),
+        Err(error) => return print_usage(&error),
     };
-    match act(&flags).await {
+    match connect_and_run(&flags).await {
         Ok(exit) => ExitCode::from(exit.code()),
-        // Whoever read the output has seen enough.
+        // The reader of the output has closed it, which is no failure.
         Err(Error::Output { source }) if source.kind() == io::ErrorKind::BrokenPipe => {
             ExitCode::SUCCESS
         }
@@ -26,26 +26,26 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn act(flags: &Flags) -> Result<Exit, Error> {
-    let mut surroundings = Surroundings::default();
+async fn connect_and_run(flags: &Flags) -> Result<Exit, Error> {
+    let mut context = CommandContext::default();
     if flags.command.needs_cluster() {
-        let (client, namespace) = connect(&flags.place).await?;
-        surroundings.client = Some(client);
-        surroundings.namespace = namespace;
+        let (client, namespace) = connect(&flags.cluster).await?;
+        context.client = Some(client);
+        context.namespace = namespace;
     }
     let mut out = io::stdout();
-    let exit = run(flags, &surroundings, &mut out).await?;
+    let exit = run(flags, &context, &mut out).await?;
     match out.flush() {
-        // As above, and what was found out counts.
+        // A closed output is no failure, and the exit code still counts.
         Err(source) if source.kind() != io::ErrorKind::BrokenPipe => Err(Error::Output { source }),
         _ => Ok(exit),
     }
 }
 
-/// Help and version are answers. Everything else is an error, and never the 2 of clap, which is
-/// what `preview` says when something would roll.
-fn refuse(told: &clap::Error) -> ExitCode {
-    // Nothing to be done about a terminal that went away.
-    let _ = told.print();
-    if told.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+/// Help and version succeed. Everything else fails with 1 instead of clap's 2, because 2 is the
+/// exit code of `preview` when something would roll.
+fn print_usage(error: &clap::Error) -> ExitCode {
+    // A closed terminal cannot be repaired here.
+    let _ = error.print();
+    if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }

@@ -1,8 +1,7 @@
 //! `kubectl sei preview`: what another platform configuration would roll.
 //!
-//! The node is observed as the operator observes it, with the candidate configuration in the place
-//! of the present one, and the operator's own planner is asked. What it would start is shown, and
-//! nothing is carried out.
+//! Each node is observed as the operator observes it, but with the candidate configuration, and the
+//! operator's planner decides. The plan that it would start is shown; nothing is performed.
 
 use std::io;
 use std::path::Path;
@@ -19,27 +18,28 @@ use serde::Serialize;
 use crate::cluster::{Scope, Unreadable, split};
 use crate::error::{Error, one_line};
 use crate::flags::PreviewFlags;
-use crate::{Exit, Out, Surroundings, show};
+use crate::format::count;
+use crate::{CommandContext, Exit, Out, show};
 
-mod forecast;
+mod fleet_snapshot;
 mod manifests;
 mod order;
-mod sight;
+mod prediction;
 mod text;
 
-use forecast::{Outlook, forecast};
-use sight::Sight;
+use fleet_snapshot::FleetSnapshot;
+use prediction::{Prediction, predict};
 
-/// What would happen to a node.
+/// The output for one node.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Forecast {
+struct NodePreview {
     namespace: String,
     node: String,
     chain: String,
     signs: bool,
     effect: Effect,
-    /// Place among those of its chain that roll one after the other.
+    /// Position among the nodes of its chain that roll one after the other.
     #[serde(skip_serializing_if = "Option::is_none")]
     turn: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -48,26 +48,26 @@ struct Forecast {
     why: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     target_hash: Option<String>,
-    /// Absent where they are not known.
+    /// `None` if they are unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     changes: Option<Vec<FieldChange>>,
-    /// It would roll if the server, which could not be asked, said that its pod differs.
+    /// The pod could not be compared by the server, and the node rolls if the pod differs.
     #[serde(skip)]
     might_roll: bool,
 }
 
-impl Forecast {
-    /// What the operator cannot read it does not touch.
-    fn unreadable(one: &Unreadable) -> Self {
+impl NodePreview {
+    /// The operator does not change a node that does not decode.
+    fn unreadable(unreadable: &Unreadable) -> Self {
         Self {
-            namespace: one.namespace.clone(),
-            node: one.name.clone(),
+            namespace: unreadable.namespace.clone(),
+            node: unreadable.name.clone(),
             chain: "?".to_owned(),
             signs: false,
             effect: Effect::Stuck,
             turn: None,
             cause: None,
-            why: Some(format!("its manifest cannot be read: {}", one.told)),
+            why: Some(format!("its manifest cannot be decoded: {}", unreadable.message)),
             target_hash: None,
             changes: None,
             might_roll: false,
@@ -79,24 +79,24 @@ impl Forecast {
     }
 }
 
-/// What becomes of a node's pod.
+/// What happens to the pod of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 enum Effect {
-    /// Is replaced as soon as the operator looks.
+    /// Is replaced in the next reconcile.
     RollsAtOnce,
-    /// Is replaced when its turn in its chain comes.
+    /// Is replaced at its turn in the chain.
     RollsInTurn,
     /// Is being replaced already.
     Rolling,
-    /// Is replaced once the pause after its last failure is over.
+    /// Is replaced after the backoff of its last failure.
     RollsAgain,
     Held,
-    /// Nothing can be done about it; why.
+    /// Cannot be changed; `why` has the reason.
     Stuck,
-    /// There is no pod to replace.
+    /// The node has no pod to replace.
     NoPod,
     Nothing,
-    /// The server has to judge, and could not be asked.
+    /// Only the server can compare the pod, and it was not available.
     Unknown,
 }
 
@@ -106,7 +106,7 @@ impl Effect {
     }
 }
 
-/// What a preview found.
+/// The output of a preview.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Report {
@@ -114,9 +114,9 @@ struct Report {
     would_roll: usize,
     budget: Rules,
     /// In the order in which they roll, chain by chain, then the others.
-    nodes: Vec<Forecast>,
+    nodes: Vec<NodePreview>,
     #[serde(skip)]
-    looked_at: usize,
+    checked: usize,
     #[serde(skip)]
     scope: Option<String>,
 }
@@ -134,33 +134,34 @@ struct Rules {
 pub(crate) async fn run(
     flags: &PreviewFlags,
     scope: &Scope,
-    surroundings: &Surroundings,
+    context: &CommandContext,
     out: Out<'_>,
 ) -> Result<Exit, Error> {
     let platform = read_platform(&flags.config)?;
-    let sight = if flags.manifests.is_empty() {
-        Sight::of_cluster(surroundings.client()?, scope).await?
+    let fleet = if flags.manifests.is_empty() {
+        FleetSnapshot::read(context.client()?, scope).await?
     } else {
         manifests::read(&flags.manifests)?
     };
     let candidate = Candidate {
         platform: &platform,
-        version: &surroundings.version,
+        version: &context.version,
         budget: Budget::of(&platform.rollout, Timing::default()),
-        now: surroundings.now(),
+        now: context.now(),
     };
     let mut nodes = Vec::new();
-    for node in &sight.nodes {
-        nodes.push(Box::pin(look_ahead(node, &sight, &candidate)).await);
+    for node in &fleet.nodes {
+        nodes.push(Box::pin(preview_node(node, &fleet, &candidate)).await);
     }
-    let mut forecasts = order::put(nodes, &candidate.budget);
-    forecasts.extend(sight.unreadable.iter().map(Forecast::unreadable));
-    check_names(&flags.nodes, &forecasts)?;
-    forecasts.retain(|one| is_named(one, &flags.nodes));
-    let looked_at = forecasts.len();
-    let unjudged = unjudged(&forecasts);
-    let would_roll = forecasts.iter().filter(|one| one.effect.rolls()).count();
-    forecasts.retain(|one| flags.all || !flags.nodes.is_empty() || one.effect != Effect::Nothing);
+    let mut previews = order::sort_by_turn(nodes, &candidate.budget);
+    previews.extend(fleet.unreadable.iter().map(NodePreview::unreadable));
+    check_names(&flags.nodes, &previews)?;
+    previews.retain(|preview| is_named(preview, &flags.nodes));
+    let checked = previews.len();
+    let comparison_error = comparison_error(&previews);
+    let would_roll = previews.iter().filter(|preview| preview.effect.rolls()).count();
+    let show_all = flags.all || !flags.nodes.is_empty();
+    previews.retain(|preview| show_all || preview.effect != Effect::Nothing);
     let rollout = &platform.rollout;
     let report = Report {
         config: flags.config.display().to_string(),
@@ -171,19 +172,19 @@ pub(crate) async fn run(
             halt_after_failures: rollout.halt_after_failures,
             settle_seconds: rollout.settle_seconds,
         },
-        nodes: forecasts,
-        looked_at,
+        nodes: previews,
+        checked,
         scope: match scope {
             Scope::Namespace(name) if flags.manifests.is_empty() => Some(name.clone()),
             _ => None,
         },
     };
-    match show(out, flags.shown.output, &report, || text::text(&report)) {
-        // Whoever read the output has seen enough; a script may still ask what would roll.
+    match show(out, flags.output.format, &report, || text::text(&report)) {
+        // The reader has closed the output; a script may still use the exit code.
         Err(Error::Output { source }) if source.kind() == io::ErrorKind::BrokenPipe => {}
         shown => shown?,
     }
-    match (would_roll, unjudged) {
+    match (would_roll, comparison_error) {
         (0, Some(error)) => Err(error),
         (0, None) => Ok(Exit::Fine),
         _ => Ok(Exit::WouldRoll),
@@ -193,11 +194,11 @@ pub(crate) async fn run(
 fn read_platform(path: &Path) -> Result<Platform, Error> {
     let shown = path.display().to_string();
     let text = std::fs::read_to_string(path)
-        .map_err(|error| Error::Platform { told: format!("{shown}: {error}") })?;
-    Platform::parse(&text, &shown).map_err(|error| Error::Platform { told: error.to_string() })
+        .map_err(|error| Error::Platform { message: format!("{shown}: {error}") })?;
+    Platform::parse(&text, &shown).map_err(|error| Error::Platform { message: error.to_string() })
 }
 
-/// The operator that might come.
+/// The operator that is previewed.
 struct Candidate<'a> {
     platform: &'a Platform,
     version: &'a str,
@@ -205,38 +206,45 @@ struct Candidate<'a> {
     now: Timestamp,
 }
 
-async fn look_ahead(node: &SeiNode, sight: &Sight, candidate: &Candidate<'_>) -> order::Contender {
-    let mut snapshot = sight.observe(node, candidate);
-    let outlook = match forecast(&snapshot) {
-        Outlook::NeedsComparison { pod_uid } => match sight.judge(&snapshot, &pod_uid).await {
-            Ok(comparison) => {
-                snapshot.adoption = Some((pod_uid, comparison));
-                forecast(&snapshot)
+async fn preview_node(
+    node: &SeiNode,
+    fleet: &FleetSnapshot,
+    candidate: &Candidate<'_>,
+) -> order::RankedNode {
+    let mut snapshot = fleet.observe(node, candidate);
+    let prediction = match predict(&snapshot) {
+        Prediction::NeedsComparison { pod_uid } => {
+            match fleet.compare_pod(&snapshot, &pod_uid).await {
+                Ok(comparison) => {
+                    snapshot.adoption = Some((pod_uid, comparison));
+                    predict(&snapshot)
+                }
+                Err(why) => Prediction::unknown(one_line(&why)),
             }
-            Err(why) => Outlook::unknown(one_line(&why)),
-        },
-        outlook @ Outlook::Known { .. } => outlook,
+        }
+        prediction @ Prediction::Known { .. } => prediction,
     };
-    // Failed attempts at another target count no more.
-    let mut then = node.clone();
-    if let (Some(status), Outlook::Known { update, .. }) = (then.status.as_mut(), &outlook) {
+    // Failed attempts at another target do not count for this one.
+    let mut updated = node.clone();
+    if let (Some(status), Prediction::Known { update, .. }) = (updated.status.as_mut(), &prediction)
+    {
         status.pending_update = update.as_deref().cloned();
     }
-    let member = Member::of(&then, snapshot.pod(), &candidate.budget, candidate.now);
-    order::Contender { forecast: forecast_of(&snapshot, outlook), member }
+    let member = Member::of(&updated, snapshot.pod(), &candidate.budget, candidate.now);
+    order::RankedNode { preview: node_preview(&snapshot, prediction), member }
 }
 
-fn forecast_of(snapshot: &Snapshot, outlook: Outlook) -> Forecast {
+fn node_preview(snapshot: &Snapshot, prediction: Prediction) -> NodePreview {
     let node = &snapshot.node;
-    let (effect, why, update) = match outlook {
-        Outlook::Known { effect, why, update } => (effect, why, update),
-        Outlook::NeedsComparison { .. } => {
-            let why = "nobody knows what its pod was made from".to_owned();
+    let (effect, why, update) = match prediction {
+        Prediction::Known { effect, why, update } => (effect, why, update),
+        Prediction::NeedsComparison { .. } => {
+            let why = "the template of its pod is unknown".to_owned();
             (Effect::Unknown, Some(why), None)
         }
     };
     let changes = update.as_ref().map(|update| update.changes.clone());
-    Forecast {
+    NodePreview {
         namespace: node.metadata.namespace.clone().unwrap_or_default(),
         node: node.metadata.name.clone().unwrap_or_default(),
         chain: node.spec.chain_id.clone(),
@@ -246,12 +254,12 @@ fn forecast_of(snapshot: &Snapshot, outlook: Outlook) -> Forecast {
         cause: update.as_ref().map(|update| update.cause),
         why,
         target_hash: update.map(|update| update.target_hash),
-        changes: sight::known_changes(snapshot, changes),
+        changes: fleet_snapshot::known_changes(snapshot, changes),
         might_roll: might_roll(snapshot),
     }
 }
 
-/// Whether a difference of a pod that another operator made would roll it.
+/// Whether a pod that another operator created would roll if it differs.
 fn might_roll(snapshot: &Snapshot) -> bool {
     let Ok(desired) = &snapshot.desired else { return false };
     let pending = snapshot.status().pending_update.as_ref();
@@ -260,35 +268,34 @@ fn might_roll(snapshot: &Snapshot) -> bool {
         || pending.is_some_and(|pending| pending.base_inputs_hash != desired.inputs_hash)
 }
 
-/// Whether one of the names means this node.
-fn is_named(forecast: &Forecast, named: &[String]) -> bool {
-    named.is_empty() || named.iter().any(|given| means(given, forecast))
+/// Whether one of the names is that of this node.
+fn is_named(preview: &NodePreview, named: &[String]) -> bool {
+    named.is_empty() || named.iter().any(|given| matches_name(given, preview))
 }
 
-fn means(given: &str, forecast: &Forecast) -> bool {
+fn matches_name(given: &str, preview: &NodePreview) -> bool {
     split(given).is_ok_and(|(namespace, name)| {
-        name == forecast.node && namespace.is_none_or(|one| one == forecast.namespace)
+        name == preview.node && namespace.is_none_or(|namespace| namespace == preview.namespace)
     })
 }
 
-fn check_names(named: &[String], forecasts: &[Forecast]) -> Result<(), Error> {
+fn check_names(named: &[String], previews: &[NodePreview]) -> Result<(), Error> {
     for given in named {
         split(given)?;
-        if !forecasts.iter().any(|one| means(given, one)) {
-            return Err(Error::NotLookedAt { name: given.clone(), count: forecasts.len() });
+        if !previews.iter().any(|preview| matches_name(given, preview)) {
+            return Err(Error::NotInPreview { name: given.clone(), count: previews.len() });
         }
     }
     Ok(())
 }
 
-/// An error where nodes could not be judged that might roll; everywhere else the verdict makes no
-/// difference to that.
-fn unjudged(forecasts: &[Forecast]) -> Option<Error> {
+/// An error if pods could not be compared whose difference decides whether they roll.
+fn comparison_error(previews: &[NodePreview]) -> Option<Error> {
     let mut unknown =
-        forecasts.iter().filter(|one| one.effect == Effect::Unknown && one.might_roll);
+        previews.iter().filter(|preview| preview.effect == Effect::Unknown && preview.might_roll);
     let first = unknown.next()?;
-    Some(Error::Unjudged {
-        count: unknown.count() + 1,
+    Some(Error::NotCompared {
+        nodes: count(unknown.count() + 1, "node"),
         node: first.name(),
         why: first.why.clone().unwrap_or_default(),
     })

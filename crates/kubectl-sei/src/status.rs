@@ -4,23 +4,21 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use futures::StreamExt as _;
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use sei_api::SeiNode;
 use sei_api::condition::{ConditionType, find};
-use sei_api::plan::PlanPhase;
-use sei_api::status::{SeiNodePhase, SeiNodeStatus};
+use sei_api::status::SeiNodeStatus;
 use sei_exec::call::chain;
-use sei_plan::planner::failure_text;
+use sei_plan::summary::summarize;
 use serde::Serialize;
 
 use crate::cluster::{Found, Guarded, Scope, nodes, unguard};
 use crate::error::{Error, one_line};
 use crate::flags::{Output, StatusFlags};
-use crate::words::{age, line, short_image, table, widths};
-use crate::{Out, Surroundings, json, show, write};
+use crate::format::{age, line, short_image, table, widths};
+use crate::{CommandContext, Out, json, show, write};
 
-/// What is told of a node.
+/// The output for one node.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row {
@@ -28,16 +26,16 @@ struct Row {
     node: String,
     chain: String,
     phase: String,
-    /// As it was seen running.
+    /// Image of the running pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     image: Option<String>,
-    /// As the spec asks for it, where that is another one.
+    /// Image of the spec, if it differs.
     #[serde(skip_serializing_if = "Option::is_none")]
     desired_image: Option<String>,
     /// Reason of the condition `PodTemplateDrift`.
     #[serde(skip_serializing_if = "Option::is_none")]
     update: Option<String>,
-    /// Current task of the plan that runs.
+    /// Current task of the active plan.
     #[serde(skip_serializing_if = "Option::is_none")]
     task: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -49,61 +47,62 @@ struct Row {
 pub(crate) async fn run(
     flags: &StatusFlags,
     scope: &Scope,
-    surroundings: &Surroundings,
+    context: &CommandContext,
     out: Out<'_>,
 ) -> Result<(), Error> {
-    let client = surroundings.client()?;
+    let client = context.client()?;
     let found = nodes(client, scope, &flags.nodes).await?;
-    let rows: Vec<Row> = found.iter().map(row).collect();
-    let now = surroundings.now();
+    let now = context.now();
+    let rows: Vec<Row> = found.iter().map(|node| row(node, now)).collect();
     if !flags.watch {
-        return show(out, flags.shown.output, &rows, || text(&rows, scope, now));
+        return show(out, flags.output.format, &rows, || text(&rows, scope, now));
     }
-    match flags.shown.output {
+    match flags.output.format {
         Output::Text => write(out, &text(&rows, scope, now))?,
         Output::Json => rows.iter().try_for_each(|row| write(out, &json_line(row)))?,
     }
-    watch(flags, scope, surroundings, &rows, out).await
+    watch(flags, scope, context, &rows, out).await
 }
 
-/// Tells each change of the nodes that were shown, for as long as somebody reads.
+/// Prints each change of the nodes until the reader closes the output.
 async fn watch(
     flags: &StatusFlags,
     scope: &Scope,
-    surroundings: &Surroundings,
+    context: &CommandContext,
     rows: &[Row],
     out: Out<'_>,
 ) -> Result<(), Error> {
-    let client = surroundings.client()?;
-    let mut view = View::new(rows, scope, surroundings.now());
+    let client = context.client()?;
+    let mut table = WatchTable::new(rows, scope, context.now());
     let is_named = !flags.nodes.is_empty();
     let only: Option<BTreeSet<Key>> = is_named.then(|| rows.iter().map(Row::key).collect());
-    let watches = places(scope, rows, is_named).into_iter().map(|place| {
-        let watched = watcher(place.api::<Guarded>(client), watcher::Config::default());
-        watched.default_backoff().map(move |event| (place.clone(), event)).boxed()
+    let watches = watched_scopes(scope, rows, is_named).into_iter().map(|scope| {
+        let watched = watcher(scope.api::<Guarded>(client), watcher::Config::default());
+        watched.default_backoff().map(move |event| (scope.clone(), event)).boxed()
     });
     let mut watches = futures::stream::select_all(watches);
     let mut is_broken = false;
-    while let Some((place, event)) = watches.next().await {
-        let heard = match event {
-            Ok(event) => view.heard(&place, event),
+    while let Some((scope, event)) = watches.next().await {
+        let changed = match event {
+            Ok(event) => table.rows_of_event(&scope, event, context.now()),
             Err(error) => {
-                let told = one_line(&chain(&error));
+                let message = one_line(&chain(&error));
                 if is_forbidden(&error) {
-                    return Err(Error::Call { told: format!("{told}; ask for that permission") });
+                    let message = format!("{message}; request that permission");
+                    return Err(Error::Call { message });
                 }
-                // It recovers by itself, and then tells all that was missed.
+                // The watcher reconnects by itself and lists again, so no change is lost.
                 if !is_broken {
-                    eprintln!("warning: the watch broke and is tried again: {told}");
+                    eprintln!("warning: the watch failed and is retried: {message}");
                 }
                 is_broken = true;
                 continue;
             }
         };
-        is_broken &= heard.is_empty();
+        is_broken &= changed.is_empty();
         let of_interest = |row: &&Row| only.as_ref().is_none_or(|only| only.contains(&row.key()));
-        for row in heard.iter().filter(of_interest) {
-            if let Some(text) = view.news(row, flags.shown.output, surroundings.now()) {
+        for row in changed.iter().filter(of_interest) {
+            if let Some(text) = table.update(row, flags.output.format, context.now()) {
                 write(out, &text)?;
                 out.flush().map_err(|source| Error::Output { source })?;
             }
@@ -112,16 +111,16 @@ async fn watch(
     Ok(())
 }
 
-/// Where to watch: named nodes may be in other namespaces than the rest of the scope.
-fn places(scope: &Scope, rows: &[Row], is_named: bool) -> Vec<Scope> {
+/// The scopes to watch: named nodes may be in other namespaces than the rest of the scope.
+fn watched_scopes(scope: &Scope, rows: &[Row], is_named: bool) -> Vec<Scope> {
     if !is_named {
         return vec![scope.clone()];
     }
     let namespaces: BTreeSet<&String> = rows.iter().map(|row| &row.namespace).collect();
-    namespaces.into_iter().map(|one| Scope::Namespace(one.clone())).collect()
+    namespaces.into_iter().map(|name| Scope::Namespace(name.clone())).collect()
 }
 
-/// Nobody waits at a prompt for a permission.
+/// Retrying does not help against a missing permission.
 fn is_forbidden(error: &watcher::Error) -> bool {
     match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
@@ -135,46 +134,52 @@ fn is_forbidden(error: &watcher::Error) -> bool {
 /// A node, by namespace and name.
 type Key = (String, String);
 
-/// What stands on the screen already.
-struct View {
+/// The rows that were printed, for a watch.
+struct WatchTable {
     shown: BTreeMap<Key, Row>,
-    /// Nodes that a list which is under way has not named yet.
-    unheard: BTreeSet<Key>,
+    /// Printed nodes that the list in progress has not contained yet.
+    unlisted: BTreeSet<Key>,
     widths: Vec<usize>,
     with_namespace: bool,
 }
 
-impl View {
+impl WatchTable {
     fn new(rows: &[Row], scope: &Scope, now: Timestamp) -> Self {
         let with_namespace = *scope == Scope::All;
         let mut cells: Vec<_> = rows.iter().map(|row| row.cells(with_namespace, now)).collect();
         cells.push(header(with_namespace));
         let shown = rows.iter().map(|row| (row.key(), row.clone())).collect();
-        Self { shown, unheard: BTreeSet::new(), widths: widths(&cells), with_namespace }
+        Self { shown, unlisted: BTreeSet::new(), widths: widths(&cells), with_namespace }
     }
 
-    /// What an event of this place's watch tells of nodes.
-    fn heard(&mut self, place: &Scope, event: watcher::Event<Guarded>) -> Vec<Row> {
+    /// The rows of the nodes in an event of the watch of this scope.
+    fn rows_of_event(
+        &mut self,
+        scope: &Scope,
+        event: watcher::Event<Guarded>,
+        now: Timestamp,
+    ) -> Vec<Row> {
         match event {
             watcher::Event::Init => {
-                let shown = self.shown.keys().filter(|(namespace, _)| place.holds(namespace));
-                self.unheard.extend(shown.cloned());
+                let shown = self.shown.keys().filter(|(namespace, _)| scope.contains(namespace));
+                self.unlisted.extend(shown.cloned());
                 Vec::new()
             }
-            watcher::Event::Apply(one) | watcher::Event::InitApply(one) => {
-                let row = row(&unguard(one));
-                self.unheard.remove(&row.key());
+            watcher::Event::Apply(node) | watcher::Event::InitApply(node) => {
+                let row = row(&unguard(node), now);
+                self.unlisted.remove(&row.key());
                 vec![row]
             }
-            watcher::Event::Delete(one) => vec![row(&unguard(one)).deleted()],
-            // What was there before and is not named has gone meanwhile.
+            watcher::Event::Delete(node) => vec![row(&unguard(node), now).deleted()],
+            // A printed node that the new list does not contain was deleted meanwhile.
             watcher::Event::InitDone => {
-                let unheard = std::mem::take(&mut self.unheard);
-                let (gone, others) =
-                    unheard.into_iter().partition(|(namespace, _)| place.holds(namespace));
-                self.unheard = others;
-                let gone: BTreeSet<Key> = gone;
-                gone.iter()
+                let unlisted = std::mem::take(&mut self.unlisted);
+                let (deleted, others) =
+                    unlisted.into_iter().partition(|(namespace, _)| scope.contains(namespace));
+                self.unlisted = others;
+                let deleted: BTreeSet<Key> = deleted;
+                deleted
+                    .iter()
                     .filter_map(|key| self.shown.get(key).cloned())
                     .map(Row::deleted)
                     .collect()
@@ -182,8 +187,8 @@ impl View {
         }
     }
 
-    /// The line of a node of which something is to be told.
-    fn news(&mut self, row: &Row, output: Output, now: Timestamp) -> Option<String> {
+    /// Stores the row; returns its line if it differs from the printed one.
+    fn update(&mut self, row: &Row, output: Output, now: Timestamp) -> Option<String> {
         let before = self.shown.insert(row.key(), row.clone());
         if before.as_ref() == Some(row) {
             return None;
@@ -209,9 +214,9 @@ fn header(with_namespace: bool) -> Vec<String> {
 fn text(rows: &[Row], scope: &Scope, now: Timestamp) -> String {
     if rows.is_empty() {
         return match scope {
-            Scope::All => "There is no SeiNode in any namespace.\n".to_owned(),
+            Scope::All => "No SeiNode found in any namespace.\n".to_owned(),
             Scope::Namespace(name) => {
-                format!("There is no SeiNode in namespace {name}; -A looks in all of them.\n")
+                format!("No SeiNode found in namespace {name}; -A shows all namespaces.\n")
             }
         };
     }
@@ -255,12 +260,12 @@ impl Row {
     }
 }
 
-fn row(found: &Found) -> Row {
+fn row(found: &Found, now: Timestamp) -> Row {
     match found {
-        Ok(node) => row_of(node),
-        Err(one) => Row {
-            namespace: one.namespace.clone(),
-            node: one.name.clone(),
+        Ok(node) => row_of(node, now),
+        Err(unreadable) => Row {
+            namespace: unreadable.namespace.clone(),
+            node: unreadable.name.clone(),
             chain: "?".to_owned(),
             phase: "?".to_owned(),
             image: None,
@@ -268,15 +273,15 @@ fn row(found: &Found) -> Row {
             update: None,
             task: None,
             since: None,
-            why: format!("cannot be read: {}", one.told),
+            why: format!("cannot be decoded: {}", unreadable.message),
         },
     }
 }
 
-fn row_of(node: &SeiNode) -> Row {
+fn row_of(node: &SeiNode, now: Timestamp) -> Row {
     let empty = SeiNodeStatus::default();
     let status = node.status.as_ref().unwrap_or(&empty);
-    let (why, since) = why(status);
+    let summary = summarize(node, now);
     let drift = find(&status.conditions, ConditionType::PodTemplateDrift);
     let desired =
         Some(&node.spec.image).filter(|image| Some(*image) != status.current_image.as_ref());
@@ -287,50 +292,10 @@ fn row_of(node: &SeiNode) -> Row {
         phase: status.phase.map(|phase| phase.as_str().to_owned()).unwrap_or_default(),
         image: status.current_image.clone(),
         desired_image: desired.cloned(),
-        update: drift.map(|one| one.reason.clone()),
-        task: task(status),
-        since,
-        why: one_line(&why),
-    }
-}
-
-/// The task that runs, and how far the plan is.
-pub(crate) fn task(status: &SeiNodeStatus) -> Option<String> {
-    let plan = status.plan.as_ref().filter(|plan| plan.is_active())?;
-    let (index, task) = plan.current()?;
-    Some(format!("{} {}/{}", task.r#type, index + 1, plan.tasks.len()))
-}
-
-/// The one thing that explains most of what is seen of a node, and since when it is so.
-fn why(status: &SeiNodeStatus) -> (String, Option<Timestamp>) {
-    let condition =
-        |kind, value: &str| find(&status.conditions, kind).filter(|one| one.status == value);
-    let at = |one: &Condition| Some(one.last_transition_time.0);
-    if let Some(one) = condition(ConditionType::Stalled, "True") {
-        return (format!("{}: {}", one.reason, one.message), at(one));
-    }
-    if let Some(one) = &status.blocked {
-        return (one.message.clone(), Some(one.since.0));
-    }
-    if let Some(one) = &status.pending_update {
-        let updating = condition(ConditionType::NodeUpdateInProgress, "True");
-        let told = one.reason.clone().or_else(|| updating.map(|one| one.message.clone()));
-        return (told.unwrap_or_default(), Some(one.since.0));
-    }
-    if let Some(plan) = status.plan.as_ref().filter(|plan| plan.phase == PlanPhase::Failed) {
-        return (failure_text(plan), plan.started_at());
-    }
-    if let Some(plan) = &status.plan {
-        return (String::new(), plan.started_at());
-    }
-    if let Some(one) = condition(ConditionType::Paused, "True") {
-        return (one.message.clone(), at(one));
-    }
-    let entered = status.phase_transition_time.as_ref().map(|time| time.0);
-    let gate = condition(ConditionType::StateSyncReady, "False");
-    match (status.phase, gate) {
-        (Some(SeiNodePhase::Pending), Some(one)) => (one.message.clone(), at(one)),
-        _ => (String::new(), entered),
+        update: drift.map(|condition| condition.reason.clone()),
+        task: summary.task.map(|task| task.to_string()),
+        since: summary.since,
+        why: one_line(&summary.why),
     }
 }
 
@@ -341,7 +306,7 @@ mod tests {
 
     use super::*;
     use crate::cluster::Unreadable;
-    use crate::fixture::{ago, condition, node, now, pending, plan, with};
+    use crate::fixtures::{ago, condition, node, now, pending, plan, with};
 
     fn fleet() -> Vec<Found> {
         let stalled = condition(
@@ -383,17 +348,17 @@ mod tests {
             Err(Unreadable {
                 namespace: "demo".into(),
                 name: "rpc-5".into(),
-                told: "missing field `image`".into(),
+                message: "missing field `image`".into(),
             }),
         ]
     }
 
     fn rows() -> Vec<Row> {
-        fleet().iter().map(row).collect()
+        fleet().iter().map(|node| row(node, now())).collect()
     }
 
     #[test]
-    fn a_fleet_is_one_table() {
+    fn a_fleet_is_printed_as_one_table() {
         let scope = Scope::Namespace("demo".into());
         expect![[r#"
             NODE        CHAIN       PHASE     IMAGE                        UPDATE    TASK              SINCE   WHY
@@ -403,12 +368,12 @@ mod tests {
             rpc-2       pacific-1   Running   seid:v6.5.1 -> seid:v6.6.0   Rolling   replace-pod 2/3   30m     image drift detected: spec=v2 current=v1
             rpc-3       pacific-1   -         -> seid:v6.5.1               -         -                 -
             rpc-4       pacific-1   Running   seid:v6.5.1                  InSync    -                 12s     the sidecar of pod rpc-4-0 does not run
-            rpc-5       ?           ?         -                            -         -                 -       cannot be read: missing field `image`
+            rpc-5       ?           ?         -                            -         -                 -       cannot be decoded: missing field `image`
         "#]].assert_eq(&text(&rows(), &scope, now()));
     }
 
     #[test]
-    fn all_namespaces_have_a_column_for_it() {
+    fn all_namespaces_add_a_namespace_column() {
         let text = text(&rows()[..1], &Scope::All, now());
         expect![[r#"
             NAMESPACE   NODE        CHAIN       PHASE     IMAGE         UPDATE   TASK   SINCE   WHY
@@ -418,55 +383,56 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_fleet_is_told_in_words() {
+    fn an_empty_fleet_is_reported_in_a_sentence() {
         let scope = Scope::Namespace("demo".into());
         expect![[r#"
-            There is no SeiNode in namespace demo; -A looks in all of them.
+            No SeiNode found in namespace demo; -A shows all namespaces.
         "#]]
         .assert_eq(&text(&[], &scope, now()));
     }
 
     #[test]
-    fn only_what_changed_is_told_again() {
+    fn only_changed_rows_are_printed_again() {
         let rows = rows();
-        let mut view = View::new(&rows, &Scope::Namespace("demo".into()), now());
-        assert_eq!(view.news(&rows[0], Output::Text, now()), None);
+        let mut table = WatchTable::new(&rows, &Scope::Namespace("demo".into()), now());
+        assert_eq!(table.update(&rows[0], Output::Text, now()), None);
         let changed = Row { phase: "Failed".into(), ..rows[0].clone() };
-        let told = view.news(&changed, Output::Text, now()).unwrap();
-        assert!(told.starts_with("archive-0   pacific-1   Failed "), "{told}");
-        assert_eq!(view.news(&changed, Output::Json, now()), None);
+        let line = table.update(&changed, Output::Text, now()).unwrap();
+        assert!(line.starts_with("archive-0   pacific-1   Failed "), "{line}");
+        assert_eq!(table.update(&changed, Output::Json, now()), None);
     }
 
     #[test]
-    fn named_nodes_are_watched_where_they_are() {
+    fn named_nodes_are_watched_in_their_own_namespaces() {
         let mut rows = rows();
         rows[0].namespace = "other".into();
         let demo = Scope::Namespace("demo".into());
-        assert_eq!(places(&demo, &rows[..1], true), [Scope::Namespace("other".into())]);
-        assert_eq!(places(&demo, &rows, true).len(), 2);
-        assert_eq!(places(&Scope::All, &rows, false), [Scope::All]);
+        assert_eq!(watched_scopes(&demo, &rows[..1], true), [Scope::Namespace("other".into())]);
+        assert_eq!(watched_scopes(&demo, &rows, true).len(), 2);
+        assert_eq!(watched_scopes(&Scope::All, &rows, false), [Scope::All]);
     }
 
     #[test]
-    fn a_node_that_a_new_list_does_not_name_is_told_as_deleted_once() {
+    fn a_node_missing_from_a_new_list_is_printed_as_deleted_once() {
         let mut rows = rows();
         rows[1].namespace = "other".into();
         let demo = Scope::Namespace("demo".into());
-        let mut view = View::new(&rows[..3], &Scope::All, now());
+        let mut table = WatchTable::new(&rows[..3], &Scope::All, now());
         let mut relist = || {
-            let mut told = view.heard(&demo, watcher::Event::Init);
-            let there = kube::core::DeserializeGuard(Ok(node("archive-0")));
-            told.extend(view.heard(&demo, watcher::Event::InitApply(there)));
-            told.extend(view.heard(&demo, watcher::Event::InitDone));
-            let news = told.iter().filter(|row| view.news(row, Output::Text, now()).is_some());
-            news.map(|row| format!("{} {}", row.node, row.phase)).collect::<Vec<_>>()
+            let mut rows = table.rows_of_event(&demo, watcher::Event::Init, now());
+            let listed = kube::core::DeserializeGuard(Ok(node("archive-0")));
+            rows.extend(table.rows_of_event(&demo, watcher::Event::InitApply(listed), now()));
+            rows.extend(table.rows_of_event(&demo, watcher::Event::InitDone, now()));
+            let printed =
+                rows.iter().filter(|row| table.update(row, Output::Text, now()).is_some());
+            printed.map(|row| format!("{} {}", row.node, row.phase)).collect::<Vec<_>>()
         };
         assert_eq!(relist(), ["rpc-1 Deleted"]);
         assert_eq!(relist(), Vec::<String>::new());
     }
 
     #[test]
-    fn a_watch_that_is_not_allowed_is_an_error() {
+    fn a_forbidden_watch_is_an_error() {
         let status = |code, reason: &str| {
             let status = kube::core::Status::failure("no", reason).with_code(code);
             watcher::Error::WatchStartFailed(kube::Error::Api(status.boxed()))
@@ -476,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn the_record_behind_it_is_json() {
+    fn the_json_output_has_all_fields() {
         expect![[r#"
             {
               "namespace": "demo",

@@ -46,6 +46,7 @@ pub mod shared;
 pub mod signers;
 pub mod snapshot;
 pub mod start_check;
+pub mod summary;
 pub mod tasks;
 pub mod timing;
 pub mod view;

@@ -46,7 +46,7 @@ pub(crate) struct Member {
 }
 
 impl Fleet {
-    /// Boots everything but the nodes.
+    /// Starts the control plane, the kubelet and the operator, without nodes.
     pub(crate) async fn boot(bin_dir: &Path) -> Result<Self> {
         let crd: CustomResourceDefinition = serde_saphyr::from_str(CRD)?;
         let options = sei_rig::Options { definitions: vec![crd], ..sei_rig::Options::default() };
@@ -85,7 +85,7 @@ impl Fleet {
         Api::namespaced(self.admin.clone(), NAMESPACE)
     }
 
-    /// Makes four validators and four RPC nodes.
+    /// Creates four validators and four RPC nodes.
     pub(crate) async fn create(&self) -> Result<()> {
         for index in 0..4 {
             let validator = format!("validator-{index}");
@@ -107,8 +107,8 @@ impl Fleet {
             "metadata": { "name": name },
             "spec": { "chainId": CHAIN, "image": OLD, mode: fields },
         }))?;
-        let told = || format!("failed to create {name}");
-        self.nodes().create(&PostParams::default(), &node).await.with_context(told)?;
+        let message = || format!("failed to create {name}");
+        self.nodes().create(&PostParams::default(), &node).await.with_context(message)?;
         Ok(())
     }
 
@@ -139,7 +139,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Every node with its pod, in a fixed order.
+    /// Every node with its pod, sorted by name.
     pub(crate) async fn members(&self) -> Result<Vec<Member>> {
         let nodes = self.nodes().list(&ListParams::default()).await?;
         let pods: Api<Pod> = Api::namespaced(self.admin.clone(), NAMESPACE);
@@ -157,7 +157,7 @@ impl Fleet {
         Ok(members)
     }
 
-    /// What the operator has asked of the API server since the last call, watches aside.
+    /// The requests of the operator to the API server since the last call, without watches.
     pub(crate) fn requests(&self) -> Result<Vec<AuditEntry>> {
         let mut audit = self.audit.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let entries = audit.read_new()?;
@@ -165,7 +165,7 @@ impl Fleet {
     }
 }
 
-/// Gives the operator what people install, and nothing else.
+/// Grants the operator the permissions of the installed role only.
 async fn grant(admin: &Client) -> Result<()> {
     let role: ClusterRole = serde_saphyr::from_str(ROLE)?;
     let binding: ClusterRoleBinding = serde_json::from_value(json!({

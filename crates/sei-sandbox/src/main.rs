@@ -1,10 +1,10 @@
-//! The operator at its main job, on a control plane that it brings along.
+//! A demonstration of the operator on a local control plane.
 //!
-//! A small fleet is made and runs; then one of a few stories is played on it, with a live view of
-//! every node, and a summary at the end. Everything is real but the machines: API server, controllers
-//! and operator are the ones that run in production, kubelet and sidecars are those of `sei-rig`.
+//! The program creates a small fleet, runs a scenario on it with a live table of the nodes, and
+//! prints a summary. API server, controllers and operator are those of production; kubelet and
+//! sidecars are simulated by `sei-rig`.
 
-#![allow(clippy::print_stdout, reason = "this program is for people at a terminal")]
+#![allow(clippy::print_stdout, reason = "the output of this program is its purpose")]
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -14,19 +14,19 @@ use anyhow::{Context as _, Result};
 use clap::{Parser, ValueEnum};
 
 mod fleet;
-mod stories;
+mod scenarios;
 mod view;
 
 use fleet::Fleet;
 use view::View;
 
-/// Plays a story on a fleet of four validators and four RPC nodes.
+/// Runs a scenario on a fleet of four validators and four RPC nodes.
 #[derive(Parser, Clone, Debug)]
 struct Flags {
-    /// What happens to the fleet.
+    /// The scenario to run.
     #[arg(long, value_enum, default_value_t = Scenario::ChainUpgrade)]
     scenario: Scenario,
-    /// Stay up at the end, and print a kubeconfig for kubectl.
+    /// Keep the control plane running at the end, and print a kubeconfig for kubectl.
     #[arg(long)]
     keep: bool,
     /// Folder with etcd, kube-apiserver, kube-controller-manager and kubectl.
@@ -38,25 +38,25 @@ struct Flags {
 enum Scenario {
     /// The chain halts at an upgrade height, its image is bumped, the chain resumes.
     ChainUpgrade,
-    /// A label that reaches every pod: signers one at a time, the others at once.
+    /// A label is added to every pod: signers roll one at a time, the others at once.
     TemplateDrift,
-    /// An image that cannot be pulled, and its correction.
+    /// The image cannot be pulled and is corrected.
     BadImage,
-    /// An image that crashes, and the way back.
+    /// The image crashes and is rolled back.
     Rollback,
 }
 
 #[tokio::main]
 async fn main() -> ExitCode {
     let flags = Flags::parse();
-    let played = tokio::select! {
-        played = play(&flags) => played,
+    let result = tokio::select! {
+        result = run(&flags) => result,
         _ = tokio::signal::ctrl_c() => {
-            println!("\nstopped; the control plane goes with this process");
+            println!("\nstopped; the control plane ends with this process");
             return ExitCode::from(130);
         }
     };
-    match played {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -65,13 +65,13 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn play(flags: &Flags) -> Result<()> {
+async fn run(flags: &Flags) -> Result<()> {
     let began = Instant::now();
-    println!("booting etcd, kube-apiserver and kube-controller-manager");
-    let fleet = Fleet::boot(&flags.bin_dir).await.context("failed to boot the sandbox")?;
+    println!("starting etcd, kube-apiserver and kube-controller-manager");
+    let fleet = Fleet::boot(&flags.bin_dir).await.context("failed to start the sandbox")?;
     println!("Kubernetes {} is up after {:.1} s", fleet.version, began.elapsed().as_secs_f64());
     let mut view = View::new();
-    let figures = stories::play(flags.scenario, &fleet, &mut view).await?;
+    let figures = scenarios::run(flags.scenario, &fleet, &mut view).await?;
     println!("\n{}", figures.summary(began.elapsed()));
     if flags.keep {
         println!(
@@ -79,7 +79,7 @@ async fn play(flags: &Flags) -> Result<()> {
             fleet.kubeconfig().display(),
             fleet::NAMESPACE
         );
-        println!("Ctrl-C ends it.");
+        println!("Press Ctrl-C to stop.");
         std::future::pending::<()>().await;
     }
     Ok(())

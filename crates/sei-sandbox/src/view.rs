@@ -1,25 +1,27 @@
-//! What a person sees: every node, what happens to it and why.
+//! The live table: every node, what happens to it and why.
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Instant;
 
+use jiff::Timestamp;
 use kube::ResourceExt as _;
 use sei_api::condition::{self, ConditionType};
+use sei_plan::summary::summarize;
 
 use crate::fleet::Member;
 
 /// A live table on a terminal, plain lines elsewhere.
 pub(crate) struct View {
     is_terminal: bool,
-    /// Lines of the table that stand on the terminal now.
+    /// Lines of the table on the terminal.
     drawn: usize,
-    /// What was last said of each node, and since when it is so.
-    said: BTreeMap<String, (String, Instant)>,
+    /// The last text of each node, and since when it is unchanged.
+    printed: BTreeMap<String, (String, Instant)>,
     began: Instant,
 }
 
-/// One node as it is shown.
+/// The columns of one node.
 struct Row {
     name: String,
     phase: String,
@@ -34,35 +36,35 @@ impl View {
         Self {
             is_terminal: std::io::stdout().is_terminal(),
             drawn: 0,
-            said: BTreeMap::new(),
+            printed: BTreeMap::new(),
             began: Instant::now(),
         }
     }
 
-    /// A line of the story.
-    pub(crate) fn tell(&mut self, text: &str) {
+    /// Prints a heading above the table.
+    pub(crate) fn heading(&mut self, text: &str) {
         println!("\n{text}");
         self.drawn = 0;
     }
 
-    /// Shows the fleet; `done` of its nodes have arrived where this part of the story leads.
+    /// Shows the fleet; `done` of its nodes have completed the current step.
     pub(crate) fn show(&mut self, members: &[Member], done: usize) {
         let rows: Vec<Row> = members.iter().map(row).collect();
-        let mut news = Vec::new();
+        let mut changed = Vec::new();
         for row in &rows {
-            let words =
+            let text =
                 format!("{} {} {} {} {}", row.phase, row.image, row.ready, row.task, row.reason);
-            let said = self.said.get(&row.name);
-            if said.is_none_or(|(before, _)| *before != words) {
-                news.push(format!("{:<12} {}", row.name, words.trim_end()));
-                self.said.insert(row.name.clone(), (words, Instant::now()));
+            let printed = self.printed.get(&row.name);
+            if printed.is_none_or(|(before, _)| *before != text) {
+                changed.push(format!("{:<12} {}", row.name, text.trim_end()));
+                self.printed.insert(row.name.clone(), (text, Instant::now()));
             }
         }
         if self.is_terminal {
             self.draw(&rows, done);
         } else {
             let seconds = self.began.elapsed().as_secs_f64();
-            for line in &news {
+            for line in &changed {
                 println!("{seconds:7.1} s  {line}");
             }
         }
@@ -77,7 +79,8 @@ impl View {
             "NODE", "PHASE", "IMAGE", "READY", "TASK", "REASON"
         );
         for row in rows {
-            let since = self.said.get(&row.name).map_or(0, |(_, since)| since.elapsed().as_secs());
+            let since =
+                self.printed.get(&row.name).map_or(0, |(_, since)| since.elapsed().as_secs());
             let reason: String = row.reason.chars().take(44).collect();
             println!(
                 "{:<12} {:<13} {:<8} {:<6} {:<20} {reason:<44} {since} s",
@@ -87,29 +90,27 @@ impl View {
         let total = rows.len().max(1);
         let filled = done * 40 / total;
         println!("[{}{}] {done} of {total}", "#".repeat(filled), ".".repeat(40 - filled));
-        // Nothing to be done about a terminal that went away.
+        // A closed terminal cannot be repaired here.
         let _ = std::io::stdout().flush();
         self.drawn = rows.len() + 2;
     }
 }
 
 fn row(member: &Member) -> Row {
+    let summary = summarize(&member.node, Timestamp::now());
     let status = member.node.status.clone().unwrap_or_default();
-    let task = status.plan.as_ref().and_then(|plan| plan.current()).map(|(_, task)| &task.r#type);
     let drift = condition::find(&status.conditions, ConditionType::PodTemplateDrift);
-    let stalled = condition::find(&status.conditions, ConditionType::Stalled)
-        .filter(|one| one.status == "True")
-        .map(|one| format!("{}: {}", one.reason, one.message));
-    let waits = status.blocked.as_ref().map(|blocked| blocked.message.clone());
-    let pending = status.pending_update.as_ref().and_then(|pending| pending.reason.clone());
-    let drift = drift.map(|one| one.reason.clone());
+    let reason = match drift {
+        Some(drift) if summary.why.is_empty() => drift.reason.clone(),
+        _ => summary.why,
+    };
     Row {
         name: member.node.name_any(),
         phase: status.phase.map(|phase| phase.as_str().to_owned()).unwrap_or_default(),
         image: status.current_image.as_deref().map_or("-", tag).to_owned(),
         ready: if member.pod.as_ref().is_some_and(|pod| pod.ready) { "yes" } else { "no" },
-        task: task.cloned().unwrap_or_else(|| "-".to_owned()),
-        reason: stalled.or(waits).or(pending).or(drift).unwrap_or_default(),
+        task: summary.task.map_or_else(|| "-".to_owned(), |task| task.name),
+        reason,
     }
 }
 

@@ -17,7 +17,7 @@ const MINOR: &str = "1.34";
 const SCENARIOS: [&str; 4] = ["chain-upgrade", "template-drift", "bad-image", "rollback"];
 
 /// What the sandbox says last when it stays up.
-const STAYS: &str = "Ctrl-C ends it.";
+const STAYS: &str = "Press Ctrl-C to stop.";
 
 /// Builds what is missing, the first time for minutes, and starts the sandbox.
 pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<()> {

@@ -18,7 +18,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{Api, ObjectMeta, PostParams, WatchEvent, WatchParams};
 use kube::{Client, ResourceExt as _};
 use kubectl_sei::flags::Flags;
-use kubectl_sei::{Exit, Surroundings, run};
+use kubectl_sei::{CommandContext, Exit, run};
 use sei_api::SeiNode;
 use sei_api::condition::ConditionType;
 use sei_api::status::{FieldChange, SeiNodePhase, UpdateState};
@@ -41,15 +41,15 @@ fn file(text: &str) -> Result<NamedTempFile> {
 
 /// Runs the plugin as this user, in the namespace of the play.
 async fn sei_as(user: User, play: &Play, line: &str) -> Result<(String, Exit)> {
-    let surroundings = Surroundings {
+    let context = CommandContext {
         client: Some(play.scene.plane().client(user)?),
         namespace: play.scene.namespace.clone(),
         version: Setup::default().version,
-        ..Surroundings::default()
+        ..CommandContext::default()
     };
     let flags = Flags::try_parse_from(std::iter::once("kubectl-sei").chain(line.split(' ')))?;
     let mut out = Vec::new();
-    let exit = run(&flags, &surroundings, &mut out).await?;
+    let exit = run(&flags, &context, &mut out).await?;
     Ok((String::from_utf8(out)?, exit))
 }
 
@@ -95,7 +95,7 @@ async fn a_held_update_is_shown_and_released_by_the_right_hash_only() -> Result<
     let release = format!("kubectl sei approve -n {namespace} rpc --hash {target}");
     for part in [
         "cause    Operator: a new operator or platform configuration",
-        "effect   held: the pod stays, and an evicted one comes back as it was",
+        "effect   held: the pod is not replaced; an evicted pod is recreated from the same",
         "why      changes of the operator wait for an approval",
         "seictl:v1 -> registry.example.org/seictl:v2",
         release.as_str(),
@@ -108,7 +108,7 @@ async fn a_held_update_is_shown_and_released_by_the_right_hash_only() -> Result<
     let other = format!("v1:{}", "0".repeat(64));
     let refused = sei(&play, &format!("approve rpc --hash {other}")).await.unwrap_err();
     let words = format!(
-        "{namespace}/rpc: {other} is not what the pending update leads to; that is {target}"
+        "{namespace}/rpc: {other} is not the target of the pending update; the target is {target}"
     );
     assert_eq!(refused.to_string(), words);
     assert_eq!(play.node("rpc").await?.annotations().get("sei.io/approve-update"), None);
@@ -144,7 +144,7 @@ async fn a_pause_holds_and_a_resume_lets_go() -> Result<()> {
     assert!(refused.contains("use kubectl sei resume"), "{refused}");
     assert_eq!(play.uid("rpc").await?, before);
     let text = sei(&play, "resume rpc").await?;
-    assert!(text.contains("updates go on. One is pending (cause Spec)"), "{text}");
+    assert!(text.contains("updates are resumed. One is pending (cause Spec)"), "{text}");
     play.settled("rpc").await?;
     assert_eq!(play.node("rpc").await?.spec.update.and_then(|one| one.paused), None);
     assert_eq!(play.pods_seen("rpc").await?, 2);
@@ -157,11 +157,11 @@ async fn a_slip_in_a_name_changes_nothing() -> Result<()> {
     let namespace = play.scene.namespace.clone();
     play.run("rpc", rpc("seid:v1")).await?;
     let refused = sei(&play, "pause rpc rcp").await.unwrap_err().to_string();
-    let words = format!("there is no SeiNode rcp in namespace {namespace}; there are rpc");
+    let words = format!("SeiNode rcp not found in namespace {namespace}; existing nodes: rpc");
     assert_eq!(refused, words);
     assert!(!play.node("rpc").await?.spec.updates_are_paused());
     let refused = sei(&play, "explain Stuck").await.unwrap_err().to_string();
-    assert!(refused.starts_with("no condition gives the reason Stuck"), "{refused}");
+    assert!(refused.starts_with("unknown reason Stuck"), "{refused}");
     assert!(sei(&play, "explain Held").await?.contains("sei.io/approve-update"));
     play.close().await
 }
@@ -206,7 +206,7 @@ async fn the_same_config_rolls_nothing_and_writes_nothing() -> Result<()> {
     let line = format!("preview --config {}", config.path().display());
     let previewed = Box::pin(sei_as(User::Operator, &play, &line));
     let ((text, exit), writes) = writes_during(&play, previewed).await?;
-    assert!(text.contains("nothing would roll (2 nodes looked at)"), "{text}");
+    assert!(text.contains("nothing would roll (2 nodes checked)"), "{text}");
     assert_eq!(exit, Exit::Fine);
     assert_eq!(writes, "");
     play.close().await
@@ -334,7 +334,7 @@ async fn the_server_judges_a_pod_of_which_nothing_is_known() -> Result<()> {
     let line = format!("preview --config {}", same.path().display());
     let (text, exit) = sei_as(User::Operator, &play, &line).await?;
     assert_eq!(exit, Exit::Fine, "{text}");
-    assert!(text.contains("nothing would roll (1 node looked at)"), "{text}");
+    assert!(text.contains("nothing would roll (1 node checked)"), "{text}");
 
     let held = file(&next_platform())?;
     let line = format!("preview --config {}", held.path().display());
@@ -382,15 +382,14 @@ async fn a_watch_tells_each_change() -> Result<()> {
     play.run("rpc", rpc("seid:v1")).await?;
     play.run("other", rpc("seid:v1")).await?;
     let out = Shared::default();
-    let surroundings = Surroundings {
+    let context = CommandContext {
         client: Some(play.scene.admin.clone()),
         namespace: play.scene.namespace.clone(),
-        ..Surroundings::default()
+        ..CommandContext::default()
     };
     let flags = Flags::try_parse_from(["kubectl-sei", "status", "-w", "rpc"])?;
     let mut writer = out.clone();
-    let watching =
-        tokio::spawn(async move { run(&flags, &surroundings, &mut writer).await.map(drop) });
+    let watching = tokio::spawn(async move { run(&flags, &context, &mut writer).await.map(drop) });
     wait_for("the table is there", async || Ok(out.text().contains("InSync").then_some(())))
         .await?;
     play.set_image("rpc", "seid:v2").await?;
@@ -575,14 +574,14 @@ async fn the_transcripts_in_the_docs_are_what_the_commands_print() -> Result<()>
     }
     let since = play.status("rpc-0").await?.pending_update.context("it is held")?.since.0;
     let _ = THEN.set(since + SignedDuration::from_mins(42));
-    let surroundings = Surroundings {
+    let context = CommandContext {
         client: Some(play.scene.admin.clone()),
         now: then,
-        ..Surroundings::default()
+        ..CommandContext::default()
     };
     let flags = Flags::try_parse_from(["kubectl-sei", "diff", "-n", "demo"])?;
     let mut out = Vec::new();
-    run(&flags, &surroundings, &mut out).await?;
+    run(&flags, &context, &mut out).await?;
     check_transcript("diff", &format!("$ kubectl sei diff -n demo\n{}", String::from_utf8(out)?))?;
     assert_eq!(play.status("rpc-0").await?.phase, Some(SeiNodePhase::Running));
     play.close().await

@@ -1,4 +1,4 @@
-//! A fleet from files, for a preview without a cluster.
+//! A fleet snapshot from files, for a preview without a cluster.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,12 +10,12 @@ use sei_plan::adoption::template_of_revision;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::sight::{Key, Sight, key_of};
+use super::fleet_snapshot::{FleetSnapshot, Key, key_of};
 use crate::error::{Error, one_line};
 
-/// Reads the files, and those in the folders.
-pub(super) fn read(paths: &[PathBuf]) -> Result<Sight, Error> {
-    let mut sight = Sight::default();
+/// Reads the files, and the manifests in the folders.
+pub(super) fn read(paths: &[PathBuf]) -> Result<FleetSnapshot, Error> {
+    let mut fleet = FleetSnapshot::default();
     let mut templates = BTreeMap::new();
     for path in paths {
         for file in files(path)? {
@@ -23,22 +23,23 @@ pub(super) fn read(paths: &[PathBuf]) -> Result<Sight, Error> {
             let documents: Vec<Value> =
                 serde_saphyr::from_multiple(&text).map_err(|error| problem(&file, &error))?;
             for object in documents {
-                add(&mut sight, &mut templates, object).map_err(|told| problem(&file, &told))?;
+                add(&mut fleet, &mut templates, object)
+                    .map_err(|message| problem(&file, &message))?;
             }
         }
     }
-    if sight.nodes.is_empty() {
+    if fleet.nodes.is_empty() {
         let shown: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
-        let told = "no SeiNode is in there; kubectl get seinodes -A -o yaml writes them";
-        return Err(Error::Manifest { path: shown.join(", "), told: told.to_owned() });
+        let message = "contains no SeiNode; write them with kubectl get seinodes -A -o yaml";
+        return Err(Error::Manifest { path: shown.join(", "), message: message.to_owned() });
     }
-    sight.nodes.sort_by_key(key_of);
-    sight.fill_templates(&templates);
-    Ok(sight)
+    fleet.nodes.sort_by_key(key_of);
+    fleet.fill_templates(&templates);
+    Ok(fleet)
 }
 
 fn problem(path: &Path, error: &dyn std::fmt::Display) -> Error {
-    Error::Manifest { path: path.display().to_string(), told: one_line(&error.to_string()) }
+    Error::Manifest { path: path.display().to_string(), message: one_line(&error.to_string()) }
 }
 
 /// The file itself, or the manifests in the folder.
@@ -51,8 +52,8 @@ fn files(path: &Path) -> Result<Vec<PathBuf>, Error> {
         let file = entry.map_err(|error| problem(path, &error))?.path();
         let is_manifest = file
             .extension()
-            .and_then(|one| one.to_str())
-            .is_some_and(|one| ["yaml", "yml", "json"].contains(&one));
+            .and_then(|extension| extension.to_str())
+            .is_some_and(|extension| ["yaml", "yml", "json"].contains(&extension));
         if is_manifest && file.is_file() {
             files.push(file);
         }
@@ -61,34 +62,34 @@ fn files(path: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(files)
 }
 
-/// Takes in one object, or the items of a list. Other kinds are nobody's business here.
+/// Adds one object, or the items of a list. Other kinds are ignored.
 fn add(
-    sight: &mut Sight,
+    fleet: &mut FleetSnapshot,
     templates: &mut BTreeMap<Key, Value>,
     object: Value,
 ) -> Result<(), String> {
     let kind = object["kind"].as_str().unwrap_or_default().to_owned();
     if kind.ends_with("List") {
         let items = object["items"].as_array().cloned().unwrap_or_default();
-        return items.into_iter().try_for_each(|item| add(sight, templates, item));
+        return items.into_iter().try_for_each(|item| add(fleet, templates, item));
     }
     match kind.as_str() {
         "SeiNode" => {
             let node: SeiNode = decode(&kind, object)?;
             if node.metadata.uid.is_none() {
                 return Err(format!(
-                    "SeiNode {} was never stored: it has no uid and no status; take it from a \
-                     cluster by kubectl get -o yaml",
+                    "SeiNode {} has no uid and no status; export it from a cluster with \
+                     kubectl get -o yaml",
                     node.name_any()
                 ));
             }
-            sight.nodes.push(node);
+            fleet.nodes.push(node);
         }
         "StatefulSet" => {
             let set: StatefulSet = decode(&kind, object)?;
-            sight.statefulsets.insert(key_of(&set), (&set).into());
+            fleet.statefulsets.insert(key_of(&set), (&set).into());
         }
-        "Pod" => sight.add_pod(&decode(&kind, object)?),
+        "Pod" => fleet.add_pod(&decode(&kind, object)?),
         "ControllerRevision" => {
             let revision: ControllerRevision = decode(&kind, object)?;
             let template = template_of_revision(&revision.data.0)
@@ -105,8 +106,8 @@ fn decode<T: DeserializeOwned>(kind: &str, object: Value) -> Result<T, String> {
     serde_json::from_value(object).map_err(|error| format!("{kind} {name}: {error}"))
 }
 
-impl Sight {
-    /// Where no StatefulSet was given, the revision of the running pod holds its template too.
+impl FleetSnapshot {
+    /// Takes the template from the revision of the running pod where no StatefulSet was given.
     fn fill_templates(&mut self, templates: &BTreeMap<Key, Value>) {
         for node in &self.nodes {
             let key = key_of(node);
@@ -116,7 +117,7 @@ impl Sight {
             };
             let revision = (key.0.clone(), observed.revision.clone());
             if let Some(template) = templates.get(&revision)
-                && let Some(mut set) = super::sight::remembered_set(node)
+                && let Some(mut set) = super::fleet_snapshot::statefulset_from_status(node)
             {
                 set.template = template.clone();
                 self.statefulsets.insert(key, set);

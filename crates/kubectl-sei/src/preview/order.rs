@@ -1,4 +1,4 @@
-//! In which order nodes would roll.
+//! The order in which nodes would roll.
 
 use std::cmp::Ordering;
 
@@ -6,75 +6,70 @@ use sei_plan::budget::{self, Budget, Member, Standing};
 use sei_plan::planner::halted;
 use sei_plan::snapshot::Slot;
 
-use super::{Effect, Forecast};
+use super::{Effect, NodePreview};
 
-/// A node that would roll or not, and how its chain's budget sees it.
-pub(super) struct Contender {
-    pub(super) forecast: Forecast,
+/// A previewed node, and its state in the budget of its chain.
+pub(super) struct RankedNode {
+    pub(super) preview: NodePreview,
     pub(super) member: Member,
 }
 
-/// Puts the nodes in the order in which they roll, chain by chain, those that do not roll last;
-/// numbers those that take turns, and tells what keeps the first of them waiting.
-pub(super) fn put(mut nodes: Vec<Contender>, budget: &Budget) -> Vec<Forecast> {
-    for one in &mut nodes {
-        let idle = one.member.standing == Standing::Idle;
-        if one.forecast.effect == Effect::RollsInTurn && idle {
-            one.member.standing = Standing::Waits;
+/// Sorts the nodes in the order in which they roll, chain by chain, those that do not roll last;
+/// numbers those that take turns, and adds what they wait for.
+pub(super) fn sort_by_turn(mut nodes: Vec<RankedNode>, budget: &Budget) -> Vec<NodePreview> {
+    for node in &mut nodes {
+        let idle = node.member.standing == Standing::Idle;
+        if node.preview.effect == Effect::RollsInTurn && idle {
+            node.member.standing = Standing::Waits;
         }
     }
     nodes.sort_by(compare);
     let waits: Vec<Option<String>> =
-        nodes.iter().map(|one| waits_for(one, &nodes, budget)).collect();
+        nodes.iter().map(|node| waits_for(node, &nodes, budget)).collect();
     let mut turns: (String, usize) = Default::default();
-    let mut forecasts = Vec::new();
-    for (one, why) in nodes.into_iter().zip(waits) {
-        let mut forecast = one.forecast;
-        if forecast.effect == Effect::RollsInTurn {
-            if turns.0 != forecast.chain {
-                turns = (forecast.chain.clone(), 0);
+    let mut previews = Vec::new();
+    for (node, why) in nodes.into_iter().zip(waits) {
+        let mut preview = node.preview;
+        if preview.effect == Effect::RollsInTurn {
+            if turns.0 != preview.chain {
+                turns = (preview.chain.clone(), 0);
             }
             turns.1 += 1;
-            forecast.turn = Some(turns.1);
-            forecast.why = why.or(forecast.why);
+            preview.turn = Some(turns.1);
+            preview.why = why.or(preview.why);
         }
-        forecasts.push(forecast);
+        previews.push(preview);
     }
-    forecasts
+    previews
 }
 
-fn compare(one: &Contender, other: &Contender) -> Ordering {
-    let key = |one: &Contender| {
-        let forecast = &one.forecast;
-        (
-            !forecast.effect.rolls(),
-            forecast.chain.clone(),
-            rank(forecast.effect),
-            takes_its_turn(one),
-        )
+fn compare(left: &RankedNode, right: &RankedNode) -> Ordering {
+    let key = |node: &RankedNode| {
+        let preview = &node.preview;
+        (!preview.effect.rolls(), preview.chain.clone(), rank(preview.effect), takes_its_turn(node))
     };
-    key(one).cmp(&key(other)).then_with(|| one.member.turn(&other.member))
+    key(left).cmp(&key(right)).then_with(|| left.member.turn(&right.member))
 }
 
-/// Whether others go first. A node that has a slot keeps it, and one that has been down for a while
-/// is given one at once.
-fn takes_its_turn(one: &Contender) -> bool {
-    !one.member.is_out && !one.member.rolls()
+/// Whether the node waits for its turn. A node that holds a slot keeps it, and a node that has been
+/// down for a while gets one at once.
+fn takes_its_turn(node: &RankedNode) -> bool {
+    !node.member.is_out && !node.member.rolls()
 }
 
-/// What besides the line itself keeps a node from rolling: a failed roll, or a signer that is down.
-fn waits_for(one: &Contender, nodes: &[Contender], budget: &Budget) -> Option<String> {
-    if one.forecast.effect != Effect::RollsInTurn {
+/// What a node waits for besides its turn: a failed roll, or a signer that is down.
+fn waits_for(node: &RankedNode, nodes: &[RankedNode], budget: &Budget) -> Option<String> {
+    if node.preview.effect != Effect::RollsInTurn {
         return None;
     }
-    let others: Vec<Member> = nodes
+    let peers: Vec<Member> = nodes
         .iter()
-        .filter(|other| {
-            other.forecast.chain == one.forecast.chain && other.member.name != one.member.name
+        .filter(|peer| {
+            peer.preview.chain == node.preview.chain && peer.member.name != node.member.name
         })
-        .map(|other| other.member.clone())
+        .map(|peer| peer.member.clone())
         .collect();
-    match budget::grant(&one.member, &others, budget) {
+    match budget::grant(&node.member, &peers, budget) {
         Slot::Halted { by } => Some(halted(&by)),
         Slot::Taken { by } => Some(format!("waits: {by}")),
         Slot::Granted | Slot::InLine { .. } => None,

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::*;
-use crate::fixture;
-use crate::flags::{Output, Shown};
+use crate::fixtures;
+use crate::flags::{Output, OutputFlags};
 
 const PLATFORM: &str = "
 scheduling:
@@ -68,7 +68,7 @@ impl Fleet {
 
     /// The StatefulSet of a node that was added before.
     fn set(&mut self, name: &str) {
-        let node = self.objects.iter().find(|one| one["metadata"]["name"] == name).unwrap();
+        let node = self.objects.iter().find(|object| object["metadata"]["name"] == name).unwrap();
         let desired = desired(node);
         let mut set = serde_json::to_value(&desired.statefulset).unwrap();
         set["kind"] = json!("StatefulSet");
@@ -94,7 +94,7 @@ impl Fleet {
                 { "name": "seid", "image": "seid:v1" },
                 { "name": "sei-sidecar", "image": "seictl:v1" },
             ]},
-            // For so long that it is no flicker.
+            // For longer than the planner tolerates.
             "status": { "conditions": [{
                 "type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z",
             }]},
@@ -103,7 +103,7 @@ impl Fleet {
 
     /// The revision that the pod of a node was made from.
     fn revision(&mut self, name: &str) {
-        let node = self.objects.iter().find(|one| one["metadata"]["name"] == name).unwrap();
+        let node = self.objects.iter().find(|object| object["metadata"]["name"] == name).unwrap();
         let mut template = serde_json::to_value(&desired(node).statefulset.spec.template).unwrap();
         template["$patch"] = json!("replace");
         self.objects.push(json!({
@@ -126,16 +126,19 @@ impl Fleet {
             all: false,
             manifests: vec![manifests],
             nodes: Vec::new(),
-            shown: Shown { output: Output::Text },
+            output: OutputFlags { format: Output::Text },
         }
     }
 
     fn preview(&self, flags: &PreviewFlags) -> Result<(String, Exit), Error> {
-        let surroundings =
-            Surroundings { now: fixture::now, version: "1.0.0".into(), ..Surroundings::default() };
+        let context = CommandContext {
+            now: fixtures::now,
+            version: "1.0.0".into(),
+            ..CommandContext::default()
+        };
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let mut out = Vec::new();
-        let exit = runtime.block_on(run(flags, &Scope::All, &surroundings, &mut out))?;
+        let exit = runtime.block_on(run(flags, &Scope::All, &context, &mut out))?;
         let text = String::from_utf8(out).unwrap();
         Ok((text.replace(&self.folder.path().display().to_string(), "DIR"), exit))
     }
@@ -148,9 +151,9 @@ impl Fleet {
         let text = match self.preview(flags) {
             Ok((text, exit)) => format!("{text}exit {}\n", exit.code()),
             Err(error) => {
-                let told = error.to_string();
+                let message = error.to_string();
                 let folder = self.folder.path().display().to_string();
-                format!("error: {}\n", told.replace(&folder, "DIR"))
+                format!("error: {}\n", message.replace(&folder, "DIR"))
             }
         };
         expected.assert_eq(&text);
@@ -174,7 +177,7 @@ fn validator() -> Value {
     }})
 }
 
-/// Nodes of two chains, one of them signing, with all that is stored of them.
+/// Nodes of two chains, one of them signing, with their `StatefulSets`.
 fn fleet() -> Fleet {
     let mut fleet = Fleet::new();
     fleet.node("a-val", &validator());
@@ -192,14 +195,14 @@ fn the_same_config_rolls_nothing() {
     fleet().check(
         PLATFORM,
         &expect![[r#"
-        With DIR/next.yaml nothing would roll (4 nodes looked at).
-        exit 0
-    "#]],
+            With DIR/next.yaml nothing would roll (4 nodes checked).
+            exit 0
+        "#]],
     );
 }
 
 #[test]
-fn a_reader_that_goes_away_does_not_change_what_would_roll() {
+fn a_closed_output_does_not_change_the_exit_code() {
     struct Closed;
     impl std::io::Write for Closed {
         fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
@@ -210,23 +213,23 @@ fn a_reader_that_goes_away_does_not_change_what_would_roll() {
         }
     }
     let fleet = fleet();
-    let surroundings =
-        Surroundings { now: fixture::now, version: "1.0.0".into(), ..Surroundings::default() };
+    let context =
+        CommandContext { now: fixtures::now, version: "1.0.0".into(), ..CommandContext::default() };
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     for (platform, expected) in [(PLATFORM.to_owned(), Exit::Fine), (next(), Exit::WouldRoll)] {
         let flags = fleet.flags(&platform);
-        let ended = runtime.block_on(run(&flags, &Scope::All, &surroundings, &mut Closed));
-        assert_eq!(ended.unwrap(), expected);
+        let result = runtime.block_on(run(&flags, &Scope::All, &context, &mut Closed));
+        assert_eq!(result.unwrap(), expected);
     }
 }
 
 #[test]
-fn signers_roll_last_and_each_field_is_told() {
+fn signers_roll_last_and_each_field_is_printed() {
     fleet().check(&next(), &expect![[r#"
         With DIR/next.yaml 4 of 4 nodes would roll.
-        Turns: at most 1 of a chain at a time, each until it is Ready again.
-               One that is not Ready within 1800 s has failed; after 1 failed no further one of the chain starts.
-               The first starts when the operator has led for 120 s.
+        Turns: at most 1 node of a chain at a time, each until it is Ready again.
+               A node that is not Ready within 1800 s has failed; after 1 failed node no further node of the chain starts.
+               The first roll starts when the operator has been the leader for 120 s.
 
         Chain atlantic-2
           demo/other: turn 1, cause Operator: a new operator or platform configuration
@@ -244,7 +247,7 @@ fn signers_roll_last_and_each_field_is_told() {
 }
 
 #[test]
-fn a_node_that_is_down_goes_before_the_line() {
+fn a_node_that_is_down_rolls_before_the_others() {
     let mut fleet = fleet();
     fleet.pod("rpc-1");
     let (text, _) = fleet.preview(&fleet.flags(&next())).unwrap();
@@ -253,7 +256,7 @@ fn a_node_that_is_down_goes_before_the_line() {
 }
 
 #[test]
-fn a_halted_chain_says_for_whom_it_waits() {
+fn a_halted_chain_names_the_failed_node() {
     let mut fleet = fleet();
     // It rolled, kept its slot, and was not Ready in time.
     fleet.objects[1]["status"]["lastUpdate"] = json!({
@@ -279,9 +282,9 @@ fn a_hold_of_the_node_or_of_the_platform_is_kept() {
     fleet.check_flags(
         &flags,
         &expect![[r#"
-            With DIR/next.yaml nothing would roll (2 nodes looked at).
+            With DIR/next.yaml nothing would roll (2 nodes checked).
 
-            Held: they differ, and do not roll by themselves
+            Held: they differ, and do not roll automatically
               demo/rpc-0: changes of the operator wait for an approval
                   initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
               demo/rpc-1: spec.update.paused
@@ -294,9 +297,9 @@ fn a_hold_of_the_node_or_of_the_platform_is_kept() {
     fleet.check_flags(
         &flags,
         &expect![[r#"
-            With DIR/next.yaml nothing would roll (1 node looked at).
+            With DIR/next.yaml nothing would roll (1 node checked).
 
-            Held: they differ, and do not roll by themselves
+            Held: they differ, and do not roll automatically
               demo/other: changes of the operator wait for an approval
                   initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
             exit 0
@@ -305,7 +308,7 @@ fn a_hold_of_the_node_or_of_the_platform_is_kept() {
 }
 
 #[test]
-fn an_approval_of_the_very_target_counts() {
+fn an_approval_counts_for_its_target_only() {
     let mut fleet = fleet();
     fleet.objects[1]["spec"]["update"] = json!({ "onOperatorChange": "Hold" });
     let node: SeiNode = serde_json::from_value(fleet.objects[1].clone()).unwrap();
@@ -331,7 +334,7 @@ fn an_image_in_the_spec_rolls_at_once_whatever_the_config() {
             With DIR/next.yaml 1 of 1 node would roll.
 
             Chain pacific-1
-              demo/a-val: at once, signs, cause Spec: somebody changed the spec
+              demo/a-val: at once, signs, cause Spec: the spec was changed
                   containers[seid].image: seid:v1 -> seid:v2
                   initContainers[seid-init].image: seid:v1 -> seid:v2
             exit 2
@@ -340,40 +343,40 @@ fn an_image_in_the_spec_rolls_at_once_whatever_the_config() {
 }
 
 #[test]
-fn without_a_template_it_is_known_who_rolls_and_not_by_which_fields() {
+fn without_a_template_the_rolling_nodes_are_known_but_not_the_fields() {
     let mut fleet = Fleet::new();
     fleet.node("rpc-0", &rpc());
     let pools = PLATFORM.replace("chain-default", "chain-other");
     fleet.check(&pools, &expect![[r#"
         With DIR/next.yaml 1 of 1 node would roll.
-        Turns: at most 1 of a chain at a time, each until it is Ready again.
-               One that is not Ready within 1800 s has failed; after 1 failed no further one of the chain starts.
-               The first starts when the operator has led for 120 s.
+        Turns: at most 1 node of a chain at a time, each until it is Ready again.
+               A node that is not Ready within 1800 s has failed; after 1 failed node no further node of the chain starts.
+               The first roll starts when the operator has been the leader for 120 s.
 
         Chain pacific-1
           demo/rpc-0: turn 1, cause Operator: a new operator or platform configuration
-              which fields is not known: give the StatefulSet or the ControllerRevision too
+              fields unknown: add the StatefulSet or the ControllerRevision to the manifests
         exit 2
     "#]]);
-    // The status tells images.
+    // The status records the images.
     fleet.check(&next(), &expect![[r#"
         With DIR/next.yaml 1 of 1 node would roll.
-        Turns: at most 1 of a chain at a time, each until it is Ready again.
-               One that is not Ready within 1800 s has failed; after 1 failed no further one of the chain starts.
-               The first starts when the operator has led for 120 s.
+        Turns: at most 1 node of a chain at a time, each until it is Ready again.
+               A node that is not Ready within 1800 s has failed; after 1 failed node no further node of the chain starts.
+               The first roll starts when the operator has been the leader for 120 s.
 
         Chain pacific-1
           demo/rpc-0: turn 1, cause Operator: a new operator or platform configuration
               initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
         exit 2
     "#]]);
-    // The revision of the pod has all.
+    // The revision of the pod has the whole template.
     fleet.revision("rpc-0");
     fleet.check(&pools, &expect![[r#"
         With DIR/next.yaml 1 of 1 node would roll.
-        Turns: at most 1 of a chain at a time, each until it is Ready again.
-               One that is not Ready within 1800 s has failed; after 1 failed no further one of the chain starts.
-               The first starts when the operator has led for 120 s.
+        Turns: at most 1 node of a chain at a time, each until it is Ready again.
+               A node that is not Ready within 1800 s has failed; after 1 failed node no further node of the chain starts.
+               The first roll starts when the operator has been the leader for 120 s.
 
         Chain pacific-1
           demo/rpc-0: turn 1, cause Operator: a new operator or platform configuration
@@ -384,23 +387,23 @@ fn without_a_template_it_is_known_who_rolls_and_not_by_which_fields() {
 }
 
 #[test]
-fn a_pod_that_only_a_server_can_judge_is_not_guessed_at() {
+fn a_pod_that_only_a_server_can_compare_is_reported_as_unknown() {
     let mut fleet = fleet();
-    fleet.objects[1]["status"]["podTemplate"]["revision"] = json!("gone");
+    fleet.objects[1]["status"]["podTemplate"]["revision"] = json!("other");
     fleet.pod("rpc-0");
     fleet.check(
         PLATFORM,
         &expect![[r#"
-        With DIR/next.yaml nothing would roll (4 nodes looked at).
+            With DIR/next.yaml nothing would roll (4 nodes checked).
 
-        Not known: the server has to judge what their pods were made from
-          demo/rpc-0: only a server can judge what its pod was made from
-        exit 0
-    "#]],
+            Unknown: only the API server can compare their pods with the desired template
+              demo/rpc-0: only an API server can compare its pod with the desired template
+            exit 0
+        "#]],
     );
     let auto = format!("{PLATFORM}\nrollout: {{ adoption: Auto }}");
     fleet.check(&auto, &expect![[r#"
-        error: 1 of the nodes could not be judged, first demo/rpc-0: only a server can judge what its pod was made from
+        error: failed to compare the pods of 1 node, first demo/rpc-0: only an API server can compare its pod with the desired template
     "#]]);
 }
 
@@ -414,9 +417,9 @@ fn an_older_operator_rolls_nothing_back_by_itself() {
     fleet.check_flags(
         &flags,
         &expect![[r#"
-            With DIR/next.yaml nothing would roll (1 node looked at).
+            With DIR/next.yaml nothing would roll (1 node checked).
 
-            Held: they differ, and do not roll by themselves
+            Held: they differ, and do not roll automatically
               demo/rpc-0: the pod was rolled by the newer operator 1.1.0; this is 1.0.0
                   initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
             exit 0
@@ -425,14 +428,14 @@ fn an_older_operator_rolls_nothing_back_by_itself() {
 }
 
 #[test]
-fn a_node_that_is_stopped_or_refused_is_told_so() {
+fn stopped_and_refused_nodes_are_listed_with_the_reason() {
     let mut fleet = fleet();
     fleet.objects[1]["spec"]["paused"] = json!(true);
     fleet.objects[2]["spec"]["chainId"] = json!("atlantic-2");
     let flags =
         PreviewFlags { nodes: vec!["rpc-0".into(), "rpc-1".into()], ..fleet.flags(&next()) };
     fleet.check_flags(&flags, &expect![[r#"
-        With DIR/next.yaml nothing would roll (2 nodes looked at).
+        With DIR/next.yaml nothing would roll (2 nodes checked).
 
         Cannot be changed
           demo/rpc-1: cannot be carried out: spec.chainId of a running node cannot change from pacific-1 to atlantic-2; set it back to pacific-1
@@ -444,11 +447,11 @@ fn a_node_that_is_stopped_or_refused_is_told_so() {
 }
 
 #[test]
-fn a_failed_plan_is_looked_behind() {
+fn the_decision_after_a_failed_plan_is_previewed() {
     let mut fleet = fleet();
     let mut status: SeiNodeStatus =
         serde_json::from_value(fleet.objects[1]["status"].clone()).unwrap();
-    let mut plan = fixture::plan(&[("config-patch", true), ("apply-statefulset", false)]);
+    let mut plan = fixtures::plan(&[("config-patch", true), ("apply-statefulset", false)]);
     plan.phase = sei_api::plan::PlanPhase::Failed;
     status.plan = Some(plan);
     fleet.objects[1]["status"] = serde_json::to_value(&status).unwrap();
@@ -457,7 +460,7 @@ fn a_failed_plan_is_looked_behind() {
 }
 
 #[test]
-fn what_is_wrong_is_told_in_one_line() {
+fn an_error_is_one_line() {
     let fleet = fleet();
     fleet.check(&PLATFORM.replace("nodepoolSeed", "nodepoolSed"), &expect![[r#"
         error: DIR/next.yaml: scheduling.nodepoolSed: unknown key; did you mean scheduling.nodepoolSeed?
@@ -466,7 +469,7 @@ fn what_is_wrong_is_told_in_one_line() {
     fleet.check_flags(
         &flags,
         &expect![[r#"
-            error: there is no SeiNode rpc-9 among the 4 that were looked at
+            error: SeiNode rpc-9 is not among the 4 nodes of this preview
         "#]],
     );
     let flags = PreviewFlags { config: PathBuf::from("gone.yaml"), ..fleet.flags(PLATFORM) };
@@ -479,21 +482,21 @@ fn what_is_wrong_is_told_in_one_line() {
     Fleet::new().check(
         PLATFORM,
         &expect![[r#"
-        error: DIR/fleet: no SeiNode is in there; kubectl get seinodes -A -o yaml writes them
-    "#]],
+            error: DIR/fleet: contains no SeiNode; write them with kubectl get seinodes -A -o yaml
+        "#]],
     );
     let mut unstored = Fleet::new();
     unstored.node("rpc-0", &rpc())["metadata"].as_object_mut().unwrap().remove("uid");
     unstored.check(PLATFORM, &expect![[r#"
-        error: DIR/fleet/fleet.yaml: SeiNode rpc-0 was never stored: it has no uid and no status; take it from a cluster by kubectl get -o yaml
+        error: DIR/fleet/fleet.yaml: SeiNode rpc-0 has no uid and no status; export it from a cluster with kubectl get -o yaml
     "#]]);
 }
 
 #[test]
-fn the_record_behind_it_is_json() {
+fn the_json_output_has_all_fields() {
     let fleet = fleet();
     let flags = PreviewFlags {
-        shown: Shown { output: Output::Json },
+        output: OutputFlags { format: Output::Json },
         nodes: vec!["a-val".into()],
         ..fleet.flags(&next())
     };
@@ -535,20 +538,20 @@ fn the_record_behind_it_is_json() {
 }
 
 #[test]
-fn all_lists_those_that_stay_too() {
+fn the_flag_all_lists_unchanged_nodes_too() {
     let fleet = fleet();
     let flags = PreviewFlags { all: true, ..fleet.flags(PLATFORM) };
     fleet.check_flags(
         &flags,
         &expect![[r#"
-        With DIR/next.yaml nothing would roll (4 nodes looked at).
+            With DIR/next.yaml nothing would roll (4 nodes checked).
 
-        Stay as they are
-          demo/other
-          demo/rpc-0
-          demo/rpc-1
-          demo/a-val
-        exit 0
-    "#]],
+            Unchanged
+              demo/other
+              demo/rpc-0
+              demo/rpc-1
+              demo/a-val
+            exit 0
+        "#]],
     );
 }

@@ -1,4 +1,4 @@
-//! What a preview sees of a fleet, and how it is observed.
+//! The objects of a fleet that a preview reads, and the snapshots made of them.
 
 use std::collections::BTreeMap;
 
@@ -8,62 +8,64 @@ use kube::{Client, ResourceExt};
 use sei_api::SeiNode;
 use sei_api::names::{data_claim, label};
 use sei_api::status::FieldChange;
-use sei_exec::judge;
+use sei_exec::compare::compare_template;
 use sei_exec::perform::claim_view;
 use sei_plan::adoption::Comparison;
 use sei_plan::desired::render_desired;
 use sei_plan::planner::state_sync;
 use sei_plan::platform::Adoption;
 use sei_plan::request::ClaimView;
+use sei_plan::shared::Shared;
 use sei_plan::signers::older_holder;
-use sei_plan::snapshot::{Claim, RegisteredWitnesses, Rollout, Sidecar, Slot, Snapshot};
+use sei_plan::snapshot::{Claim, Current, RegisteredWitnesses, Rollout, Sidecar, Slot, Snapshot};
 use sei_plan::timing::Timing;
 use sei_plan::view::{PodView, StatefulSetView};
 use serde_json::Value;
 
 use super::Candidate;
 use crate::cluster::{Scope, Unreadable, all_nodes};
-use crate::error::{Error, told};
+use crate::error::{Error, call_error};
 
 /// A node, by namespace and name.
 pub(super) type Key = (String, String);
 
-/// What there is.
+/// The nodes of a fleet with their `StatefulSets`, pods and claims.
 #[derive(Default)]
-pub(super) struct Sight {
-    /// Who is asked what a pod was made from; nobody without a cluster.
+pub(super) struct FleetSnapshot {
+    /// Compares pods on the server; `None` for a preview of manifests.
     pub(super) client: Option<Client>,
     pub(super) nodes: Vec<SeiNode>,
     pub(super) unreadable: Vec<Unreadable>,
     pub(super) statefulsets: BTreeMap<Key, StatefulSetView>,
     pub(super) pods: BTreeMap<Key, Vec<PodView>>,
-    /// By namespace and name of the claim; absent where nobody looked.
+    /// By namespace and name of the claim; `None` if claims were not read.
     pub(super) claims: Option<BTreeMap<Key, ClaimView>>,
 }
 
-impl Sight {
-    /// Looks at a cluster. Reads only.
-    pub(super) async fn of_cluster(client: &Client, scope: &Scope) -> Result<Self, Error> {
+impl FleetSnapshot {
+    /// Lists the objects in a cluster.
+    pub(super) async fn read(client: &Client, scope: &Scope) -> Result<Self, Error> {
         let (mut nodes, mut unreadable) = (Vec::new(), Vec::new());
         for found in all_nodes(client, scope).await? {
             match found {
                 Ok(node) => nodes.push(node),
-                Err(one) => unreadable.push(one),
+                Err(node) => unreadable.push(node),
             }
         }
         let sets: Vec<StatefulSet> = scope.list(client, "list statefulsets", label::NODE).await?;
         let pods: Vec<Pod> = scope.list(client, "list pods", label::NODE).await?;
         let claims: Vec<PersistentVolumeClaim> =
             scope.list(client, "list persistentvolumeclaims", label::NODE).await?;
-        let mut sight = Self { client: Some(client.clone()), nodes, unreadable, ..Self::default() };
+        let mut fleet = Self { client: Some(client.clone()), nodes, unreadable, ..Self::default() };
         for set in &sets {
-            sight.statefulsets.insert(key_of(set), set.into());
+            fleet.statefulsets.insert(key_of(set), set.into());
         }
         for pod in &pods {
-            sight.add_pod(pod);
+            fleet.add_pod(pod);
         }
-        sight.claims = Some(claims.iter().map(|one| (key_of(one), claim_view(one))).collect());
-        Ok(sight)
+        fleet.claims =
+            Some(claims.iter().map(|claim| (key_of(claim), claim_view(claim))).collect());
+        Ok(fleet)
     }
 
     pub(super) fn add_pod(&mut self, pod: &Pod) {
@@ -73,21 +75,22 @@ impl Sight {
         }
     }
 
-    /// The node as an operator with the candidate configuration would observe it: settled, with a
-    /// slot for everyone, and with every sidecar as it should be. What it then starts is what it
-    /// would start in the end; in which order is another question.
+    /// The node as an operator with the candidate configuration would observe it after its settle
+    /// time, with a slot for every node and with every sidecar ready. The planner then starts what
+    /// it would start in the end; `order` computes the turns.
     pub(super) fn observe(&self, node: &SeiNode, candidate: &Candidate<'_>) -> Snapshot {
         let key = key_of(node);
         let platform = candidate.platform;
         let status = node.status.as_ref();
         let peers = status.and_then(|status| status.resolved_peers.clone()).unwrap_or_default();
         let witnesses = RegisteredWitnesses::Known(platform.witnesses(&node.spec.chain_id));
-        let witnesses =
-            state_sync::check_state_sync(&node.spec, &syncers).witnesses.unwrap_or_default();
-        let desired = render_desired(node, platform, &peers, &witnesses);
+        let used = state_sync::check_state_sync(&node.spec, &witnesses).witnesses;
+        let desired = render_desired(node, platform, &peers, &used.unwrap_or_default());
         let (statefulset, pods) = self.objects(node, &key);
         Snapshot {
-            node: node.clone(),
+            node: node.clone().into(),
+            status: status.cloned().unwrap_or_default(),
+            peers: None,
             now: candidate.now,
             plan_id: "preview".to_owned(),
             operator_version: candidate.version.to_owned(),
@@ -98,10 +101,10 @@ impl Sight {
                 ready_deadline: candidate.budget.ready_deadline,
                 ..Rollout::default()
             },
-            desired: desired.map_err(|error| error.to_string()),
+            desired: desired.map(Shared::new).map_err(|error| error.to_string()),
             witnesses,
-            statefulset,
-            pods,
+            statefulset: statefulset.map(Shared::new),
+            pods: pods.into_iter().map(Shared::new).collect(),
             job: None,
             claim: self.claim(node, &key),
             sidecar: Sidecar::Ready,
@@ -110,7 +113,7 @@ impl Sight {
             asks_peers: false,
             signing_conflict: older_holder(node, &self.nodes),
             waiting: None,
-            in_flight: false,
+            current: Current::default(),
         }
     }
 
@@ -127,41 +130,41 @@ impl Sight {
         }
     }
 
-    /// StatefulSet and pods of a node. Without a cluster, what its status tells of them stands in
-    /// for those that were not given.
+    /// StatefulSet and pods of a node. Without a cluster, missing ones are built from its status.
     fn objects(&self, node: &SeiNode, key: &Key) -> (Option<StatefulSetView>, Vec<PodView>) {
         let set = self.statefulsets.get(key).cloned();
         let pods = self.pods.get(key).cloned();
         if self.client.is_some() {
             return (set, pods.unwrap_or_default());
         }
-        let set = set.or_else(|| remembered_set(node));
-        let pods = pods.or_else(|| Some(vec![remembered_pod(node, set.as_ref()?)?]));
+        let set = set.or_else(|| statefulset_from_status(node));
+        let pods = pods.or_else(|| Some(vec![pod_from_status(node, set.as_ref()?)?]));
         (set, pods.unwrap_or_default())
     }
 
-    /// Lets the server judge what a pod was made from, by a dry run.
-    pub(super) async fn judge(
+    /// Compares a pod with the desired template on the server, by a dry run.
+    pub(super) async fn compare_pod(
         &self,
         snapshot: &Snapshot,
         pod_uid: &str,
     ) -> Result<Comparison, String> {
         let Some(client) = &self.client else {
-            return Err("only a server can judge what its pod was made from".to_owned());
+            return Err(
+                "only an API server can compare its pod with the desired template".to_owned()
+            );
         };
         let namespace = snapshot.node.namespace().unwrap_or_default();
         let pod = snapshot.pods.iter().find(|pod| pod.uid == pod_uid);
         let (Some(pod), Ok(desired)) = (pod, &snapshot.desired) else {
-            return Err("its pod is gone".to_owned());
+            return Err("its pod was not found".to_owned());
         };
-        judge::judge(client, &namespace, &desired.statefulset, pod)
+        compare_template(client, &namespace, &desired.statefulset, pod)
             .await
-            .map_err(|failure| told("judge the pod", failure).to_string())
+            .map_err(|failure| call_error("compare the pod", failure).to_string())
     }
 }
 
-/// The changes as far as they can be known. Where no template was given to compare with, only
-/// images are: the status tells those.
+/// The known changes. Without a template to compare with, only images are known, from the status.
 pub(super) fn known_changes(
     snapshot: &Snapshot,
     changes: Option<Vec<FieldChange>>,
@@ -191,14 +194,14 @@ pub(super) fn key_of(object: &impl ResourceExt) -> Key {
     (object.namespace().unwrap_or_default(), object.name_any())
 }
 
-/// The StatefulSet as the status remembers it; its template is not known.
-pub(super) fn remembered_set(node: &SeiNode) -> Option<StatefulSetView> {
+/// The StatefulSet as far as the status records it; its template is unknown.
+pub(super) fn statefulset_from_status(node: &SeiNode) -> Option<StatefulSetView> {
     let status = node.status.as_ref()?;
     let observed = status.pod_template.as_ref()?;
-    let uid = status.stateful_set.as_ref().map(|one| one.uid.clone());
+    let uid = status.stateful_set.as_ref().map(|set| set.uid.clone());
     Some(StatefulSetView {
         name: node.name_any(),
-        uid: uid.unwrap_or_else(|| "remembered".to_owned()),
+        uid: uid.unwrap_or_else(|| "from-status".to_owned()),
         controller: node.metadata.uid.clone(),
         replicas: Some(1),
         on_delete: true,
@@ -208,8 +211,8 @@ pub(super) fn remembered_set(node: &SeiNode) -> Option<StatefulSetView> {
     })
 }
 
-/// The pod as the status remembers it: taken to be Ready.
-fn remembered_pod(node: &SeiNode, set: &StatefulSetView) -> Option<PodView> {
+/// The pod as far as the status records it, assumed to be Ready.
+fn pod_from_status(node: &SeiNode, set: &StatefulSetView) -> Option<PodView> {
     let status = node.status.as_ref()?;
     let observed = status.pod_template.as_ref()?;
     let mut pod = PodView {

@@ -1,4 +1,4 @@
-//! Nodes as the operator leaves them, in as few words as possible.
+//! Nodes with the status that the operator writes.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -13,7 +13,7 @@ use sei_api::status::{
 
 pub(crate) const HASH: &str = "v1:1111111111111111111111111111111111111111111111111111111111111111";
 
-/// The present of every fixture.
+/// The current time of every fixture.
 pub(crate) fn now() -> Timestamp {
     Timestamp::from_second(1_800_000_000).unwrap()
 }
@@ -61,15 +61,15 @@ pub(crate) fn condition(
     }
 }
 
-/// Puts a condition in the place of the one of its type.
+/// Replaces the condition of the same type.
 pub(crate) fn with(mut node: SeiNode, condition: Condition) -> SeiNode {
     let status = node.status.get_or_insert_default();
-    status.conditions.retain(|one| one.type_ != condition.type_);
+    status.conditions.retain(|present| present.type_ != condition.type_);
     status.conditions.push(condition);
     node
 }
 
-/// The node with an update that the operator's own change made pending.
+/// The node with a pending update of cause `Operator`.
 pub(crate) fn pending(node: SeiNode, state: UpdateState, reason: &str, why: &str) -> SeiNode {
     let drift = condition(ConditionType::PodTemplateDrift, "True", reason, why);
     let mut node = with(node, drift);
@@ -94,7 +94,7 @@ pub(crate) fn pending(node: SeiNode, state: UpdateState, reason: &str, why: &str
     node
 }
 
-/// The node with settings that arrive with its next roll.
+/// The node with settings that are applied with its next roll.
 pub(crate) fn settings_pending(node: SeiNode) -> SeiNode {
     let mut node = pending(node, UpdateState::Held, "InSync", "arrives with the next roll");
     node = with(node, condition(ConditionType::PodTemplateDrift, "False", "InSync", ""));

@@ -1,4 +1,4 @@
-//! The stories that can be played on the fleet.
+//! The scenarios that can run on the fleet.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -14,10 +14,10 @@ use crate::Scenario;
 use crate::fleet::{Fleet, Member, NAMESPACE, NEW, OLD};
 use crate::view::View;
 
-/// Bound for any part of a story; a fleet this small needs seconds.
-const WITHIN: Duration = Duration::from_secs(120);
+/// Deadline for each step of a scenario; a fleet of this size needs seconds.
+const STEP_DEADLINE: Duration = Duration::from_secs(120);
 
-/// What a story came to.
+/// The measurements of a scenario.
 pub(crate) struct Figures {
     title: &'static str,
     nodes: usize,
@@ -43,11 +43,11 @@ impl Figures {
     }
 }
 
-/// Plays a story to its end.
-pub(crate) async fn play(scenario: Scenario, fleet: &Fleet, view: &mut View) -> Result<Figures> {
-    view.tell("A fleet of four validators and four RPC nodes is created.");
+/// Creates the fleet and runs a scenario on it.
+pub(crate) async fn run(scenario: Scenario, fleet: &Fleet, view: &mut View) -> Result<Figures> {
+    view.heading("Creating a fleet of four validators and four RPC nodes.");
     fleet.create().await?;
-    until(fleet, view, "every node runs and is Ready", |one| runs(one, OLD) && is_ready(one))
+    until(fleet, view, "every node is running and Ready", |node| runs(node, OLD) && is_ready(node))
         .await?;
     match scenario {
         Scenario::ChainUpgrade => chain_upgrade(fleet, view).await,
@@ -58,67 +58,70 @@ pub(crate) async fn play(scenario: Scenario, fleet: &Fleet, view: &mut View) -> 
 }
 
 async fn chain_upgrade(fleet: &Fleet, view: &mut View) -> Result<Figures> {
-    view.tell("The chain halts at its upgrade height: every pod runs, none is Ready.");
+    view.heading("The chain halts at its upgrade height: every pod is running, none is Ready.");
     fleet.kubelet().behave(NAMESPACE, Rule::new(Behaviour::Halted).of_image(OLD));
-    until(fleet, view, "every node is unready", |one| !is_ready(one)).await?;
-    view.tell("The image is bumped. Plans replace every pod, unready as they are.");
-    let told = "Chain upgrade: the chain has resumed on the new image.";
-    roll(fleet, view, told, json!({ "image": NEW }), |one| runs(one, NEW) && is_ready(one)).await
+    until(fleet, view, "every node is unready", |node| !is_ready(node)).await?;
+    view.heading("The image is updated. Plans replace every pod although none is Ready.");
+    let title = "Chain upgrade: the chain has resumed on the new image.";
+    roll(fleet, view, title, json!({ "image": NEW }), |node| runs(node, NEW) && is_ready(node))
+        .await
 }
 
 async fn template_drift(fleet: &Fleet, view: &mut View) -> Result<Figures> {
-    view.tell("A label is added to every pod. Validators take turns, RPC nodes need not.");
+    view.heading("A label is added to every pod. Validators roll in turn, RPC nodes at once.");
     let labels = json!({ "podLabels": { "team": "core" } });
-    let told = "Template drift: every pod carries the label.";
-    roll(fleet, view, told, labels, |one| {
-        let updated = one.node.status.as_ref().is_some_and(|status| status.last_update.is_some());
-        updated && runs(one, OLD) && is_ready(one)
+    let title = "Template drift: every pod has the label.";
+    roll(fleet, view, title, labels, |node| {
+        let updated = node.node.status.as_ref().is_some_and(|status| status.last_update.is_some());
+        updated && runs(node, OLD) && is_ready(node)
     })
     .await
 }
 
 async fn bad_image(fleet: &Fleet, view: &mut View) -> Result<Figures> {
-    view.tell("An image is asked for that nobody can pull.");
+    view.heading("The image is changed to one that cannot be pulled.");
     let bad = "registry.example.org/seid:v6.6.O";
     fleet.kubelet().behave(NAMESPACE, Rule::new(Behaviour::ImageUnpullable).of_image(bad));
     let names = names(&fleet.members().await?);
     fleet.edit(&names, json!({ "image": bad })).await?;
-    until(fleet, view, "every pod fails to pull it", |one| {
-        one.pod.as_ref().is_some_and(|pod| !pod.troubles.is_empty())
+    until(fleet, view, "every pod fails to pull it", |node| {
+        node.pod.as_ref().is_some_and(|pod| !pod.troubles.is_empty())
     })
     .await?;
-    view.tell("The typo is corrected. Nobody has to touch a pod.");
-    let told = "Bad image: corrected by an edit.";
-    roll(fleet, view, told, json!({ "image": NEW }), |one| runs(one, NEW) && is_ready(one)).await
+    view.heading("The image is corrected. No pod has to be deleted by hand.");
+    let title = "Bad image: corrected by an edit.";
+    roll(fleet, view, title, json!({ "image": NEW }), |node| runs(node, NEW) && is_ready(node))
+        .await
 }
 
 async fn rollback(fleet: &Fleet, view: &mut View) -> Result<Figures> {
-    view.tell("The image is bumped to one that crashes.");
+    view.heading("The image is changed to one that crashes.");
     fleet.kubelet().behave(NAMESPACE, Rule::new(Behaviour::Crashes).of_image(NEW));
     let names = names(&fleet.members().await?);
     fleet.edit(&names, json!({ "image": NEW })).await?;
-    until(fleet, view, "every pod crashes", |one| {
-        one.pod.as_ref().is_some_and(|pod| !pod.troubles.is_empty())
+    until(fleet, view, "every pod crashes", |node| {
+        node.pod.as_ref().is_some_and(|pod| !pod.troubles.is_empty())
     })
     .await?;
-    view.tell("The old image is asked for again.");
-    let told = "Rollback: the fleet is back on the old image.";
-    roll(fleet, view, told, json!({ "image": OLD }), |one| runs(one, OLD) && is_ready(one)).await
+    view.heading("The image is changed back to the old node.");
+    let title = "Rollback: the fleet runs the old image again.";
+    roll(fleet, view, title, json!({ "image": OLD }), |node| runs(node, OLD) && is_ready(node))
+        .await
 }
 
-/// Edits every node and waits until all have arrived.
+/// Edits every node and waits until all are updated.
 async fn roll(
     fleet: &Fleet,
     view: &mut View,
     title: &'static str,
     spec: serde_json::Value,
-    arrived: impl Fn(&Member) -> bool,
+    is_updated: impl Fn(&Member) -> bool,
 ) -> Result<Figures> {
     let before = fleet.members().await?;
     fleet.requests()?;
     let began = Instant::now();
     fleet.edit(&names(&before), spec).await?;
-    let after = until(fleet, view, "every node has arrived", arrived).await?;
+    let after = until(fleet, view, "every node is updated", is_updated).await?;
     let took = began.elapsed();
     let old = uids(&before);
     Ok(Figures {
@@ -130,14 +133,14 @@ async fn roll(
     })
 }
 
-/// Shows the fleet until this holds of every node.
+/// Shows the fleet until the condition holds for every node.
 async fn until(
     fleet: &Fleet,
     view: &mut View,
     claim: &str,
     holds: impl Fn(&Member) -> bool,
 ) -> Result<Vec<Member>> {
-    let deadline = Instant::now() + WITHIN;
+    let deadline = Instant::now() + STEP_DEADLINE;
     loop {
         let members = fleet.members().await?;
         let done = members.iter().filter(|member| holds(member)).count();
@@ -146,7 +149,7 @@ async fn until(
             return Ok(members);
         }
         if Instant::now() > deadline {
-            bail!("{} s have passed and it is not so that {claim}", WITHIN.as_secs());
+            bail!("timed out after {} s waiting until {claim}", STEP_DEADLINE.as_secs());
         }
         tokio::time::sleep(Duration::from_millis(150)).await;
     }
@@ -160,7 +163,7 @@ fn uids(members: &[Member]) -> BTreeSet<String> {
     members.iter().filter_map(|member| Some(member.pod.as_ref()?.uid.clone())).collect()
 }
 
-/// The node was seen running this image, and nothing is left to do.
+/// Whether the node runs this image and has no plan and no drift.
 fn runs(member: &Member, image: &str) -> bool {
     let Some(status) = &member.node.status else { return false };
     status.phase == Some(SeiNodePhase::Running)

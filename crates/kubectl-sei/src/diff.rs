@@ -1,23 +1,22 @@
-//! `kubectl sei diff`: what differs between the running pod and the desired one, and what becomes
-//! of it.
+//! `kubectl sei diff`: the fields in which the running pod differs from the desired one, and what
+//! happens next.
 //!
-//! All of it is read from `status.pendingUpdate`: the operator has compared, and its word counts.
+//! All of it is read from `status.pendingUpdate`: the operator compares, this command only prints.
 
 use jiff::Timestamp;
 use sei_api::SeiNode;
 use sei_api::status::{Cause, FieldChange, PendingUpdate, SeiNodePhase, UpdateState};
 use sei_plan::diff::MAX_CHANGES;
+use sei_plan::summary::{Hold, held_by, is_settings_only, summarize};
 use serde::Serialize;
 
 use crate::cluster::{Found, Scope, nodes};
-use crate::consent::{is_paused_update, is_settings_only};
 use crate::error::Error;
 use crate::flags::DiffFlags;
-use crate::status::task;
-use crate::words::{age, changes, count};
-use crate::{Out, Surroundings, show};
+use crate::format::{age, changes, count};
+use crate::{CommandContext, Out, show};
 
-/// What is told of a node.
+/// The output for one node.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Record {
@@ -25,15 +24,15 @@ struct Record {
     node: String,
     chain: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    difference: Option<Told>,
-    /// Why nothing can be said.
+    difference: Option<Difference>,
+    /// Why the difference is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     unknown: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Told {
+struct Difference {
     cause: Cause,
     state: UpdateState,
     since: Timestamp,
@@ -41,11 +40,11 @@ struct Told {
     effect: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
-    /// An approval that was given for another target.
+    /// An approval of another target.
     #[serde(skip_serializing_if = "Option::is_none")]
     refused_approval: Option<String>,
     changes: Vec<FieldChange>,
-    /// The command that lets it go on.
+    /// The command that releases the update.
     #[serde(skip_serializing_if = "Option::is_none")]
     release: Option<String>,
 }
@@ -53,65 +52,63 @@ struct Told {
 pub(crate) async fn run(
     flags: &DiffFlags,
     scope: &Scope,
-    surroundings: &Surroundings,
+    context: &CommandContext,
     out: Out<'_>,
 ) -> Result<(), Error> {
-    let found = nodes(surroundings.client()?, scope, &flags.nodes).await?;
-    let now = surroundings.now();
-    let records: Vec<Record> = found.iter().map(|one| record(one, now)).collect();
-    // Who names nodes wants to hear of each; who does not, of those that differ.
+    let found = nodes(context.client()?, scope, &flags.nodes).await?;
+    let now = context.now();
+    let records: Vec<Record> = found.iter().map(|node| record(node, now)).collect();
+    // Named nodes are all listed; without names, only those that differ.
     let terse = flags.nodes.is_empty();
-    show(out, flags.shown.output, &records, || text(&records, terse, now))
+    show(out, flags.output.format, &records, || text(&records, terse, now))
 }
 
 fn record(found: &Found, now: Timestamp) -> Record {
     let node = match found {
         Ok(node) => node,
-        Err(one) => {
+        Err(unreadable) => {
             return Record {
-                namespace: one.namespace.clone(),
-                node: one.name.clone(),
+                namespace: unreadable.namespace.clone(),
+                node: unreadable.name.clone(),
                 chain: "?".to_owned(),
                 difference: None,
-                unknown: Some(format!("its manifest cannot be read: {}", one.told)),
+                unknown: Some(format!("its manifest cannot be decoded: {}", unreadable.message)),
             };
         }
     };
     let status = node.status.as_ref();
     let pending = status.and_then(|status| status.pending_update.as_ref());
     let observed = status.is_some_and(|status| status.pod_template_hash.is_some());
-    let looked_at = status.and_then(|status| status.observed_generation);
-    let is_outdated = observed && looked_at < node.metadata.generation;
+    let reconciled = status.and_then(|status| status.observed_generation);
+    let is_outdated = observed && reconciled < node.metadata.generation;
     let unknown = match status.and_then(|status| status.phase) {
         _ if pending.is_some() => None,
-        _ if is_outdated => Some("the operator has not looked since the last edit"),
+        _ if is_outdated => Some("the operator has not reconciled the last edit yet"),
         _ if observed => None,
-        Some(SeiNodePhase::Running) => Some("its pod was not compared yet"),
-        _ => Some("it does not run yet"),
+        Some(SeiNodePhase::Running) => Some("the operator has not compared its pod yet"),
+        _ => Some("it is not running yet"),
     };
     Record {
         namespace: node.metadata.namespace.clone().unwrap_or_default(),
         node: node.metadata.name.clone().unwrap_or_default(),
         chain: node.spec.chain_id.clone(),
-        difference: pending.map(|pending| told(node, pending, now)),
+        difference: pending.map(|pending| difference(node, pending, now)),
         unknown: unknown.map(str::to_owned),
     }
 }
 
-fn told(node: &SeiNode, pending: &PendingUpdate, now: Timestamp) -> Told {
-    let held = pending.state == UpdateState::Held && !is_settings_only(node);
+fn difference(node: &SeiNode, pending: &PendingUpdate, now: Timestamp) -> Difference {
     let (namespace, name) = (
         node.metadata.namespace.as_deref().unwrap_or_default(),
         node.metadata.name.as_deref().unwrap_or_default(),
     );
-    let release = held.then(|| {
-        if is_paused_update(node) {
-            format!("kubectl sei resume -n {namespace} {name}")
-        } else {
+    let release = node.status.as_ref().and_then(held_by).map(|hold| match hold {
+        Hold::Pause => format!("kubectl sei resume -n {namespace} {name}"),
+        Hold::Approval => {
             format!("kubectl sei approve -n {namespace} {name} --hash {}", pending.target_hash)
         }
     });
-    Told {
+    Difference {
         cause: pending.cause,
         state: pending.state,
         since: pending.since.0,
@@ -127,16 +124,15 @@ fn told(node: &SeiNode, pending: &PendingUpdate, now: Timestamp) -> Told {
 /// What happens to the pod, and when.
 fn effect(node: &SeiNode, pending: &PendingUpdate, now: Timestamp) -> String {
     match pending.state {
-        UpdateState::Held if is_settings_only(node) => {
-            "nothing restarts; it arrives with the next roll".to_owned()
+        UpdateState::Held if node.status.as_ref().is_some_and(is_settings_only) => {
+            "no restart: applied with the next roll".to_owned()
         }
         UpdateState::Held => {
-            "held: the pod stays, and an evicted one comes back as it was".to_owned()
+            "held: the pod is not replaced; an evicted pod is recreated from the same template"
+                .to_owned()
         }
-        UpdateState::Queued => {
-            "waits: the pod is replaced when its turn comes, by itself".to_owned()
-        }
-        UpdateState::Rolling => match node.status.as_ref().and_then(task) {
+        UpdateState::Queued => "waits: the pod is replaced automatically at its turn".to_owned(),
+        UpdateState::Rolling => match summarize(node, now).task {
             Some(task) => format!("rolls now: {task}"),
             None => "rolls now".to_owned(),
         },
@@ -146,61 +142,61 @@ fn effect(node: &SeiNode, pending: &PendingUpdate, now: Timestamp) -> String {
                 .next_attempt_at
                 .as_ref()
                 .map_or(0, |at| at.0.duration_since(now).as_secs().max(0));
-            format!("tried again in {seconds}s, after {attempts} failed attempts")
+            format!("retried in {seconds}s, after {attempts} failed attempts")
         }
     }
 }
 
 fn text(records: &[Record], terse: bool, now: Timestamp) -> String {
     let mut parts = Vec::new();
-    let mut quiet = 0;
+    let mut equal = 0;
     for record in records {
         match (&record.difference, &record.unknown) {
-            (Some(told), _) => parts.push(section(record, told, now)),
+            (Some(difference), _) => parts.push(section(record, difference, now)),
             (None, Some(why)) => {
                 parts.push(format!("{}/{}: {why}\n", record.namespace, record.node));
             }
-            (None, None) if terse => quiet += 1,
+            (None, None) if terse => equal += 1,
             (None, None) => {
                 parts.push(format!("{}/{}: nothing differs\n", record.namespace, record.node));
             }
         }
     }
-    if quiet > 0 || parts.is_empty() {
+    if equal > 0 || parts.is_empty() {
         let thing = if parts.is_empty() { "node" } else { "other node" };
-        parts.push(format!("Nothing differs on {}.\n", count(quiet, thing)));
+        parts.push(format!("Nothing differs on {}.\n", count(equal, thing)));
     }
     parts.join("\n")
 }
 
-fn section(record: &Record, told: &Told, now: Timestamp) -> String {
+fn section(record: &Record, difference: &Difference, now: Timestamp) -> String {
     let Record { namespace, node, chain, .. } = record;
     let mut text = format!("{namespace}/{node} of chain {chain}\n");
     let mut add = |name: &str, value: &str| text.extend([format!("  {name:<9}{value}\n")]);
-    add("cause", &format!("{:?}: {}", told.cause, cause_words(told.cause)));
-    add("state", &format!("{:?} for {}", told.state, age(told.since, now)));
-    add("effect", &told.effect);
-    if let Some(why) = &told.why {
+    add("cause", &format!("{:?}: {}", difference.cause, cause_text(difference.cause)));
+    add("state", &format!("{:?} for {}", difference.state, age(difference.since, now)));
+    add("effect", &difference.effect);
+    if let Some(why) = &difference.why {
         add("why", why);
     }
-    if let Some(given) = &told.refused_approval {
-        add("refused", &format!("the approval of {given}: that is not what this leads to"));
+    if let Some(given) = &difference.refused_approval {
+        add("refused", &format!("the approval of {given}: it is not the target of this update"));
     }
-    if let Some(release) = &told.release {
+    if let Some(release) = &difference.release {
         add("release", release);
     }
-    let cut = if told.changes.len() >= MAX_CHANGES { " (there may be more)" } else { "" };
-    add("differs", &format!("{}{cut}", count(told.changes.len(), "field")));
-    text.push_str(&changes(&told.changes, "    "));
+    let cut = if difference.changes.len() >= MAX_CHANGES { " (there may be more)" } else { "" };
+    add("differs", &format!("{}{cut}", count(difference.changes.len(), "field")));
+    text.push_str(&changes(&difference.changes, "    "));
     text
 }
 
-/// Where a difference comes from.
-pub(crate) fn cause_words(cause: Cause) -> &'static str {
+/// The cause of a difference.
+pub(crate) fn cause_text(cause: Cause) -> &'static str {
     match cause {
-        Cause::Spec => "somebody changed the spec",
+        Cause::Spec => "the spec was changed",
         Cause::Operator => "a new operator or platform configuration",
-        Cause::Adoption => "the pod was made by another operator",
+        Cause::Adoption => "another operator created the pod",
     }
 }
 
@@ -210,7 +206,7 @@ mod tests {
     use sei_api::status::UpdateState;
 
     use super::*;
-    use crate::fixture::{ago, node, now, pending, plan, settings_pending};
+    use crate::fixtures::{ago, node, now, pending, plan, settings_pending};
 
     fn check(nodes: Vec<SeiNode>, terse: bool, expected: &Expect) {
         let records: Vec<Record> = nodes.into_iter().map(|node| record(&Ok(node), now())).collect();
@@ -223,12 +219,12 @@ mod tests {
     }
 
     fn observed(mut node: SeiNode) -> SeiNode {
-        node.status.get_or_insert_default().pod_template_hash = Some(crate::fixture::HASH.into());
+        node.status.get_or_insert_default().pod_template_hash = Some(crate::fixtures::HASH.into());
         node
     }
 
     #[test]
-    fn a_held_update_is_told_with_the_command_that_releases_it() {
+    fn a_held_update_is_shown_with_the_command_that_releases_it() {
         check(
             vec![held(), observed(node("rpc-1")), observed(node("rpc-2"))],
             true,
@@ -236,7 +232,7 @@ mod tests {
                 demo/rpc-0 of chain pacific-1
                   cause    Operator: a new operator or platform configuration
                   state    Held for 30m
-                  effect   held: the pod stays, and an evicted one comes back as it was
+                  effect   held: the pod is not replaced; an evicted pod is recreated from the same template
                   why      changes of the operator wait for an approval
                   release  kubectl sei approve -n demo rpc-0 --hash v1:1111111111111111111111111111111111111111111111111111111111111111
                   differs  1 field
@@ -257,7 +253,7 @@ mod tests {
                 demo/rpc-0 of chain pacific-1
                   cause    Operator: a new operator or platform configuration
                   state    Held for 30m
-                  effect   held: the pod stays, and an evicted one comes back as it was
+                  effect   held: the pod is not replaced; an evicted pod is recreated from the same template
                   why      spec.update.paused
                   release  kubectl sei resume -n demo rpc-0
                   differs  1 field
@@ -267,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn each_state_says_what_happens_next() {
+    fn each_state_shows_what_happens_next() {
         let why = "waits for its turn: demo/rpc-9 rolls";
         let queued = pending(node("rpc-1"), UpdateState::Queued, "WaitingForSlot", why);
         let mut rolling = pending(node("rpc-2"), UpdateState::Rolling, "Rolling", "");
@@ -286,7 +282,7 @@ mod tests {
                 demo/rpc-1 of chain pacific-1
                   cause    Operator: a new operator or platform configuration
                   state    Queued for 30m
-                  effect   waits: the pod is replaced when its turn comes, by itself
+                  effect   waits: the pod is replaced automatically at its turn
                   why      waits for its turn: demo/rpc-9 rolls
                   differs  1 field
                     initContainers[sei-sidecar].image: registry.example.org/seictl:v1 -> registry.example.org/seictl:v2
@@ -301,15 +297,15 @@ mod tests {
                 demo/rpc-3 of chain pacific-1
                   cause    Operator: a new operator or platform configuration
                   state    Retrying for 30m
-                  effect   tried again in 45s, after 2 failed attempts
+                  effect   retried in 45s, after 2 failed attempts
                   why      2 failed attempts
                   differs  1 field
                     initContainers[sei-sidecar].image: registry.example.org/seictl:v1 -> registry.example.org/seictl:v2
 
                 demo/rpc-4 of chain pacific-1
-                  cause    Spec: somebody changed the spec
+                  cause    Spec: the spec was changed
                   state    Held for 30m
-                  effect   nothing restarts; it arrives with the next roll
+                  effect   no restart: applied with the next roll
                   why      arrives with the next roll
                   differs  1 field
                     config.externalAddress
@@ -318,18 +314,18 @@ mod tests {
     }
 
     #[test]
-    fn an_edit_that_nobody_has_looked_at_is_not_called_equal() {
+    fn an_edit_that_is_not_reconciled_yet_is_not_reported_as_equal() {
         let mut edited = observed(node("rpc-0"));
         edited.status.get_or_insert_default().observed_generation = Some(1);
-        let mut seen = edited.clone();
-        seen.metadata.name = Some("rpc-1".into());
-        seen.metadata.generation = Some(1);
+        let mut reconciled = edited.clone();
+        reconciled.metadata.name = Some("rpc-1".into());
+        reconciled.metadata.generation = Some(1);
         edited.metadata.generation = Some(2);
         check(
-            vec![edited, seen],
+            vec![edited, reconciled],
             true,
             &expect![[r#"
-                demo/rpc-0: the operator has not looked since the last edit
+                demo/rpc-0: the operator has not reconciled the last edit yet
 
                 Nothing differs on 1 other node.
             "#]],
@@ -337,17 +333,17 @@ mod tests {
     }
 
     #[test]
-    fn named_nodes_are_each_answered_for() {
+    fn every_named_node_is_listed() {
         let mut new = node("rpc-1");
         new.status = None;
         check(
             vec![observed(node("rpc-0")), new],
             false,
             &expect![[r#"
-            demo/rpc-0: nothing differs
+                demo/rpc-0: nothing differs
 
-            demo/rpc-1: it does not run yet
-        "#]],
+                demo/rpc-1: it is not running yet
+            "#]],
         );
         check(
             vec![observed(node("rpc-0"))],
@@ -366,12 +362,12 @@ mod tests {
     }
 
     #[test]
-    fn an_approval_of_something_else_is_told() {
+    fn an_approval_of_another_target_is_shown() {
         let mut wrong = held();
         let update = wrong.status.get_or_insert_default().pending_update.as_mut().unwrap();
         update.refused_approval = Some("v1:ab".into());
         let text = text(&[record(&Ok(wrong), now())], true, now());
-        assert!(text.contains("  refused  the approval of v1:ab: that is not what"), "{text}");
+        assert!(text.contains("  refused  the approval of v1:ab: it is not the target"), "{text}");
     }
 
     #[test]
@@ -384,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn the_record_behind_it_is_json() {
+    fn the_json_output_has_all_fields() {
         expect![[r#"
             {
               "namespace": "demo",
@@ -395,7 +391,7 @@ mod tests {
                 "state": "Held",
                 "since": "2027-01-15T07:30:00Z",
                 "targetHash": "v1:1111111111111111111111111111111111111111111111111111111111111111",
-                "effect": "held: the pod stays, and an evicted one comes back as it was",
+                "effect": "held: the pod is not replaced; an evicted pod is recreated from the same template",
                 "why": "changes of the operator wait for an approval",
                 "changes": [
                   {

@@ -1,16 +1,16 @@
-//! How things are written for people: tables, ages, images, differing fields.
+//! Text for people: tables, ages, images, differing fields.
 
 use jiff::Timestamp;
 use sei_api::SeiNode;
 use sei_api::status::FieldChange;
 
-/// Namespace and name of a node, as people say it.
+/// `NAMESPACE/NAME` of a node.
 pub(crate) fn full_name(node: &SeiNode) -> String {
     let namespace = node.metadata.namespace.as_deref().unwrap_or_default();
     format!("{namespace}/{}", node.metadata.name.as_deref().unwrap_or_default())
 }
 
-/// The widths that columns need so that none of these rows is out of line.
+/// The width of each column: that of its widest cell.
 pub(crate) fn widths(rows: &[Vec<String>]) -> Vec<usize> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
     let width = |column: usize| {
@@ -19,7 +19,7 @@ pub(crate) fn widths(rows: &[Vec<String>]) -> Vec<usize> {
     (0..columns).map(|column| width(column).unwrap_or_default()).collect()
 }
 
-/// A row under those widths; the last column is as long as it is.
+/// A row of these widths; the last column is not padded.
 pub(crate) fn line(row: &[String], widths: &[usize]) -> String {
     let mut text = String::new();
     for (index, cell) in row.iter().enumerate() {
@@ -39,7 +39,7 @@ pub(crate) fn table(rows: &[Vec<String>]) -> String {
     rows.iter().map(|row| line(row, &widths)).collect()
 }
 
-/// How long ago, in the one unit that tells most.
+/// Time since, in one unit.
 pub(crate) fn age(since: Timestamp, now: Timestamp) -> String {
     let seconds = now.duration_since(since).as_secs().max(0);
     match seconds {
@@ -50,7 +50,7 @@ pub(crate) fn age(since: Timestamp, now: Timestamp) -> String {
     }
 }
 
-/// The part of an image that tells it apart: without the registry, a digest cut short.
+/// An image without its registry, and with a shortened digest.
 pub(crate) fn short_image(image: &str) -> String {
     let name = image.rsplit('/').next().unwrap_or(image);
     match name.split_once("@sha256:") {
@@ -61,8 +61,8 @@ pub(crate) fn short_image(image: &str) -> String {
     }
 }
 
-/// One line for each field: its path, what it is and what it becomes. Not in columns: some paths are
-/// longer than a screen is wide.
+/// One line for each field: its path, the present value and the desired one. Not in columns: some
+/// paths are longer than a screen is wide.
 pub(crate) fn changes(changes: &[FieldChange], indent: &str) -> String {
     let side = |side: &Option<String>| side.clone().unwrap_or_else(|| "(none)".to_owned());
     let line = |change: &FieldChange| match (&change.from, &change.to) {
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_age_is_told_in_one_unit() {
+    fn an_age_is_printed_in_one_unit() {
         let now = Timestamp::from_second(1_800_000_000).unwrap();
         for (seconds, text) in [
             (-5, "0s"),
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_keeps_what_tells_it_apart() {
+    fn a_short_image_keeps_name_tag_and_part_of_the_digest() {
         for (image, short) in [
             ("registry.example.org:5000/sei/seid:v6.5.1", "seid:v6.5.1"),
             ("seid:v1", "seid:v1"),

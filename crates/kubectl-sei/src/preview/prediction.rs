@@ -1,4 +1,4 @@
-//! Asks the planner what it would do about a node.
+//! What the planner would do with a node.
 
 use sei_api::plan::PlanKind;
 use sei_api::status::PendingUpdate;
@@ -9,36 +9,36 @@ use sei_plan::tasks::kind_of;
 
 use super::Effect;
 
-/// What the planner would do.
+/// What the planner would do with a node.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Outlook {
+pub(super) enum Prediction {
     Known {
         effect: Effect,
         why: Option<String>,
-        /// What the status would say of it.
+        /// The pending update that it would write to the status.
         update: Option<Box<PendingUpdate>>,
     },
-    /// The server has to judge what this pod was made from.
+    /// The server has to compare this pod with the desired template.
     NeedsComparison { pod_uid: String },
 }
 
-impl Outlook {
+impl Prediction {
     pub(super) fn unknown(why: String) -> Self {
         Self::Known { effect: Effect::Unknown, why: Some(why), update: None }
     }
 }
 
-/// Decisions in a row before a node comes to rest: a failed plan is cleared in one, and what comes
-/// after it is decided in the next.
+/// Decisions in a row until a node is stable: one clears a failed plan, the next decides what
+/// follows it.
 const DECISIONS_MAX: usize = 3;
 
-/// What would happen to the node of this snapshot.
-pub(super) fn forecast(snapshot: &Snapshot) -> Outlook {
+/// What the planner would do with the node of this snapshot.
+pub(super) fn predict(snapshot: &Snapshot) -> Prediction {
     let mut snapshot = without_small_plan(snapshot);
     for _ in 0..DECISIONS_MAX {
         let decision = planner::plan(&snapshot);
         if let Some(pod_uid) = decision.compare.clone() {
-            return Outlook::NeedsComparison { pod_uid };
+            return Prediction::NeedsComparison { pod_uid };
         }
         let cleared = matches!(decision.plan, PlanMove::Clear);
         let failed = decision.report.iter().any(|note| matches!(note, Note::PlanFailed { .. }));
@@ -46,25 +46,23 @@ pub(super) fn forecast(snapshot: &Snapshot) -> Outlook {
             return interpret(&snapshot, &decision);
         }
         let (generation, now) = (snapshot.generation(), snapshot.now);
-        let status = snapshot.node.status.get_or_insert_default();
-        decision.apply(status, generation, now);
+        decision.apply(&mut snapshot.status, generation, now);
     }
-    Outlook::unknown("its plans fail again and again".to_owned())
+    Prediction::unknown("its plans fail repeatedly".to_owned())
 }
 
-/// A plan of one step, which replaces no pod, is done before anything else is decided.
+/// The snapshot without a plan of one task, which replaces no pod: it ends before the planner
+/// decides anything else.
 fn without_small_plan(snapshot: &Snapshot) -> Snapshot {
     let mut snapshot = snapshot.clone();
-    if let Some(status) = snapshot.node.status.as_mut() {
-        let small = |kind| matches!(kind, PlanKind::MarkReady | PlanKind::ApplyTemplate);
-        if status.plan.as_ref().is_some_and(|plan| small(kind_of(plan))) {
-            status.plan = None;
-        }
+    let small = |kind| matches!(kind, PlanKind::MarkReady | PlanKind::ApplyTemplate);
+    if snapshot.status.plan.as_ref().is_some_and(|plan| small(kind_of(plan))) {
+        snapshot.status.plan = None;
     }
     snapshot
 }
 
-fn interpret(snapshot: &Snapshot, decision: &Decision) -> Outlook {
+fn interpret(snapshot: &Snapshot, decision: &Decision) -> Prediction {
     let plan = match &decision.plan {
         PlanMove::Start(plan) => Some(plan),
         PlanMove::Keep | PlanMove::Clear => None,
@@ -73,28 +71,28 @@ fn interpret(snapshot: &Snapshot, decision: &Decision) -> Outlook {
     let target = plan.and_then(|plan| plan.target.as_ref());
     let takes_slot = target.is_some_and(|target| target.slot == Some(true));
     let update = decision.pending_update.clone().map(Box::new);
-    let known = |effect, why: Option<String>, update| Outlook::Known { effect, why, update };
+    let known = |effect, why: Option<String>, update| Prediction::Known { effect, why, update };
     if started == Some(PlanKind::NodeUpdate) {
         let desired = snapshot.desired.as_ref().ok();
         let drift = desired.map(|desired| drift::classify(snapshot, desired));
         if drift == Some(Drift::Reapply) {
-            let why = "its template is put back; no pod is restarted".to_owned();
+            let why = "its template is restored; no pod is restarted".to_owned();
             return known(Effect::Nothing, Some(why), None);
         }
         let effect = if takes_slot { Effect::RollsInTurn } else { Effect::RollsAtOnce };
-        return known(effect, None, whole(update, drift));
+        return known(effect, None, with_all_changes(update, drift));
     }
     if started == Some(PlanKind::Init) {
-        let anew = decision.report.iter().any(|note| matches!(note, Note::Superseded { .. }));
+        let restarts = decision.report.iter().any(|note| matches!(note, Note::Superseded { .. }));
         let has_pod = snapshot.pod().is_some();
-        let effect = if anew && has_pod { Effect::RollsAtOnce } else { Effect::NoPod };
-        let why = "its first start begins anew".to_owned();
-        return known(effect, anew.then_some(why), None);
+        let effect = if restarts && has_pod { Effect::RollsAtOnce } else { Effect::NoPod };
+        let why = "its initialization starts again".to_owned();
+        return known(effect, restarts.then_some(why), None);
     }
     let (effect, why) = decision
         .report
         .iter()
-        .find_map(|note| at_rest(note).map(|effect| (effect, note.to_string())))
+        .find_map(|note| effect_of(note).map(|effect| (effect, note.to_string())))
         .unwrap_or((Effect::Nothing, String::new()));
     let why = Some(why).filter(|why| !why.is_empty() && effect != Effect::Nothing);
     let desired = snapshot.desired.as_ref().ok();
@@ -105,14 +103,17 @@ fn interpret(snapshot: &Snapshot, decision: &Decision) -> Outlook {
                 (Effect::Held, Some(update)) => update.reason.clone().or(why),
                 _ => why,
             };
-            known(effect, why, whole(update, drift))
+            known(effect, why, with_all_changes(update, drift))
         }
         _ => known(effect, why, None),
     }
 }
 
-/// The pending update with all its changes, of which a status keeps twenty.
-fn whole(update: Option<Box<PendingUpdate>>, drift: Option<Drift>) -> Option<Box<PendingUpdate>> {
+/// The pending update with all its changes; a status holds only the first twenty.
+fn with_all_changes(
+    update: Option<Box<PendingUpdate>>,
+    drift: Option<Drift>,
+) -> Option<Box<PendingUpdate>> {
     let mut update = update?;
     if let Some(Drift::Differs(difference)) = drift
         && difference.changes.len() > update.changes.len()
@@ -122,8 +123,8 @@ fn whole(update: Option<Box<PendingUpdate>>, drift: Option<Drift>) -> Option<Box
     Some(update)
 }
 
-/// What a note means for a pod where no plan is started.
-fn at_rest(note: &Note) -> Option<Effect> {
+/// The effect of a note on the pod where no plan is started.
+fn effect_of(note: &Note) -> Option<Effect> {
     Some(match note {
         Note::Held { .. } | Note::UpdatesPaused => Effect::Held,
         Note::BacksOff { .. } => Effect::RollsAgain,

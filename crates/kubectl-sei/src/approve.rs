@@ -1,0 +1,193 @@
+//! `kubectl sei approve`: approve the pending update of a held node.
+
+use kube::ResourceExt as _;
+use sei_api::SeiNode;
+use sei_api::names::annotation;
+use sei_api::status::{PendingUpdate, UpdateState};
+use sei_plan::summary::is_settings_only;
+use serde_json::json;
+
+use crate::cluster::{Scope, node};
+use crate::error::Error;
+use crate::flags::ApproveFlags;
+use crate::format::full_name;
+use crate::patch::patch_node;
+use crate::{CommandContext, Out, write};
+
+/// The effect of an approval.
+#[derive(Debug, PartialEq, Eq)]
+enum Approval {
+    /// The annotation is written, with this hash.
+    Write(String),
+    /// Nothing is written; the reason.
+    NotNeeded(String),
+}
+
+pub(crate) async fn run(
+    flags: &ApproveFlags,
+    scope: &Scope,
+    context: &CommandContext,
+    out: Out<'_>,
+) -> Result<(), Error> {
+    let client = context.client()?;
+    let node = node(client, scope, &flags.node).await?;
+    let name = full_name(&node);
+    let text = match approval(&node, flags.hash.as_deref()) {
+        Err(why) => return Err(Error::Refused { node: name, why }),
+        Ok(Approval::NotNeeded(why)) => format!("{name}: {why}\n"),
+        Ok(Approval::Write(hash)) => {
+            let patch =
+                json!({ "metadata": { "annotations": { annotation::APPROVE_UPDATE: hash } } });
+            patch_node(client, &node, &patch).await?;
+            format!(
+                "{name}: approved {hash}\n\
+                 It rolls at its turn in chain {}: an approval ends the hold, the budget still \
+                 applies. The approval is valid for this template only.\n\
+                 Follow it with: kubectl sei status -n {} {} -w\n",
+                node.spec.chain_id,
+                node.namespace().unwrap_or_default(),
+                node.name_any(),
+            )
+        }
+    };
+    write(out, &text)
+}
+
+/// The effect of an approval of this hash, or of the pending target where none is given; an error
+/// is the reason of a refusal.
+fn approval(node: &SeiNode, hash: Option<&str>) -> Result<Approval, String> {
+    let pending = node.status.as_ref().and_then(|status| status.pending_update.as_ref());
+    let Some(pending) = pending else {
+        return Err("there is nothing to approve: no update is pending".to_owned());
+    };
+    let target = &pending.target_hash;
+    if let Some(given) = hash.filter(|given| given != target) {
+        return Err(format!(
+            "{given} is not the target of the pending update; the target is {target}"
+        ));
+    }
+    if node.status.as_ref().is_some_and(is_settings_only) {
+        return Err("there is nothing to approve: the pod is in sync, and the changed settings \
+                    are applied with the next roll"
+            .to_owned());
+    }
+    if node.spec.updates_are_paused() {
+        return Err("spec.update.paused holds the update, and an approval does not override it; \
+                    use kubectl sei resume"
+            .to_owned());
+    }
+    let approved = node.annotations().get(annotation::APPROVE_UPDATE);
+    if approved == Some(target) {
+        let next = next_step(pending);
+        return Ok(Approval::NotNeeded(format!("{target} is approved already; {next}")));
+    }
+    match pending.state {
+        UpdateState::Held => Ok(Approval::Write(target.clone())),
+        UpdateState::Queued | UpdateState::Rolling | UpdateState::Retrying => {
+            Ok(Approval::NotNeeded(format!("it needs no approval; {}", next_step(pending))))
+        }
+    }
+}
+
+/// What happens to a pending update without another action of the user.
+fn next_step(pending: &PendingUpdate) -> String {
+    let why = pending.reason.as_deref().unwrap_or_default();
+    match pending.state {
+        UpdateState::Held => "the operator has not reconciled it yet".to_owned(),
+        UpdateState::Queued => format!("it rolls automatically: {why}"),
+        UpdateState::Rolling => "it is rolling".to_owned(),
+        UpdateState::Retrying => format!("it is retried automatically: {why}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::{Expect, expect};
+
+    use super::*;
+    use crate::fixtures::{HASH, node, pending, settings_pending};
+
+    fn check(node: &SeiNode, hash: Option<&str>, expected: &Expect) {
+        let text = match approval(node, hash) {
+            Ok(Approval::Write(hash)) => format!("approves {hash}"),
+            Ok(Approval::NotNeeded(why)) => format!("not needed: {why}"),
+            Err(why) => format!("refused: {why}"),
+        };
+        expected.assert_eq(&text);
+    }
+
+    #[test]
+    fn a_held_update_is_approved_for_its_target_hash_only() {
+        let held = pending(node("rpc-0"), UpdateState::Held, "Held", "wait for an approval");
+        check(
+            &held,
+            None,
+            &expect![[
+                r#"approves v1:1111111111111111111111111111111111111111111111111111111111111111"#
+            ]],
+        );
+        check(
+            &held,
+            Some(HASH),
+            &expect![[
+                r#"approves v1:1111111111111111111111111111111111111111111111111111111111111111"#
+            ]],
+        );
+        check(
+            &held,
+            Some("v1:ab"),
+            &expect![
+                "refused: v1:ab is not the target of the pending update; the target is v1:1111111111111111111111111111111111111111111111111111111111111111"
+            ],
+        );
+    }
+
+    #[test]
+    fn an_approval_without_effect_is_refused_with_the_reason() {
+        check(
+            &node("rpc-0"),
+            None,
+            &expect![[r#"refused: there is nothing to approve: no update is pending"#]],
+        );
+        let mut paused = pending(node("rpc-0"), UpdateState::Held, "Paused", "spec.update.paused");
+        paused.spec.update.get_or_insert_default().paused = Some(true);
+        check(
+            &paused,
+            None,
+            &expect![
+                "refused: spec.update.paused holds the update, and an approval does not override it; use kubectl sei resume"
+            ],
+        );
+        check(
+            &settings_pending(node("rpc-0")),
+            None,
+            &expect![
+                "refused: there is nothing to approve: the pod is in sync, and the changed settings are applied with the next roll"
+            ],
+        );
+    }
+
+    #[test]
+    fn an_update_that_needs_no_approval_is_left_alone() {
+        let why = "waits for its turn: demo/rpc-1 rolls";
+        let queued = pending(node("rpc-0"), UpdateState::Queued, "WaitingForSlot", why);
+        check(
+            &queued,
+            None,
+            &expect![[
+                r#"not needed: it needs no approval; it rolls automatically: waits for its turn: demo/rpc-1 rolls"#
+            ]],
+        );
+        let rolling = pending(node("rpc-0"), UpdateState::Rolling, "Rolling", "");
+        check(&rolling, None, &expect!["not needed: it needs no approval; it is rolling"]);
+        let mut approved = pending(node("rpc-0"), UpdateState::Held, "Held", "wait");
+        approved.annotations_mut().insert(annotation::APPROVE_UPDATE.to_owned(), HASH.to_owned());
+        check(
+            &approved,
+            None,
+            &expect![
+                "not needed: v1:1111111111111111111111111111111111111111111111111111111111111111 is approved already; the operator has not reconciled it yet"
+            ],
+        );
+    }
+}
