@@ -12,9 +12,9 @@
 
 pub mod docs;
 pub mod install;
+pub mod interceptor;
 pub mod operator;
-pub mod play;
-pub mod wire;
+pub mod scenario;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -15,7 +15,7 @@ use sei_rig::User;
 use tower::layer::layer_fn;
 
 use crate::Scene;
-use crate::wire::Wire;
+use crate::interceptor::Wire;
 
 /// The platform that tests run on.
 pub const PLATFORM: &str = "

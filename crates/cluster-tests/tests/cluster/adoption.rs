@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, ensure};
 use cluster_tests::operator::{PLATFORM, Setup};
-use cluster_tests::play::{Play, rpc, says, validator};
+use cluster_tests::scenario::{Play, rpc, says, validator};
 use cluster_tests::wait_for;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use kube::api::{Patch, PatchParams};

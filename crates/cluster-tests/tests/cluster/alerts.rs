@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result};
 use cluster_tests::operator::{self, PLATFORM, Setup};
-use cluster_tests::play::{Play, rpc};
+use cluster_tests::scenario::{Play, rpc};
 use cluster_tests::wait_for;
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;

@@ -1,7 +1,7 @@
 //! The dashboard: every query of every panel finds something in what was scraped of a real run.
 
 use anyhow::{Context as _, Result, ensure};
-use cluster_tests::play::rpc;
+use cluster_tests::scenario::rpc;
 use sei_rig::Behaviour;
 use serde_json::{Value, json};
 

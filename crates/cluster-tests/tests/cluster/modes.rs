@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::Result;
-use cluster_tests::play::{Play, rpc, says, validator};
+use cluster_tests::scenario::{Play, rpc, says, validator};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{Api, DeleteParams, PostParams};
 use sei_api::SeiNode;

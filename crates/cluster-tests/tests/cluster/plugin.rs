@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Parser as _;
 use cluster_tests::docs::commands;
 use cluster_tests::operator::{PLATFORM, Setup};
-use cluster_tests::play::{Play, Requests, listed, rpc, says, validator};
+use cluster_tests::scenario::{Play, Requests, listed, rpc, says, validator};
 use cluster_tests::{Scene, shared_lane, wait_for};
 use futures::{StreamExt as _, TryStreamExt as _};
 use jiff::{SignedDuration, Timestamp};

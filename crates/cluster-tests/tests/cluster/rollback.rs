@@ -1,7 +1,7 @@
 //! Forwards, back, and to and fro: the way to every image is the same.
 
 use anyhow::Result;
-use cluster_tests::play::{Play, rpc, says, validator};
+use cluster_tests::scenario::{Play, rpc, says, validator};
 use sei_api::condition::ConditionType;
 use sei_api::status::UpdateOutcome;
 use sei_plan::view::PodView;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use cluster_tests::operator::{PLATFORM, Setup};
-use cluster_tests::play::{Play, rpc, says, validator};
+use cluster_tests::scenario::{Play, rpc, says, validator};
 use cluster_tests::wait_for;
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::{LimitRange, Pod, ResourceQuota};

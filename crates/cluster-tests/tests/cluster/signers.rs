@@ -1,7 +1,7 @@
 //! One key, one signer; one volume, and no other without consent.
 
 use anyhow::{Context as _, Result, bail};
-use cluster_tests::play::{Play, rpc, says, validator};
+use cluster_tests::scenario::{Play, rpc, says, validator};
 use cluster_tests::wait_for;
 use jiff::Timestamp;
 use kube::api::DeleteParams;

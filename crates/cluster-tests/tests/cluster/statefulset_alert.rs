@@ -6,7 +6,7 @@
 
 use anyhow::{Context as _, Result};
 use cluster_tests::operator::PLATFORM;
-use cluster_tests::play::{Play, rpc};
+use cluster_tests::scenario::{Play, rpc};
 use cluster_tests::{minor, wait_for};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use kube::api::{Patch, PatchParams};

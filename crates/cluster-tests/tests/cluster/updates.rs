@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use cluster_tests::play::{Play, rpc, validator};
+use cluster_tests::scenario::{Play, rpc, validator};
 use sei_rig::Behaviour;
 use serde_json::json;
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use cluster_tests::operator::{self, Setup};
-use cluster_tests::play::{Play, listed, rpc, validator};
+use cluster_tests::scenario::{Play, listed, rpc, validator};
 use cluster_tests::{boot, scene_on, wait_for};
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{Api, ListParams};

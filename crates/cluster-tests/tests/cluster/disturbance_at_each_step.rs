@@ -1,15 +1,15 @@
 //! Nodes that are deleted, edited or lied about, and pods that are evicted, at every moment of a
 //! plan: at each write of the operator, and wherever a plan can be made to wait.
 
-mod hand;
-mod stop;
+mod disturbance;
+mod stop_point;
 
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, ensure};
-use cluster_tests::play::{Play, rpc, says};
+use cluster_tests::interceptor::{Answer, Write};
+use cluster_tests::scenario::{Play, rpc, says};
 use cluster_tests::wait_for;
-use cluster_tests::wire::{Answer, Write};
 use futures::{StreamExt as _, TryStreamExt as _};
 use sei_api::condition::ConditionType;
 use sei_api::plan::PlannedTask;
@@ -19,9 +19,9 @@ use sei_plan::view::{PodView, StatefulSetView};
 use sei_rig::{Behaviour, ClaimRule};
 use serde_json::{Value, json};
 
-use self::hand::{Before, Hand};
-use self::stop::{EARLY, LATE, Moment, Stop, keyed, make_secret};
-use crate::deaths::{IN_CREATION, IN_UPDATE, assert_kinds};
+use self::disturbance::{Before, Hand};
+use self::stop_point::{EARLY, LATE, Moment, Stop, keyed, make_secret};
+use crate::crash_after_write::{IN_CREATION, IN_UPDATE, assert_kinds};
 use crate::modes::modes;
 
 /// As many nodes as are at it at once: each waits by looking, and the machine is small.

@@ -11,7 +11,7 @@ use kube::api::{Api, DeleteParams, PostParams};
 use sei_rig::{Behaviour, ClaimRule, Rule};
 use serde_json::json;
 
-use crate::by_hand::*;
+use crate::unmanaged_node::*;
 
 #[tokio::test]
 async fn a_pod_is_held_until_its_own_sidecar_is_told_that_it_is_ready() -> Result<()> {

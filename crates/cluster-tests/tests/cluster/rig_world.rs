@@ -9,7 +9,7 @@ use sei_api::SeiNode;
 use sei_rig::{Behaviour, World, WorldError};
 use serde_json::json;
 
-use crate::by_hand::{Node, runs, uid, unmade};
+use crate::unmanaged_node::{Node, runs, uid, unmade};
 
 const SPEC: &str = "{ chainId: demo-1, image: 'seid:v1', fullNode: {} }";
 

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use cluster_tests::interceptor::Wire;
 use cluster_tests::operator::Setup;
-use cluster_tests::play::{Play, rpc};
-use cluster_tests::wire::Wire;
+use cluster_tests::scenario::{Play, rpc};
 use kube::api::DeleteParams;
 use sei_api::SeiNodeStatus;
 

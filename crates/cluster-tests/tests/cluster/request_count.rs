@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use cluster_tests::play::{Play, Requests, listed, rpc, validator};
+use cluster_tests::scenario::{Play, Requests, listed, rpc, validator};
 use cluster_tests::wait_for;
 use k8s_openapi::api::events::v1::Event;
 use kube::ResourceExt as _;

@@ -1,7 +1,7 @@
 //! A signing key that moves from one node to another, and is never used by both.
 
 use anyhow::{Result, ensure};
-use cluster_tests::play::{Play, validator};
+use cluster_tests::scenario::{Play, validator};
 use cluster_tests::wait_for;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::DeleteParams;

@@ -13,8 +13,8 @@ use sei_plan::view::PodView;
 use sei_rig::{AuditEntry, AuditLog, Behaviour, Rule, RuleId, Sidecars, User, World};
 use serde_json::{Value, json};
 
+use crate::interceptor::{Answer, Wire, Write};
 use crate::operator::{self, Setup};
-use crate::wire::{Answer, Wire, Write};
 use crate::{Scene, minor, scene, wait_for};
 
 /// A scenario under way.

@@ -1,7 +1,7 @@
 //! Where a plan can be made to wait.
 
 use anyhow::Result;
-use cluster_tests::play::{Play, says};
+use cluster_tests::scenario::{Play, says};
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Api, DeleteParams, PostParams};
 use sei_api::condition::ConditionType;

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use anyhow::{Context as _, Result, ensure};
-use cluster_tests::play::Play;
+use cluster_tests::scenario::Play;
 use cluster_tests::wait_for;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::StatefulSet;

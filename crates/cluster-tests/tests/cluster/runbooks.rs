@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use cluster_tests::docs::sections;
 use cluster_tests::install::Shell;
-use cluster_tests::play::{Play, rpc};
+use cluster_tests::scenario::{Play, rpc};
 use sei_rig::Behaviour;
 
 /// A command with names in the places of the capitals that stand for them.

@@ -1,7 +1,7 @@
 //! Nodes that are told to wait, to stop, and to go.
 
 use anyhow::{Context as _, Result};
-use cluster_tests::play::{Play, rpc, says};
+use cluster_tests::scenario::{Play, rpc, says};
 use cluster_tests::wait_for;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{DeleteParams, PostParams};

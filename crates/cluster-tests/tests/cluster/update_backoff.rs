@@ -1,12 +1,12 @@
 //! An update that fails again and again.
 
 use anyhow::{Context as _, Result};
-use cluster_tests::play::{Play, rpc, says};
+use cluster_tests::scenario::{Play, rpc, says};
 use jiff::Timestamp;
 use sei_api::condition::ConditionType;
 use sei_api::status::SeiNodeStatus;
 
-use crate::history::History;
+use crate::status_history::History;
 
 /// Ten failures take half a minute.
 const SPEED: u32 = 150;

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Result, ensure};
-use cluster_tests::play::Play;
+use cluster_tests::scenario::Play;
 use cluster_tests::wait_for;
 use futures::StreamExt as _;
 use kube::runtime::WatchStreamExt as _;

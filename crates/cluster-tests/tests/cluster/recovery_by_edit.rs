@@ -1,7 +1,7 @@
 //! What an edit can mend: nodes that are stuck through something which somebody takes back.
 
 use anyhow::Result;
-use cluster_tests::play::{Play, rpc};
+use cluster_tests::scenario::{Play, rpc};
 use cluster_tests::wait_for;
 use k8s_openapi::api::core::v1::LimitRange;
 use kube::Api;

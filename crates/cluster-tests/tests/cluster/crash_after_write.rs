@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use cluster_tests::play::{Play, listed, rpc, validator};
+use cluster_tests::interceptor::{Answer, Write};
+use cluster_tests::scenario::{Play, listed, rpc, validator};
 use cluster_tests::wait_for;
-use cluster_tests::wire::{Answer, Write};
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use sei_api::names;

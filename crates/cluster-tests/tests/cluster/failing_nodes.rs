@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use cluster_tests::operator::Setup;
-use cluster_tests::play::{Play, rpc, says};
+use cluster_tests::scenario::{Play, rpc, says};
 use cluster_tests::wait_for;
 use sei_api::condition::ConditionType;
 use sei_api::status::SeiNodePhase;
@@ -10,7 +10,7 @@ use sei_operator::metrics::Metrics;
 use sei_plan::view::PodView;
 use sei_rig::Behaviour;
 
-use crate::hands::{PROMISED, TRIES, answers, opened_after};
+use crate::manual_changes::{PROMISED, TRIES, answers, opened_after};
 
 #[tokio::test]
 async fn a_bad_image_at_creation_is_corrected_by_an_edit() -> Result<()> {

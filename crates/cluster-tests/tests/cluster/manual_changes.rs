@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use cluster_tests::play::{Play, rpc, says, validator};
+use cluster_tests::scenario::{Play, rpc, says, validator};
 use cluster_tests::wait_for;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
@@ -15,7 +15,7 @@ use sei_plan::view::PodView;
 use sei_rig::{AuditEntry, Behaviour, Rule};
 use serde_json::{Value, json};
 
-use crate::history::History;
+use crate::status_history::History;
 
 const CONFIG: &str = "rpc-rbac-proxy-config";
 

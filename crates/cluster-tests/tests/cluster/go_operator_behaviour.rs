@@ -3,7 +3,7 @@
 
 use anyhow::{Context as _, Result};
 use cluster_tests::operator::{PLATFORM, Setup};
-use cluster_tests::play::{Play, rpc, says, validator};
+use cluster_tests::scenario::{Play, rpc, says, validator};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
@@ -14,8 +14,8 @@ use sei_api::status::{Endpoint, SeiNodePhase, SeiNodeStatus};
 use sei_rig::{Behaviour, ClaimRule};
 use serde_json::{Value, json};
 
-use crate::history::History;
 use crate::modes::modes;
+use crate::status_history::History;
 
 fn mode(name: &str) -> Value {
     let found = modes().into_iter().find(|(one, _)| *one == name);

@@ -1,10 +1,10 @@
 //! Nodes that go without a word.
 
 use anyhow::Result;
+use cluster_tests::interceptor::Wire;
 use cluster_tests::operator::Setup;
-use cluster_tests::play::{Play, rpc};
+use cluster_tests::scenario::{Play, rpc};
 use cluster_tests::wait_for;
-use cluster_tests::wire::Wire;
 use http::Method;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use sei_api::status::SeiNodePhase;
