@@ -1,4 +1,5 @@
-//! What lies between an operator and its server, for tests that stop it at a chosen write.
+//! An interceptor between an operator and the API server, for tests that block the operator after a
+//! chosen write.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,99 +11,99 @@ use kube::client::Body;
 use tokio::sync::watch;
 use tower::Service;
 
-/// Whether the operator learns of the write that it is stopped after.
+/// Whether the operator receives the response to the write after which it is blocked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// The server has done it, and nobody is told.
+pub enum LastResponse {
+    /// The server has stored the write, and the operator gets no response.
     Lost,
-    /// The operator is told, and asks for nothing any more.
-    Given,
+    /// The operator gets the response, and its next requests are blocked.
+    Delivered,
 }
 
-/// A line to the server that can be told to stop after a write. A write is what the server has
-/// done: what it refused and what it only tried does not count.
+/// Passes requests to the server, and can block all of them after a write. Only stored writes
+/// count: refused requests and dry runs do not.
 #[derive(Clone, Debug)]
-pub struct Wire {
-    answer: Answer,
-    /// Requests that nobody ever answers.
-    unheard: fn(&Request<Body>) -> bool,
+pub struct Interceptor {
+    last_response: LastResponse,
+    /// Requests that never get a response.
+    is_unanswered: fn(&Request<Body>) -> bool,
     state: Arc<watch::Sender<State>>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// It stops after the first write that is none of these.
-    passing: Option<BTreeSet<Write>>,
-    /// How many of each kind were made since then.
-    made: BTreeMap<String, usize>,
-    /// The write that it stopped after.
-    stopped: Option<Write>,
+    /// Requests are blocked after the first write that is none of these; `None` blocks nothing.
+    allowed: Option<BTreeSet<Write>>,
+    /// How many writes of each kind were made since `allowed` was set.
+    counts: BTreeMap<String, usize>,
+    /// The write after which requests are blocked.
+    blocked_after: Option<Write>,
 }
 
-/// A kind of write, as `VERB resource`, and the how manyth of its kind it is.
+/// A kind of write, as `VERB resource`, and its ordinal among the writes of that kind.
 pub type Write = (String, usize);
 
-impl Wire {
-    /// One that lets everything through.
-    pub fn new(answer: Answer) -> Self {
-        Self { answer, unheard: |_| false, state: Arc::default() }
+impl Interceptor {
+    /// An interceptor that passes everything.
+    pub fn new(last_response: LastResponse) -> Self {
+        Self { last_response, is_unanswered: |_| false, state: Arc::default() }
     }
 
-    /// One on which these requests are never answered, and all others are.
-    pub fn deaf_to(unheard: fn(&Request<Body>) -> bool) -> Self {
-        Self { unheard, ..Self::new(Answer::Given) }
+    /// An interceptor that never answers these requests and passes all others.
+    pub fn never_answering(is_unanswered: fn(&Request<Body>) -> bool) -> Self {
+        Self { is_unanswered, ..Self::new(LastResponse::Delivered) }
     }
 
-    /// From now on, stops after the first write that is none of these.
-    pub fn stop_after_others_than(&self, passing: &BTreeSet<Write>) {
-        let passing = Some(passing.clone());
-        self.state.send_replace(State { passing, ..State::default() });
+    /// From now on, blocks all requests after the first write that is none of these.
+    pub fn block_after_write_not_in(&self, allowed: &BTreeSet<Write>) {
+        let allowed = Some(allowed.clone());
+        self.state.send_replace(State { allowed, ..State::default() });
     }
 
-    /// Waits until it has stopped, and returns after what.
-    pub async fn stopped(&self) -> Write {
+    /// Waits until requests are blocked, and returns the write before that.
+    pub async fn blocked(&self) -> Write {
         let mut state = self.state.subscribe();
-        // The sender lives as long as we do.
-        let stopped = state.wait_for(|state| state.stopped.is_some()).await;
-        stopped.ok().and_then(|state| state.stopped.clone()).unwrap_or_default()
+        // `self` keeps the sender alive, so the wait cannot fail.
+        let blocked = state.wait_for(|state| state.blocked_after.is_some()).await;
+        blocked.ok().and_then(|state| state.blocked_after.clone()).unwrap_or_default()
     }
 
-    /// Lets everything through, also what waits.
-    pub fn free(&self) {
+    /// Passes everything again, including the requests that are blocked now.
+    pub fn unblock(&self) {
         self.state.send_replace(State::default());
     }
 
-    /// Waits until requests pass.
-    async fn pass(&self) {
+    /// Waits until requests are not blocked.
+    async fn until_unblocked(&self) {
         let mut state = self.state.subscribe();
-        let _ = state.wait_for(|state| state.stopped.is_none()).await;
+        let _ = state.wait_for(|state| state.blocked_after.is_none()).await;
     }
 
-    fn note(&self, kind: String) {
+    fn record_write(&self, kind: String) {
         self.state.send_modify(|state| {
-            let made = state.made.entry(kind.clone()).or_default();
-            *made += 1;
-            let write = (kind, *made);
-            let passing = state.passing.as_ref();
-            if state.stopped.is_none() && passing.is_some_and(|those| !those.contains(&write)) {
-                state.stopped = Some(write);
+            let count = state.counts.entry(kind.clone()).or_default();
+            *count += 1;
+            let write = (kind, *count);
+            let is_new = state.allowed.as_ref().is_some_and(|allowed| !allowed.contains(&write));
+            if state.blocked_after.is_none() && is_new {
+                state.blocked_after = Some(write);
             }
         });
     }
 
-    /// Puts itself around a client's service.
-    pub fn around<S>(self, inner: S) -> Wired<S> {
-        Wired { inner, wire: self }
+    /// Wraps a client's service.
+    pub fn wrap<S>(self, inner: S) -> Intercepted<S> {
+        Intercepted { inner, interceptor: self }
     }
 }
 
-/// A client's service with a wire around it.
-pub struct Wired<S> {
+/// A client's service behind an interceptor.
+pub struct Intercepted<S> {
     inner: S,
-    wire: Wire,
+    interceptor: Interceptor,
 }
 
-impl<S, B> Service<Request<Body>> for Wired<S>
+impl<S, B> Service<Request<Body>> for Intercepted<S>
 where
     S: Service<Request<Body>, Response = Response<B>>,
     S::Future: Send + 'static,
@@ -118,39 +119,39 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let is_unheard = (self.wire.unheard)(&request);
+        let is_unanswered = (self.interceptor.is_unanswered)(&request);
         let kind = kind(&request);
-        let wire = self.wire.clone();
-        // Nothing is sent before it is polled.
-        let answered = self.inner.call(request);
+        let interceptor = self.interceptor.clone();
+        // The request is not sent before the future is polled.
+        let response = self.inner.call(request);
         Box::pin(async move {
-            if is_unheard {
+            if is_unanswered {
                 future::pending::<()>().await;
             }
-            wire.pass().await;
-            let answer = answered.await?;
-            if let Some(kind) = kind.filter(|_| answer.status().is_success()) {
-                wire.note(kind);
-                if wire.answer == Answer::Lost {
-                    wire.pass().await;
+            interceptor.until_unblocked().await;
+            let response = response.await?;
+            if let Some(kind) = kind.filter(|_| response.status().is_success()) {
+                interceptor.record_write(kind);
+                if interceptor.last_response == LastResponse::Lost {
+                    interceptor.until_unblocked().await;
                 }
             }
-            Ok(answer)
+            Ok(response)
         })
     }
 }
 
-/// The kind of write that a request is, if the server would store something because of it.
+/// The kind of write that a request is, if the server would store something for it.
 fn kind(request: &Request<Body>) -> Option<String> {
     let is_read = request.method() == Method::GET;
-    let is_trial = request.uri().query().is_some_and(|query| query.contains("dryRun="));
-    if is_read || is_trial {
+    let is_dry_run = request.uri().query().is_some_and(|query| query.contains("dryRun="));
+    if is_read || is_dry_run {
         return None;
     }
-    // Everything that an operator of a test writes is in a namespace.
+    // An operator under test writes namespaced objects only.
     let path = request.uri().path().split('/');
     let mut path = path.skip_while(|part| *part != "namespaces").skip(2);
     let (resource, subresource) = (path.next().unwrap_or_default(), path.nth(1));
-    let subresource = subresource.map(|one| format!("/{one}")).unwrap_or_default();
+    let subresource = subresource.map(|name| format!("/{name}")).unwrap_or_default();
     Some(format!("{} {resource}{subresource}", request.method()))
 }

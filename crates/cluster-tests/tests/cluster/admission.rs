@@ -2,7 +2,7 @@
 //! `sei-api`; here it is shown that those are right.
 
 use anyhow::{Context as _, Result};
-use cluster_tests::{SEINODE_CRD, Scene, scene};
+use cluster_tests::{SEINODE_CRD, TestContext, test_context};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams, ValidationDirective};
@@ -20,8 +20,8 @@ const ACCEPTED: &[&str] = &[
 
 const REFUSED: &str = include_str!("../../../sei-api/testdata/refuse.yaml");
 
-fn nodes(scene: &Scene) -> Api<SeiNode> {
-    Api::namespaced(scene.admin.clone(), &scene.namespace)
+fn nodes(context: &TestContext) -> Api<SeiNode> {
+    Api::namespaced(context.admin.clone(), &context.namespace)
 }
 
 fn named(name: &str, spec: &Value) -> Value {
@@ -33,24 +33,29 @@ fn named(name: &str, spec: &Value) -> Value {
 /// the server finds every rule cheap enough.
 #[tokio::test]
 async fn the_crd_is_accepted_as_it_is_written() -> Result<()> {
-    let scene = scene("crd").await?;
+    let context = test_context("crd").await?;
     let file: Value = serde_saphyr::from_str(SEINODE_CRD)?;
-    let crds: Api<CustomResourceDefinition> = Api::all(scene.admin.clone());
+    let crds: Api<CustomResourceDefinition> = Api::all(context.admin.clone());
     let mut parameters = PatchParams::apply("people").force();
     parameters.field_validation = Some(ValidationDirective::Strict);
     let crd = crds.patch("seinodes.sei.io", &parameters, &Patch::Apply(&file)).await?;
     let conditions = crd.status.context("it has a status")?.conditions.unwrap_or_default();
-    let told: Vec<String> =
-        conditions.iter().map(|one| format!("{}={}", one.type_, one.status)).collect();
-    assert!(told.contains(&"Established=True".to_owned()), "{told:?}");
-    assert!(told.contains(&"NamesAccepted=True".to_owned()), "{told:?}");
-    assert!(!told.contains(&"NonStructuralSchema=True".to_owned()), "{told:?}");
+    let conditions_text: Vec<String> = conditions
+        .iter()
+        .map(|condition| format!("{}={}", condition.type_, condition.status))
+        .collect();
+    assert!(conditions_text.contains(&"Established=True".to_owned()), "{conditions_text:?}");
+    assert!(conditions_text.contains(&"NamesAccepted=True".to_owned()), "{conditions_text:?}");
+    assert!(
+        !conditions_text.contains(&"NonStructuralSchema=True".to_owned()),
+        "{conditions_text:?}"
+    );
     Ok(())
 }
 
 #[tokio::test]
 async fn the_server_accepts_every_example() -> Result<()> {
-    let scene = scene("accept").await?;
+    let context = test_context("accept").await?;
     let documents = ACCEPTED.iter().flat_map(|file| file.split("\n---\n"));
     let parameters = PatchParams {
         field_validation: Some(ValidationDirective::Strict),
@@ -62,8 +67,8 @@ async fn the_server_accepts_every_example() -> Result<()> {
         let of = manifest["metadata"]["namespace"].take();
         let name = format!("{}-{}", manifest["metadata"]["name"], of).replace('"', "");
         manifest["metadata"]["name"] = json!(name);
-        manifest["metadata"]["namespace"] = json!(scene.namespace);
-        let stored = nodes(&scene).patch(&name, &parameters, &Patch::Apply(&manifest)).await;
+        manifest["metadata"]["namespace"] = json!(context.namespace);
+        let stored = nodes(&context).patch(&name, &parameters, &Patch::Apply(&manifest)).await;
         let stored = serde_json::to_value(stored.with_context(|| name)?)?;
         assert_contains(&stored["spec"], &manifest["spec"]);
     }
@@ -116,11 +121,11 @@ fn words(rule: &str) -> &str {
 /// in a set, with an answer of 500 that says the same.
 #[tokio::test]
 async fn the_server_refuses_every_counterexample() -> Result<()> {
-    let scene = scene("refuse").await?;
+    let context = test_context("refuse").await?;
     // Untyped, because many of them are no nodes.
     let resource = ApiResource::erase::<SeiNode>(&());
     let nodes: Api<DynamicObject> =
-        Api::namespaced_with(scene.admin.clone(), &scene.namespace, &resource);
+        Api::namespaced_with(context.admin.clone(), &context.namespace, &resource);
     let dry = PostParams { dry_run: true, ..PostParams::default() };
     let cases: Vec<Refusal> = serde_saphyr::from_str(REFUSED)?;
     for (index, Refusal { from, spec, path, rule }) in cases.iter().enumerate() {
@@ -137,23 +142,24 @@ async fn the_server_refuses_every_counterexample() -> Result<()> {
             panic!("{spec} was not refused: {outcome:?}");
         };
         assert_eq!(refusal.code, 422, "{spec}: {refusal:?}");
-        let told = refusal.details.map(|details| details.causes).unwrap_or_default();
+        let causes = refusal.details.map(|details| details.causes).unwrap_or_default();
         // Of a list with duplicates it names the second of them.
-        let is_told =
-            told.iter().any(|one| one.field.starts_with(path) && one.message.contains(words(rule)));
-        assert!(is_told, "{spec}: desired {path}: {}, got {told:#?}", words(rule));
+        let is_named = causes
+            .iter()
+            .any(|cause| cause.field.starts_with(path) && cause.message.contains(words(rule)));
+        assert!(is_named, "{spec}: desired {path}: {}, got {causes:#?}", words(rule));
     }
     Ok(())
 }
 
 #[tokio::test]
 async fn a_name_has_at_most_52_characters() -> Result<()> {
-    let scene = scene("name").await?;
+    let context = test_context("name").await?;
     let spec = json!({ "chainId": "demo-1", "image": "seid:v1", "fullNode": {} });
     let parameters = PostParams { dry_run: true, ..PostParams::default() };
     let create = async |length: usize| {
         let node: SeiNode = serde_json::from_value(named(&"a".repeat(length), &spec))?;
-        anyhow::Ok(nodes(&scene).create(&parameters, &node).await)
+        anyhow::Ok(nodes(&context).create(&parameters, &node).await)
     };
     create(52).await??;
     let refusal = create(53).await?.unwrap_err().to_string();

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, ensure};
 use cluster_tests::operator::{PLATFORM, Setup};
-use cluster_tests::scenario::{Play, rpc, says, validator};
+use cluster_tests::scenario::{Scenario, condition_text, rpc, validator};
 use cluster_tests::wait_for;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use kube::api::{Patch, PatchParams};
@@ -31,29 +31,29 @@ fn fleet() -> Vec<String> {
 }
 
 /// Nodes that run, made by our own hands, with nobody in charge.
-async fn running(play: &mut Play, names: &[String]) -> Result<()> {
-    play.start_with(Setup { speed: 50, ..Setup::default() }).await?;
+async fn running(scenario: &mut Scenario, names: &[String]) -> Result<()> {
+    scenario.start_with(Setup { speed: 50, ..Setup::default() }).await?;
     for name in names {
         let spec = if name.starts_with("val") {
             let (signing, p2p) = (format!("{name}-signing"), format!("{name}-p2p"));
-            play.validator_keys(&signing, &p2p).await?;
+            scenario.create_validator_keys(&signing, &p2p).await?;
             validator("seid:v1", &signing, &p2p)
         } else {
             rpc("seid:v1")
         };
-        play.create(name, spec).await?;
+        scenario.create(name, spec).await?;
     }
     for name in names {
-        play.settled(name).await?;
+        scenario.settled(name).await?;
     }
-    play.kill_operator();
+    scenario.kill_operator();
     Ok(())
 }
 
 /// The StatefulSet as the other operator renders it.
-async fn theirs(play: &Play, name: &str) -> Result<StatefulSet> {
+async fn theirs(scenario: &Scenario, name: &str) -> Result<StatefulSet> {
     let platform = Platform::parse(PLATFORM, "platform.yaml")?;
-    let node = play.node(name).await?;
+    let node = scenario.node(name).await?;
     let mut set = render_desired(&node, &platform, &[], &[])?.statefulset;
     let metadata = set.spec.template.metadata.get_or_insert_default();
     let annotations = metadata.annotations.get_or_insert_default();
@@ -62,7 +62,8 @@ async fn theirs(play: &Play, name: &str) -> Result<StatefulSet> {
     pod["terminationGracePeriodSeconds"] = json!(60);
     pod["hostAliases"] = json!([{ "ip": "10.0.0.9", "hostnames": ["peer"] }]);
     let containers = pod["containers"].as_array_mut().context("containers")?;
-    let seid = containers.iter_mut().find(|one| one["name"] == "seid").context("seid")?;
+    let seid =
+        containers.iter_mut().find(|container| container["name"] == "seid").context("seid")?;
     seid["workingDir"] = json!("/peer");
     let env = seid["env"].as_array_mut().context("env")?;
     env.push(json!({ "name": "PEER_ONLY", "value": "1" }));
@@ -72,10 +73,10 @@ async fn theirs(play: &Play, name: &str) -> Result<StatefulSet> {
 
 /// Makes a running node one of the other operator's: its template under its field manager, its pod
 /// made from that, its words in the status.
-async fn hand_to_peer(play: &Play, name: &str, foreign: bool) -> Result<()> {
+async fn hand_to_peer(scenario: &Scenario, name: &str, foreign: bool) -> Result<()> {
     let apply = PatchParams::apply(FIELD_MANAGER).force();
-    let set = theirs(play, name).await?;
-    let mut changed = play.statefulsets().patch(name, &apply, &Patch::Apply(&set)).await?;
+    let set = theirs(scenario, name).await?;
+    let mut changed = scenario.statefulsets().patch(name, &apply, &Patch::Apply(&set)).await?;
     if foreign {
         // Somebody else has a hand in the template too.
         let patch = json!({ "spec": { "template": {
@@ -83,24 +84,24 @@ async fn hand_to_peer(play: &Play, name: &str, foreign: bool) -> Result<()> {
             "spec": { "priority": null, "schedulerName": "custom-scheduler" },
         }}});
         let person = PatchParams { field_manager: Some("person".into()), ..PatchParams::default() };
-        changed = play.statefulsets().patch(name, &person, &Patch::Strategic(&patch)).await?;
+        changed = scenario.statefulsets().patch(name, &person, &Patch::Strategic(&patch)).await?;
     }
     // Before that it would make the pod from the template that it knows.
     wait_for("the controller has seen the template", async || {
-        let status = play.statefulsets().get(name).await?.status.unwrap_or_default();
+        let status = scenario.statefulsets().get(name).await?.status.unwrap_or_default();
         Ok((status.observed_generation >= changed.metadata.generation).then_some(()))
     })
     .await?;
-    let before = play.uid(name).await?;
-    play.evict(name).await?;
-    let pod = play
+    let before = scenario.uid(name).await?;
+    scenario.evict(name).await?;
+    let pod = scenario
         .until_pod(name, "another pod runs", |pod| {
             pod.uid != before && pod.ip.is_some() && pod.sidecar.running
         })
         .await?;
     open_gate(&pod.ip.clone().unwrap_or_default(), &pod.uid).await?;
-    play.until_pod(name, "is Ready", |pod| pod.ready).await?;
-    play.wipe_status(name).await?;
+    scenario.until_pod(name, "is Ready", |pod| pod.ready).await?;
+    scenario.wipe_status(name).await?;
     let mut status = json!({
         "phase": "Running",
         "currentImage": "seid:v1",
@@ -109,7 +110,7 @@ async fn hand_to_peer(play: &Play, name: &str, foreign: bool) -> Result<()> {
     if name == "rpc01" {
         status["plan"] = plan_under_way();
     }
-    play.edit_status(name, status).await
+    scenario.edit_status(name, status).await
 }
 
 /// An update that the other operator was about to begin: it has no target.
@@ -140,53 +141,60 @@ async fn open_gate(ip: &str, pod_uid: &str) -> Result<()> {
 }
 
 fn adopted(status: &SeiNodeStatus) -> bool {
-    says(status, ConditionType::PodTemplateDrift).starts_with("True/AdoptedWithDrift")
+    condition_text(status, ConditionType::PodTemplateDrift).starts_with("True/AdoptedWithDrift")
 }
 
 /// What a fleet looks like from outside: pods, and generations of their owners.
-async fn look(play: &Play, names: &[String]) -> Result<BTreeSet<(String, String, Option<i64>)>> {
-    let mut seen = BTreeSet::new();
+async fn pods_and_generations(
+    scenario: &Scenario,
+    names: &[String],
+) -> Result<BTreeSet<(String, String, Option<i64>)>> {
+    let mut all = BTreeSet::new();
     for name in names {
-        let generation = play.statefulsets().get(name).await?.metadata.generation;
-        seen.insert((name.clone(), play.uid(name).await?, generation));
+        let generation = scenario.statefulsets().get(name).await?.metadata.generation;
+        all.insert((name.clone(), scenario.uid(name).await?, generation));
     }
-    Ok(seen)
+    Ok(all)
 }
 
 async fn take_over(name: &str, foreign: bool) -> Result<()> {
-    let mut play = Play::open_without_operator(name).await?;
+    let mut scenario = Scenario::open_without_operator(name).await?;
     let all = fleet();
-    running(&mut play, &all).await?;
-    let handed = all.iter().map(|node| hand_to_peer(&play, node, foreign));
+    running(&mut scenario, &all).await?;
+    let handed = all.iter().map(|node| hand_to_peer(&scenario, node, foreign));
     futures::future::try_join_all(handed).await?;
-    let before = look(&play, &all).await?;
-    play.start_with(Setup { speed: 50, ..Setup::default() }).await?;
+    let before = pods_and_generations(&scenario, &all).await?;
+    scenario.start_with(Setup { speed: 50, ..Setup::default() }).await?;
     for node in &all {
-        let status = play.until(node, "is adopted with its differences", adopted).await?;
+        let status = scenario.until(node, "is adopted with its differences", adopted).await?;
         let pending = status.pending_update.context("says what differs")?;
-        let paths: Vec<_> = pending.changes.iter().map(|one| one.path.as_str()).collect();
+        let paths: Vec<_> = pending.changes.iter().map(|change| change.path.as_str()).collect();
         let mut expected: Vec<_> = DIFFERS.to_vec();
         expected.sort_unstable();
-        let mut told = paths.clone();
-        told.sort_unstable();
-        assert_eq!(told, expected, "{node}");
+        let mut sorted = paths.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, expected, "{node}");
         assert_eq!((pending.cause, pending.state), (Cause::Adoption, UpdateState::Held));
         ensure!(status.plan.is_none(), "{node} has a plan");
     }
     // Also after another start.
-    play.start_with(Setup { speed: 50, ..Setup::default() }).await?;
+    scenario.start_with(Setup { speed: 50, ..Setup::default() }).await?;
     for node in &all {
-        play.until(node, "is still adopted", adopted).await?;
+        scenario.until(node, "is still adopted", adopted).await?;
     }
-    assert_eq!(look(&play, &all).await?, before, "nothing was restarted or written");
-    play.set_image("rpc00", "seid:v2").await?;
-    play.settled("rpc00").await?;
+    assert_eq!(
+        pods_and_generations(&scenario, &all).await?,
+        before,
+        "nothing was restarted or written"
+    );
+    scenario.set_image("rpc00", "seid:v2").await?;
+    scenario.settled("rpc00").await?;
     let others: Vec<String> = all.iter().filter(|node| *node != "rpc00").cloned().collect();
     let untouched = before.into_iter().filter(|(node, _, _)| node != "rpc00").collect();
-    assert_eq!(look(&play, &others).await?, untouched, "that one only");
-    let pod = play.pods().get("rpc00-0").await?.spec.context("has a spec")?;
+    assert_eq!(pods_and_generations(&scenario, &others).await?, untouched, "that one only");
+    let pod = scenario.pods().get("rpc00-0").await?.spec.context("has a spec")?;
     assert_eq!(pod.termination_grace_period_seconds, Some(120), "and it is ours now");
-    play.close().await
+    scenario.close().await
 }
 
 #[tokio::test]

@@ -3,40 +3,41 @@
 use std::path::Path;
 
 use anyhow::Result;
-use cluster_tests::{boot, minor, scene, wait_for};
+use cluster_tests::{boot, minor, test_context, wait_for};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::{Api, ListParams, ObjectMeta, PostParams};
 use sei_rig::{AuditEntry, User};
 
 #[tokio::test]
 async fn the_plane_is_of_its_minor() -> Result<()> {
-    let scene = scene("minor").await?;
-    let version = scene.plane().version().await?;
+    let context = test_context("minor").await?;
+    let version = context.plane().version().await?;
     assert!(version.starts_with(&format!("v{}.", minor())), "{version}");
-    let kubectl = std::process::Command::new(scene.plane().bin_dir().join("kubectl"))
+    let kubectl = std::process::Command::new(context.plane().bin_dir().join("kubectl"))
         .args(["version", "--kubeconfig"])
-        .arg(scene.plane().kubeconfig(User::Admin))
+        .arg(context.plane().kubeconfig(User::Admin))
         .output()?;
-    let told = String::from_utf8(kubectl.stdout)?;
-    assert!(told.contains(&format!("Client Version: {version}")), "{told}");
-    assert!(told.contains(&format!("Server Version: {version}")), "{told}");
+    let output = String::from_utf8(kubectl.stdout)?;
+    assert!(output.contains(&format!("Client Version: {version}")), "{output}");
+    assert!(output.contains(&format!("Server Version: {version}")), "{output}");
     Ok(())
 }
 
 #[tokio::test]
 async fn the_operator_may_do_no_more_than_granted_and_its_requests_are_written_down() -> Result<()>
 {
-    let scene = scene("audit").await?;
-    let mut log = scene.plane().audit();
+    let context = test_context("audit").await?;
+    let mut log = context.plane().audit();
     let secrets = |user| -> Result<Api<Secret>> {
-        Ok(Api::namespaced(scene.plane().client(user)?, &scene.namespace))
+        Ok(Api::namespaced(context.plane().client(user)?, &context.namespace))
     };
     secrets(User::Admin)?.list(&ListParams::default()).await?;
     let refused = secrets(User::Operator)?.list(&ListParams::default()).await.unwrap_err();
     assert!(matches!(&refused, kube::Error::Api(status) if status.code == 403), "{refused}");
 
     // The entry is written after the answer.
-    let is_here = |one: &AuditEntry| one.namespace.as_deref() == Some(scene.namespace.as_str());
+    let is_here =
+        |entry: &AuditEntry| entry.namespace.as_deref() == Some(context.namespace.as_str());
     let here = wait_for("the request is written down", async || {
         let mut entries = log.read_new()?;
         entries.retain(is_here);

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use cluster_tests::interceptor::{Answer, Write};
-use cluster_tests::scenario::{Play, listed, rpc, validator};
+use cluster_tests::interceptor::{LastResponse, Write};
+use cluster_tests::scenario::{Scenario, format_requests, rpc, validator};
 use cluster_tests::wait_for;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Patch, PatchParams};
@@ -42,72 +42,73 @@ impl Happening {
     }
 
     /// Brings up what the round is about.
-    async fn prepare(self, play: &mut Play, round: usize, spec: &Value) -> Result<()> {
+    async fn prepare(self, scenario: &mut Scenario, round: usize, spec: &Value) -> Result<()> {
         if self == Self::Creation || (self != Self::Deletion && round > 1) {
             return Ok(());
         }
         let node = self.node(round);
-        play.start_operator_on_wire(Answer::Given).await?;
-        play.run(&node, spec.clone()).await?;
-        end_politely(play).await
+        scenario.start_intercepted_operator(LastResponse::Delivered).await?;
+        scenario.run(&node, spec.clone()).await?;
+        end_politely(scenario).await
     }
 
-    async fn begin(self, play: &Play, round: usize, spec: &Value) -> Result<()> {
+    async fn begin(self, scenario: &Scenario, round: usize, spec: &Value) -> Result<()> {
         let (node, params) = (self.node(round), DeleteParams::default());
         match self {
-            Self::Update => play.set_image(&node, &format!("seid:v{round}")).await?,
+            Self::Update => scenario.set_image(&node, &format!("seid:v{round}")).await?,
             Self::Relabel => {
                 let labels = json!({ "round": round.to_string() });
-                play.edit(&node, json!({ "spec": { "podLabels": labels } })).await?;
+                scenario.edit(&node, json!({ "spec": { "podLabels": labels } })).await?;
             }
-            Self::Eviction => play.evict(&node).await?,
+            Self::Eviction => scenario.evict(&node).await?,
             Self::Repair => {
-                play.services().delete(&node, &params).await?;
-                play.config_maps().delete(&names::proxy_config(&node), &params).await?;
+                scenario.services().delete(&node, &params).await?;
+                scenario.config_maps().delete(&names::proxy_config(&node), &params).await?;
                 let strategy = json!({ "spec": { "updateStrategy": { "type": "RollingUpdate" } } });
                 let (params, patch) = (PatchParams::default(), Patch::Merge(strategy));
-                play.statefulsets().patch(&node, &params, &patch).await?;
+                scenario.statefulsets().patch(&node, &params, &patch).await?;
             }
-            Self::Creation => play.create(&node, spec.clone()).await?,
-            Self::Deletion => drop(play.nodes().delete(&node, &params).await?),
+            Self::Creation => scenario.create(&node, spec.clone()).await?,
+            Self::Deletion => drop(scenario.nodes().delete(&node, &params).await?),
         }
         Ok(())
     }
 
     /// Waits until all has been done about it. `old` is the pod from before.
-    async fn over(self, play: &Play, round: usize, old: Option<&str>) -> Result<()> {
+    async fn over(self, scenario: &Scenario, round: usize, old: Option<&str>) -> Result<()> {
         let node = &self.node(round);
         match self {
             Self::Update | Self::Creation => {}
             Self::Relabel => {
                 let desired = Some(round.to_string());
                 wait_for("a pod has the label", async || {
-                    let pod = play.pods().get_opt(&names::pod(node)).await?;
+                    let pod = scenario.pods().get_opt(&names::pod(node)).await?;
                     let label = pod.and_then(|pod| pod.labels().get("round").cloned());
                     Ok((label == desired).then_some(()))
                 })
                 .await?;
-                play.until(node, "its slot is given back", |status| {
-                    let last = status.last_update.as_ref();
-                    status.plan.is_none() && last.is_some_and(|last| last.ready_at.is_some())
-                })
-                .await?;
+                scenario
+                    .until(node, "its slot is given back", |status| {
+                        let last = status.last_update.as_ref();
+                        status.plan.is_none() && last.is_some_and(|last| last.ready_at.is_some())
+                    })
+                    .await?;
             }
             Self::Eviction => {
                 let opens = |pod: &PodView| Some(pod.uid.as_str()) != old && pod.seid.started;
-                play.until_pod(node, "the gate of another pod opens", opens).await?;
+                scenario.until_pod(node, "the gate of another pod opens", opens).await?;
             }
-            Self::Repair => until_repaired(play, node).await?,
+            Self::Repair => until_repaired(scenario, node).await?,
             Self::Deletion => {
-                play.until_gone(node).await?;
+                scenario.until_deleted(node).await?;
                 return wait_for("its claim is gone", async || {
-                    let claim = play.claims().get_opt(&names::data_claim(node)).await?;
+                    let claim = scenario.claims().get_opt(&names::data_claim(node)).await?;
                     Ok(claim.is_none().then_some(()))
                 })
                 .await;
             }
         }
-        play.settled(node).await
+        scenario.settled(node).await
     }
 
     /// How many pods there have been of the node of a round when that is over.
@@ -120,11 +121,11 @@ impl Happening {
     }
 }
 
-async fn until_repaired(play: &Play, node: &str) -> Result<()> {
+async fn until_repaired(scenario: &Scenario, node: &str) -> Result<()> {
     wait_for("all is as it should be", async || {
-        let statefulset = StatefulSetView::from(&play.statefulsets().get(node).await?);
-        let service = play.services().get_opt(node).await?;
-        let config = play.config_maps().get_opt(&names::proxy_config(node)).await?;
+        let statefulset = StatefulSetView::from(&scenario.statefulsets().get(node).await?);
+        let service = scenario.services().get_opt(node).await?;
+        let config = scenario.config_maps().get_opt(&names::proxy_config(node)).await?;
         let is_all = statefulset.on_delete && service.is_some() && config.is_some();
         Ok(is_all.then_some(()))
     })
@@ -132,57 +133,65 @@ async fn until_repaired(play: &Play, node: &str) -> Result<()> {
 }
 
 /// Ends the operator, letting it finish: what it has still to write belongs to no other round.
-async fn end_politely(play: &mut Play) -> Result<()> {
-    let mut requests = play.requests();
-    let ended = play.operator.take().context("there is an operator")?.stop();
+async fn end_politely(scenario: &mut Scenario) -> Result<()> {
+    let mut requests = scenario.requests();
+    let ended = scenario.operator.take().context("there is an operator")?.stop();
     let ended = tokio::time::timeout(Duration::from_secs(60), ended).await;
-    let asked = requests.new_ones()?;
-    let told = || format!("it does not end; once it was told to, it asked for\n{}", listed(&asked));
-    ended.with_context(told)?.with_context(told)
+    let asked = requests.read_new()?;
+    let requests_after_stop = || {
+        format!(
+            "it does not end; once it was requests_after_stop to, it asked for\n{}",
+            format_requests(&asked)
+        )
+    };
+    ended.with_context(requests_after_stop)?.with_context(requests_after_stop)
 }
 
 /// Rounds in which the operator dies after a write that no operator before it died after, and the
 /// next one takes over, until one comes to its end alive. Returns what they died after.
 async fn die_after_each_write(
-    play: &mut Play,
+    scenario: &mut Scenario,
     happening: Happening,
     spec: fn(usize) -> Value,
-    answer: Answer,
+    answer: LastResponse,
 ) -> Result<BTreeSet<Write>> {
     let mut deaths = BTreeSet::new();
     for round in 1.. {
         let (node, spec) = (happening.node(round), spec(round));
-        play.validator_keys(&format!("signing-{round}"), &format!("p2p-{round}")).await?;
-        happening.prepare(play, round, &spec).await?;
-        let old = play.pod(&node).await?.map(|pod| pod.uid);
-        let wire = play.start_operator_on_wire(answer).await?;
-        wire.stop_after_others_than(&deaths);
-        happening.begin(play, round, &spec).await?;
+        scenario
+            .create_validator_keys(&format!("signing-{round}"), &format!("p2p-{round}"))
+            .await?;
+        happening.prepare(scenario, round, &spec).await?;
+        let old = scenario.pod(&node).await?.map(|pod| pod.uid);
+        let interceptor = scenario.start_intercepted_operator(answer).await?;
+        interceptor.block_after_write_not_in(&deaths);
+        happening.begin(scenario, round, &spec).await?;
         let mut death = tokio::select! {
             biased;
-            write = wire.stopped() => Some(write),
-            over = happening.over(play, round, old.as_deref()) => over.map(|()| None)?,
+            write = interceptor.blocked() => Some(write),
+            over = happening.over(scenario, round, old.as_deref()) => over.map(|()| None)?,
         };
         if death.is_none() {
             // What it tells people comes last.
             death = tokio::select! {
                 biased;
-                write = wire.stopped() => Some(write),
-                ended = end_politely(play) => {
+                write = interceptor.blocked() => Some(write),
+                ended = end_politely(scenario) => {
                     ended.with_context(|| format!("{happening:?}, round {round}"))?;
                     None
                 }
             };
         }
-        let told = format!("{happening:?}, round {round}, died after {death:?}, answer {answer:?}");
+        let description =
+            format!("{happening:?}, round {round}, died after {death:?}, answer {answer:?}");
         if death.is_some() {
-            play.start_operator_on_wire(answer).await?;
-            let over = happening.over(play, round, old.as_deref()).await;
-            over.with_context(|| told.clone())?;
-            end_politely(play).await.with_context(|| told.clone())?;
+            scenario.start_intercepted_operator(answer).await?;
+            let over = happening.over(scenario, round, old.as_deref()).await;
+            over.with_context(|| description.clone())?;
+            end_politely(scenario).await.with_context(|| description.clone())?;
         }
-        let (seen, pods) = (play.pods_seen(&node).await?, happening.pods(round, &spec));
-        ensure!(seen == pods, "{seen} pods, not {pods}: {told}");
+        let (seen, pods) = (scenario.pods_seen(&node).await?, happening.pods(round, &spec));
+        ensure!(seen == pods, "{seen} pods, not {pods}: {description}");
         let Some(write) = death else { break };
         deaths.insert(write);
     }
@@ -215,13 +224,13 @@ async fn die_in(
     name: &str,
     happening: Happening,
     spec: fn(usize) -> Value,
-    answer: Answer,
+    answer: LastResponse,
     expected: &[&str],
 ) -> Result<()> {
-    let mut play = Play::open_without_operator(name).await?;
-    let deaths = Box::pin(die_after_each_write(&mut play, happening, spec, answer)).await?;
+    let mut scenario = Scenario::open_without_operator(name).await?;
+    let deaths = Box::pin(die_after_each_write(&mut scenario, happening, spec, answer)).await?;
     assert_kinds(&deaths, expected);
-    play.close().await
+    scenario.close().await
 }
 
 fn rpc_node(_round: usize) -> Value {
@@ -239,67 +248,75 @@ fn bootstrapped(_round: usize) -> Value {
 
 #[tokio::test]
 async fn an_update_survives_a_death_after_each_write_that_went_unanswered() -> Result<()> {
-    die_in("die-upd", Happening::Update, rpc_node, Answer::Lost, &IN_UPDATE).await
+    die_in("die-upd", Happening::Update, rpc_node, LastResponse::Lost, &IN_UPDATE).await
 }
 
 #[tokio::test]
 async fn an_update_survives_a_death_after_each_write() -> Result<()> {
-    die_in("die-upd-told", Happening::Update, rpc_node, Answer::Given, &IN_UPDATE).await
+    die_in("die-upd-told", Happening::Update, rpc_node, LastResponse::Delivered, &IN_UPDATE).await
 }
 
 #[tokio::test]
 async fn a_validators_update_survives_a_death_after_each_write_that_went_unanswered() -> Result<()>
 {
-    die_in("die-val", Happening::Update, validator_node, Answer::Lost, &IN_UPDATE).await
+    die_in("die-val", Happening::Update, validator_node, LastResponse::Lost, &IN_UPDATE).await
 }
 
 #[tokio::test]
 async fn a_validators_update_survives_a_death_after_each_write() -> Result<()> {
-    die_in("die-val-told", Happening::Update, validator_node, Answer::Given, &IN_UPDATE).await
+    die_in("die-val-told", Happening::Update, validator_node, LastResponse::Delivered, &IN_UPDATE)
+        .await
 }
 
 #[tokio::test]
 async fn a_roll_in_a_slot_survives_a_death_after_each_write() -> Result<()> {
-    die_in("die-slot", Happening::Relabel, validator_node, Answer::Lost, &IN_UPDATE).await
+    die_in("die-slot", Happening::Relabel, validator_node, LastResponse::Lost, &IN_UPDATE).await
 }
 
 #[tokio::test]
 async fn a_gate_is_opened_whoever_dies_after_each_write() -> Result<()> {
     let expected = ["PATCH seinodes/status"];
-    die_in("die-gate", Happening::Eviction, validator_node, Answer::Lost, &expected).await
+    die_in("die-gate", Happening::Eviction, validator_node, LastResponse::Lost, &expected).await
 }
 
 #[tokio::test]
 async fn repairs_survive_a_death_after_each_write() -> Result<()> {
     let expected = ["PATCH configmaps", "PATCH services", "PATCH statefulsets"];
-    die_in("die-repair", Happening::Repair, rpc_node, Answer::Lost, &expected).await
+    die_in("die-repair", Happening::Repair, rpc_node, LastResponse::Lost, &expected).await
 }
 
 #[tokio::test]
 async fn a_creation_survives_a_death_after_each_write_that_went_unanswered() -> Result<()> {
-    die_in("die-new", Happening::Creation, validator_node, Answer::Lost, &IN_CREATION).await
+    die_in("die-new", Happening::Creation, validator_node, LastResponse::Lost, &IN_CREATION).await
 }
 
 #[tokio::test]
 async fn a_creation_survives_a_death_after_each_write() -> Result<()> {
-    die_in("die-new-told", Happening::Creation, validator_node, Answer::Given, &IN_CREATION).await
+    die_in(
+        "die-new-told",
+        Happening::Creation,
+        validator_node,
+        LastResponse::Delivered,
+        &IN_CREATION,
+    )
+    .await
 }
 
 #[tokio::test]
 async fn a_bootstrap_survives_a_death_after_each_write() -> Result<()> {
     let own = ["POST jobs", "POST services", "DELETE jobs", "DELETE services"];
     let expected = [&IN_CREATION[..], &own].concat();
-    die_in("die-boot", Happening::Creation, bootstrapped, Answer::Lost, &expected).await
+    die_in("die-boot", Happening::Creation, bootstrapped, LastResponse::Lost, &expected).await
 }
 
 #[tokio::test]
 async fn a_deletion_survives_a_death_after_each_write() -> Result<()> {
     let expected = ["DELETE persistentvolumeclaims", "PATCH seinodes", "PATCH seinodes/status"];
-    die_in("die-gone", Happening::Deletion, rpc_node, Answer::Lost, &expected).await
+    die_in("die-gone", Happening::Deletion, rpc_node, LastResponse::Lost, &expected).await
 }
 
 #[tokio::test]
 async fn a_deletion_survives_a_death_after_each_write_that_was_answered() -> Result<()> {
     let expected = ["DELETE persistentvolumeclaims", "PATCH seinodes", "PATCH seinodes/status"];
-    die_in("die-gone-told", Happening::Deletion, rpc_node, Answer::Given, &expected).await
+    die_in("die-gone-told", Happening::Deletion, rpc_node, LastResponse::Delivered, &expected).await
 }

@@ -29,24 +29,25 @@ fn queries(dashboard: &Value) -> Result<Vec<String>> {
 async fn every_panel_shows_something_of_a_real_run() -> Result<()> {
     let dashboard: Value = serde_json::from_str(&std::fs::read_to_string(file(DASHBOARD))?)?;
     let scraped = Scraped::open("dashboard").await?;
-    let play = &scraped.play;
+    let scenario = &scraped.scenario;
     for name in ["good", "bad", "held"] {
-        play.run(name, rpc("seid:v1")).await?;
+        scenario.run(name, rpc("seid:v1")).await?;
     }
     let mut recording = Recording::default();
     let before = scraped.until(&["plan_active{controller=\"seinode\",NS} 0"]).await?;
     recording.hold(before, 5);
-    play.set_image("good", "seid:v2").await?;
-    play.settled("good").await?;
-    play.image_is("seid:typo", Behaviour::ImageUnpullable);
-    play.set_image("bad", "seid:typo").await?;
-    play.edit("held", json!({ "spec": { "image": "seid:v2", "update": { "paused": true } } }))
+    scenario.set_image("good", "seid:v2").await?;
+    scenario.settled("good").await?;
+    scenario.set_image_behaviour("seid:typo", Behaviour::ImageUnpullable);
+    scenario.set_image("bad", "seid:typo").await?;
+    scenario
+        .edit("held", json!({ "spec": { "image": "seid:v2", "update": { "paused": true } } }))
         .await?;
     let stalled = "seinode_stalled{NS,name=\"bad\",reason=\"ImagePullFailed\"} 1";
     let held = "seinode_drifted{NS,name=\"held\",reason=\"Paused\"} 1";
     let minute = recording.hold(scraped.until(&[stalled, held]).await?, 5);
     recording.check_queries(minute, &queries(&dashboard)?)?;
-    scraped.play.close().await
+    scraped.scenario.close().await
 }
 
 #[test]
@@ -64,11 +65,11 @@ fn the_dashboard_is_one_that_grafana_takes() -> Result<()> {
         let (x, y, w, h) = place(panel)?;
         assert!(x >= 0 && y >= 0 && w > 0 && h > 0 && x + w <= 24, "{panel:#}");
         assert!(!panel["title"].as_str().unwrap_or_default().is_empty(), "{panel:#}");
-        for other in &panels[index + 1..] {
-            assert_ne!(panel["id"], other["id"]);
-            let (left, top, width, height) = place(other)?;
+        for right in &panels[index + 1..] {
+            assert_ne!(panel["id"], right["id"]);
+            let (left, top, width, height) = place(right)?;
             let apart = x + w <= left || left + width <= x || y + h <= top || top + height <= y;
-            assert!(apart, "{} lies on {}", panel["title"], other["title"]);
+            assert!(apart, "{} lies on {}", panel["title"], right["title"]);
         }
     }
     queries(&dashboard).map(drop)

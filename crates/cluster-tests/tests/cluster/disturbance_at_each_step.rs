@@ -7,8 +7,8 @@ mod stop_point;
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, ensure};
-use cluster_tests::interceptor::{Answer, Write};
-use cluster_tests::scenario::{Play, rpc, says};
+use cluster_tests::interceptor::{LastResponse, Write};
+use cluster_tests::scenario::{Scenario, condition_text, rpc};
 use cluster_tests::wait_for;
 use futures::{StreamExt as _, TryStreamExt as _};
 use sei_api::condition::ConditionType;
@@ -32,44 +32,44 @@ const AT_ONCE: usize = 6;
 /// that is asked to undo what it is at does not, and its successor has to find out: by itself it
 /// would go on with its look at the node.
 async fn at_each_write(name: &str, hand: Hand, spec: Value, is_update: bool) -> Result<()> {
-    let mut play = Play::open_without_operator(name).await?;
-    play.scene.kubelet().treat_claims(&play.scene.namespace, ClaimRule::BindToVolume);
+    let mut scenario = Scenario::open_without_operator(name).await?;
+    scenario.kubelet().treat_claims(scenario.namespace(), ClaimRule::BindToVolume);
     let mut moments: BTreeSet<Write> = BTreeSet::new();
     for round in 1.. {
         let node = format!("node-{round}");
-        let spec = hand.prepare(&play, &node, spec.clone()).await?;
+        let spec = hand.prepare(&scenario, &node, spec.clone()).await?;
         if is_update {
-            if play.operator.is_none() {
-                play.start_operator_on_wire(Answer::Lost).await?;
+            if scenario.operator.is_none() {
+                scenario.start_intercepted_operator(LastResponse::Lost).await?;
             }
-            play.run(&node, spec.clone()).await?;
+            scenario.run(&node, spec.clone()).await?;
         }
         // The one before is let finish its sentence: what it says belongs to no moment of these.
-        if let Some(operator) = play.operator.take() {
+        if let Some(operator) = scenario.operator.take() {
             operator.stop().await?;
         }
-        let wire = play.start_operator_on_wire(Answer::Lost).await?;
-        wire.stop_after_others_than(&moments);
+        let interceptor = scenario.start_intercepted_operator(LastResponse::Lost).await?;
+        interceptor.block_after_write_not_in(&moments);
         if is_update {
-            play.set_image(&node, "seid:v2").await?;
+            scenario.set_image(&node, "seid:v2").await?;
         } else {
-            play.create(&node, spec).await?;
+            scenario.create(&node, spec).await?;
         }
-        let Some(moment) = play.until_stopped(&wire, &node).await? else { break };
-        let before = Before::of(&play, &node, "seid:v1").await?;
-        let deed = hand.act(&play, &before).await?;
-        if hand == Hand::Revert || play.operator.is_none() {
+        let Some(moment) = scenario.until_blocked(&interceptor, &node).await? else { break };
+        let before = Before::of(&scenario, &node, "seid:v1").await?;
+        let deed = hand.act(&scenario, &before).await?;
+        if hand == Hand::Revert || scenario.operator.is_none() {
             // Else it was at its last words.
-            play.start_operator_on_wire(Answer::Lost).await?;
+            scenario.start_intercepted_operator(LastResponse::Lost).await?;
         }
-        wire.free();
+        interceptor.unblock();
         let pods = if is_update { 2 } else { 1 };
-        let checked = hand.check(&play, &before, deed, pods).await;
+        let checked = hand.check(&scenario, &before, deed, pods).await;
         checked.with_context(|| format!("round {round}, {hand:?} after {moment:?}"))?;
         moments.insert(moment);
     }
     assert_kinds(&moments, if is_update { &IN_UPDATE } else { &IN_CREATION });
-    play.close().await
+    scenario.close().await
 }
 
 #[tokio::test]
@@ -124,46 +124,52 @@ fn bootstrapped() -> Value {
 }
 
 /// One node, updated, with a hand coming in at one moment.
-async fn in_update(play: &Play, node: &str, hand: Hand, moment: &Moment, late: bool) -> Result<()> {
+async fn in_update(
+    scenario: &Scenario,
+    node: &str,
+    hand: Hand,
+    moment: &Moment,
+    late: bool,
+) -> Result<()> {
     for name in ["signing", "p2p", "ring", "pass"] {
-        make_secret(play, name, node).await?;
+        make_secret(scenario, name, node).await?;
     }
-    let spec = hand.prepare(play, node, keyed(node)).await?;
-    play.run(node, spec).await?;
-    let (old, first) = (play.uid(node).await?, format!("seid:v1-{node}"));
-    let silent = late.then(|| play.image_is(&first, Behaviour::SidecarRefuses));
+    let spec = hand.prepare(scenario, node, keyed(node)).await?;
+    scenario.run(node, spec).await?;
+    let (old, first) = (scenario.uid(node).await?, format!("seid:v1-{node}"));
+    let silent = late.then(|| scenario.set_image_behaviour(&first, Behaviour::SidecarRefuses));
     if late {
-        play.until_pod(node, "its sidecar is silent", |pod| !pod.ready).await?;
+        scenario.until_pod(node, "its sidecar is silent", |pod| !pod.ready).await?;
     }
     let submitted =
-        if let Stop::Sidecar(task) = moment.stop { play.submitted(node, task) } else { 0 };
-    let rule = moment.stop.set(play, node).await?;
-    play.set_image(node, &format!("seid:v2-{node}")).await?;
-    moment.stop.reached(play, node, submitted).await?;
-    let before = Before::of(play, node, &first).await?;
+        if let Stop::Sidecar(task) = moment.stop { scenario.submitted(node, task) } else { 0 };
+    let rule = moment.stop.set(scenario, node).await?;
+    scenario.set_image(node, &format!("seid:v2-{node}")).await?;
+    moment.stop.reached(scenario, node, submitted).await?;
+    let before = Before::of(scenario, node, &first).await?;
     if let Some(rule) = silent.filter(|_| hand == Hand::Revert) {
         // What is desired again has to be able to answer.
-        play.lift(rule);
+        scenario.lift(rule);
     }
-    let deed = hand.act(play, &before).await?;
+    let deed = hand.act(scenario, &before).await?;
     if hand == Hand::Evict && moment.gate_opens {
-        until_gate_opens_again(play, node, &old).await?;
-        let statefulset = StatefulSetView::from(&play.statefulsets().get(node).await?);
+        until_gate_opens_again(scenario, node, &old).await?;
+        let statefulset = StatefulSetView::from(&scenario.statefulsets().get(node).await?);
         let applied = &statefulset.template["spec"]["containers"];
         // Else it was opened only after the task had been given up.
         ensure!(applied.to_string().contains(&first), "{node}: the update went on first");
     }
-    moment.stop.lift(play, node, rule).await?;
-    hand.check(play, &before, deed, 2).await
+    moment.stop.lift(scenario, node, rule).await?;
+    hand.check(scenario, &before, deed, 2).await
 }
 
 /// Waits until the gate of the pod that came after this one has opened.
-async fn until_gate_opens_again(play: &Play, node: &str, old: &str) -> Result<()> {
+async fn until_gate_opens_again(scenario: &Scenario, node: &str, old: &str) -> Result<()> {
     let is_next = |pod: &PodView| pod.uid != old && !pod.is_terminating();
-    let next = play.until_pod(node, "there is another pod", is_next).await?.uid;
+    let next = scenario.until_pod(node, "there is another pod", is_next).await?.uid;
     wait_for(&format!("{node}: the gate of pod {next} opens"), async || {
-        let openings = play.sidecars().gate_openings(&play.scene.namespace, node);
-        Ok(openings.iter().any(|one| one.pod_uid == next).then_some(()))
+        let openings = scenario.sidecars().gate_openings(scenario.namespace(), node);
+        Ok(openings.iter().any(|opening| opening.pod_uid == next).then_some(()))
     })
     .await
 }
@@ -172,16 +178,17 @@ async fn until_gate_opens_again(play: &Play, node: &str, old: &str) -> Result<()
 async fn at_each_task_of_an_update(name: &str, hand: Hand, late: bool) -> Result<()> {
     // Where it counts what is not given up, waits are as long as in life.
     let counts = matches!(hand, Hand::Evict | Hand::Revert) && !late;
-    let play = if counts { Play::open_at(name, 1).await? } else { Play::open(name).await? };
-    play.scene.kubelet().treat_claims(&play.scene.namespace, ClaimRule::BindToVolume);
+    let scenario =
+        if counts { Scenario::open_at_speed(name, 1).await? } else { Scenario::open(name).await? };
+    scenario.kubelet().treat_claims(scenario.namespace(), ClaimRule::BindToVolume);
     let moments: &[Moment] = if late { &LATE } else { &EARLY };
-    let on = &play;
+    let on = &scenario;
     let runs = moments.iter().enumerate().map(|(index, moment)| async move {
         let run = in_update(on, &format!("val-{index}"), hand, moment, late).await;
         run.with_context(|| format!("{hand:?} at {:?}, late {late}", moment.stop))
     });
     futures::stream::iter(runs).buffer_unordered(AT_ONCE).try_collect::<()>().await?;
-    play.close().await
+    scenario.close().await
 }
 
 #[tokio::test]
@@ -247,12 +254,13 @@ async fn a_hash_forged_at_any_task_of_an_update_keeps_nothing_from_arriving() ->
 }
 
 /// For each task type that a sidecar has to do when a node is new, a mode in which it does.
-async fn sidecar_tasks(play: &Play) -> Result<Vec<(String, Value, &'static str)>> {
+async fn sidecar_tasks(scenario: &Scenario) -> Result<Vec<(String, Value, &'static str)>> {
     let mut known = BTreeSet::new();
     let mut found = Vec::new();
     for (mode, spec) in modes() {
-        play.create(mode, spec.clone()).await?;
-        let planned = play.until(mode, "there is a plan", |status| status.plan.is_some()).await?;
+        scenario.create(mode, spec.clone()).await?;
+        let planned =
+            scenario.until(mode, "there is a plan", |status| status.plan.is_some()).await?;
         let tasks = planned.plan.context("it was just seen")?.tasks;
         let types = tasks.iter().filter_map(PlannedTask::task_type);
         for task in types.filter(|task| task.side() == Side::Sidecar) {
@@ -268,38 +276,38 @@ async fn sidecar_tasks(play: &Play) -> Result<Vec<(String, Value, &'static str)>
 
 /// One new node, with a hand coming in while its sidecar is at a task of this type.
 async fn in_creation(
-    play: &Play,
+    scenario: &Scenario,
     node: &str,
     spec: Value,
     task: &'static str,
     hand: Hand,
 ) -> Result<()> {
-    let spec = hand.prepare(play, node, spec).await?;
-    play.sidecars().hold(&play.scene.namespace, node, task);
+    let spec = hand.prepare(scenario, node, spec).await?;
+    scenario.sidecars().hold(scenario.namespace(), node, task);
     // What replays first has a pod of its own for that.
     let pods = if spec == bootstrapped() { 2 } else { 1 };
-    play.create(node, spec).await?;
-    play.until_submitted(node, task, 0).await?;
-    let status = play.status(node).await?;
+    scenario.create(node, spec).await?;
+    scenario.until_submitted(node, task, 0).await?;
+    let status = scenario.status(node).await?;
     ensure!(status.phase == Some(SeiNodePhase::Initializing), "{:?}", status.phase);
-    let before = Before::of(play, node, "seid:v1").await?;
-    let deed = hand.act(play, &before).await?;
-    play.sidecars().release(&play.scene.namespace, node, task);
-    hand.check(play, &before, deed, pods).await
+    let before = Before::of(scenario, node, "seid:v1").await?;
+    let deed = hand.act(scenario, &before).await?;
+    scenario.sidecars().release(scenario.namespace(), node, task);
+    hand.check(scenario, &before, deed, pods).await
 }
 
 async fn at_each_sidecar_task_of_a_creation(name: &str, hand: Hand) -> Result<()> {
-    let play = Play::open(name).await?;
-    play.validator_keys("signing", "p2p").await?;
-    play.scene.kubelet().treat_claims(&play.scene.namespace, ClaimRule::BindToVolume);
-    let tasks = sidecar_tasks(&play).await?;
-    let on = &play;
+    let scenario = Scenario::open(name).await?;
+    scenario.create_validator_keys("signing", "p2p").await?;
+    scenario.kubelet().treat_claims(scenario.namespace(), ClaimRule::BindToVolume);
+    let tasks = sidecar_tasks(&scenario).await?;
+    let on = &scenario;
     let runs = tasks.into_iter().map(|(node, spec, task)| async move {
         let run = Box::pin(in_creation(on, &node, spec, task, hand)).await;
         run.with_context(|| format!("{hand:?} at {task}"))
     });
     futures::stream::iter(runs).buffer_unordered(AT_ONCE).try_collect::<()>().await?;
-    play.close().await
+    scenario.close().await
 }
 
 #[tokio::test]
@@ -319,29 +327,29 @@ async fn a_new_nodes_pod_evicted_at_any_task_of_its_sidecar_costs_one_pod() -> R
 
 #[tokio::test]
 async fn a_new_node_deleted_while_it_waits_leaves_nothing() -> Result<()> {
-    let play = Play::open("del-waiting").await?;
+    let scenario = Scenario::open("del-waiting").await?;
     let mut imported = rpc("seid:v1");
     imported["dataVolume"] = json!({ "import": { "pvcName": "absent" } });
-    play.node_is("boot", Behaviour::Halted);
-    play.create("boot", bootstrapped()).await?;
-    play.create("keyless", keyed("keyless")).await?;
-    play.create("imported", imported).await?;
-    play.image_is("seid:typo", Behaviour::ImageUnpullable);
-    play.create("mistyped", rpc("seid:typo")).await?;
-    play.until_submitted("boot", "mark-ready", 0).await?;
-    play.until_pod("mistyped", "its image is missed", |pod| !pod.troubles.is_empty()).await?;
-    let status = play.status("mistyped").await?;
+    scenario.set_node_behaviour("boot", Behaviour::Halted);
+    scenario.create("boot", bootstrapped()).await?;
+    scenario.create("keyless", keyed("keyless")).await?;
+    scenario.create("imported", imported).await?;
+    scenario.set_image_behaviour("seid:typo", Behaviour::ImageUnpullable);
+    scenario.create("mistyped", rpc("seid:typo")).await?;
+    scenario.until_submitted("boot", "mark-ready", 0).await?;
+    scenario.until_pod("mistyped", "its image is missed", |pod| !pod.troubles.is_empty()).await?;
+    let status = scenario.status("mistyped").await?;
     assert_eq!(status.phase, Some(SeiNodePhase::Initializing));
     for (node, kind) in
         [("keyless", ConditionType::SigningKeyReady), ("imported", ConditionType::ImportPvcReady)]
     {
-        let waits = |status: &_| says(status, kind).starts_with("False");
-        play.until(node, &format!("{kind:?} is not so"), waits).await?;
+        let waits = |status: &_| condition_text(status, kind).starts_with("False");
+        scenario.until(node, &format!("{kind:?} is not so"), waits).await?;
     }
     for node in ["boot", "keyless", "imported", "mistyped"] {
-        let before = Before::of(&play, node, "seid:v1").await?;
-        let deed = Hand::Delete.act(&play, &before).await?;
-        Hand::Delete.check(&play, &before, deed, 0).await?;
+        let before = Before::of(&scenario, node, "seid:v1").await?;
+        let deed = Hand::Delete.act(&scenario, &before).await?;
+        Hand::Delete.check(&scenario, &before, deed, 0).await?;
     }
-    play.close().await
+    scenario.close().await
 }

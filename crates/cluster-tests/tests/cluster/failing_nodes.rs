@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use cluster_tests::operator::Setup;
-use cluster_tests::scenario::{Play, rpc, says};
+use cluster_tests::scenario::{Scenario, condition_text, rpc};
 use cluster_tests::wait_for;
 use sei_api::condition::ConditionType;
 use sei_api::status::SeiNodePhase;
@@ -14,30 +14,30 @@ use crate::manual_changes::{PROMISED, TRIES, answers, opened_after};
 
 #[tokio::test]
 async fn a_bad_image_at_creation_is_corrected_by_an_edit() -> Result<()> {
-    let play = Play::open_at("bad-first", 50).await?;
-    play.image_is("seid:typo", Behaviour::ImageUnpullable);
-    play.create("rpc", rpc("seid:typo")).await?;
-    let status = play.until_stalled("rpc", "ImagePullFailed").await?;
+    let scenario = Scenario::open_at_speed("bad-first", 50).await?;
+    scenario.set_image_behaviour("seid:typo", Behaviour::ImageUnpullable);
+    scenario.create("rpc", rpc("seid:typo")).await?;
+    let status = scenario.until_stalled("rpc", "ImagePullFailed").await?;
     assert_eq!(status.phase, Some(SeiNodePhase::Initializing));
     assert_eq!(status.current_image, None);
-    play.set_image("rpc", "seid:v1").await?;
-    play.settled("rpc").await?;
-    play.until_not_stalled("rpc").await?;
-    assert_eq!(play.pods_seen("rpc").await?, 2);
-    play.close().await
+    scenario.set_image("rpc", "seid:v1").await?;
+    scenario.settled("rpc").await?;
+    scenario.until_not_stalled("rpc").await?;
+    assert_eq!(scenario.pods_seen("rpc").await?, 2);
+    scenario.close().await
 }
 
 /// An update of a node whose sidecar is like this.
 async fn update_past(name: &str, behaviour: Behaviour) -> Result<()> {
-    let play = Play::open(name).await?;
-    play.run("rpc", rpc("seid:v1")).await?;
+    let scenario = Scenario::open(name).await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
     // Of the old pod only.
-    play.image_is("seid:v1", behaviour);
-    play.until_pod("rpc", "its sidecar is silent", |pod| !pod.ready).await?;
-    play.set_image("rpc", "seid:v2").await?;
-    play.settled("rpc").await?;
-    assert_eq!(play.pods_seen("rpc").await?, 2);
-    play.close().await
+    scenario.set_image_behaviour("seid:v1", behaviour);
+    scenario.until_pod("rpc", "its sidecar is silent", |pod| !pod.ready).await?;
+    scenario.set_image("rpc", "seid:v2").await?;
+    scenario.settled("rpc").await?;
+    assert_eq!(scenario.pods_seen("rpc").await?, 2);
+    scenario.close().await
 }
 
 #[tokio::test]
@@ -52,83 +52,84 @@ async fn a_refusing_sidecar_keeps_no_image_away() -> Result<()> {
 
 #[tokio::test]
 async fn a_pod_that_does_not_end_is_told_and_the_update_goes_on_when_it_does() -> Result<()> {
-    let play = Play::open_at("stuck-pod", 50).await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    let before = play.uid("rpc").await?;
-    let rule = play.node_is("rpc", Behaviour::StuckTerminating);
-    play.set_image("rpc", "seid:v2").await?;
-    let status = play.until_stalled("rpc", "PodTerminating").await?;
+    let scenario = Scenario::open_at_speed("stuck-pod", 50).await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let before = scenario.uid("rpc").await?;
+    let rule = scenario.set_node_behaviour("rpc", Behaviour::StuckTerminating);
+    scenario.set_image("rpc", "seid:v2").await?;
+    let status = scenario.until_stalled("rpc", "PodTerminating").await?;
     assert_eq!(status.current_image.as_deref(), Some("seid:v1"));
-    assert_eq!(play.uid("rpc").await?, before, "it is not deleted by force");
-    play.lift(rule);
-    play.settled("rpc").await?;
-    play.until_not_stalled("rpc").await?;
-    assert_eq!(play.pods_seen("rpc").await?, 2);
-    play.close().await
+    assert_eq!(scenario.uid("rpc").await?, before, "it is not deleted by force");
+    scenario.lift(rule);
+    scenario.settled("rpc").await?;
+    scenario.until_not_stalled("rpc").await?;
+    assert_eq!(scenario.pods_seen("rpc").await?, 2);
+    scenario.close().await
 }
 
 #[tokio::test]
 async fn a_pod_without_room_is_told() -> Result<()> {
-    let play = Play::open_at("no-room", 50).await?;
-    let rule = play.node_is("rpc", Behaviour::Unschedulable);
-    play.create("rpc", rpc("seid:v1")).await?;
-    play.until_stalled("rpc", "Unschedulable").await?;
-    play.lift(rule);
-    play.settled("rpc").await?;
-    play.until_not_stalled("rpc").await?;
-    assert_eq!(play.pods_seen("rpc").await?, 1);
-    play.close().await
+    let scenario = Scenario::open_at_speed("no-room", 50).await?;
+    let rule = scenario.set_node_behaviour("rpc", Behaviour::Unschedulable);
+    scenario.create("rpc", rpc("seid:v1")).await?;
+    scenario.until_stalled("rpc", "Unschedulable").await?;
+    scenario.lift(rule);
+    scenario.settled("rpc").await?;
+    scenario.until_not_stalled("rpc").await?;
+    assert_eq!(scenario.pods_seen("rpc").await?, 1);
+    scenario.close().await
 }
 
 #[tokio::test]
 async fn a_configuration_that_is_refused_fails_the_update_until_it_is_good() -> Result<()> {
-    let play = Play::open_at("refused-config", 50).await?;
-    let namespace = play.scene.namespace.clone();
-    play.run("rpc", rpc("seid:v1")).await?;
-    play.sidecars().fail(&namespace, "rpc", "config-validate", "config validation failed: bad");
-    play.set_image("rpc", "seid:v2").await?;
-    let status = play.until("rpc", "the failure is seen", |status| {
-        says(status, ConditionType::NodeUpdateInProgress).starts_with("False/UpdateFailed")
+    let scenario = Scenario::open_at_speed("refused-config", 50).await?;
+    let namespace = scenario.namespace().to_owned();
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    scenario.sidecars().fail(&namespace, "rpc", "config-validate", "config validation failed: bad");
+    scenario.set_image("rpc", "seid:v2").await?;
+    let status = scenario.until("rpc", "the failure is seen", |status| {
+        condition_text(status, ConditionType::NodeUpdateInProgress)
+            .starts_with("False/UpdateFailed")
     });
     let status = status.await?;
-    let failed = says(&status, ConditionType::NodeUpdateInProgress);
+    let failed = condition_text(&status, ConditionType::NodeUpdateInProgress);
     assert!(failed.contains("config validation failed: bad"), "{failed}");
-    let status = play.until("rpc", "it backs off", |status| {
-        says(status, ConditionType::PodTemplateDrift).starts_with("True/BackingOff")
+    let status = scenario.until("rpc", "it backs off", |status| {
+        condition_text(status, ConditionType::PodTemplateDrift).starts_with("True/BackingOff")
     });
     let pending = status.await?.pending_update.unwrap_or_else(|| panic!("it is pending"));
     assert!(pending.attempts >= Some(1) && pending.next_attempt_at.is_some(), "{pending:?}");
-    play.until_pod_of("rpc", "seid:v2").await?;
-    play.sidecars().release(&namespace, "rpc", "config-validate");
-    play.settled("rpc").await?;
-    assert_eq!(play.pods_seen("rpc").await?, 2);
-    play.close().await
+    scenario.until_pod_of("rpc", "seid:v2").await?;
+    scenario.sidecars().release(&namespace, "rpc", "config-validate");
+    scenario.settled("rpc").await?;
+    assert_eq!(scenario.pods_seen("rpc").await?, 2);
+    scenario.close().await
 }
 
 #[tokio::test]
 async fn one_hanging_sidecar_does_not_keep_twenty_others_from_rolling() -> Result<()> {
-    let play = Play::open("one-hangs").await?;
-    let names: Vec<String> = (0..21).map(|one| format!("rpc-{one}")).collect();
+    let scenario = Scenario::open("one-hangs").await?;
+    let names: Vec<String> = (0..21).map(|index| format!("rpc-{index}")).collect();
     for name in &names {
-        play.create(name, rpc("seid:v1")).await?;
+        scenario.create(name, rpc("seid:v1")).await?;
     }
     for name in &names {
-        play.settled(name).await?;
+        scenario.settled(name).await?;
     }
-    let rule = play.node_is("rpc-0", Behaviour::SidecarHangs);
+    let rule = scenario.set_node_behaviour("rpc-0", Behaviour::SidecarHangs);
     for name in &names {
-        play.set_image(name, "seid:v2").await?;
+        scenario.set_image(name, "seid:v2").await?;
     }
     for name in &names[1..] {
-        play.settled(name).await?;
-        assert_eq!(play.pods_seen(name).await?, 2);
+        scenario.settled(name).await?;
+        assert_eq!(scenario.pods_seen(name).await?, 2);
     }
-    let openings = play.sidecars().gate_openings(&play.scene.namespace, "rpc-0");
+    let openings = scenario.sidecars().gate_openings(scenario.namespace(), "rpc-0");
     assert_eq!(openings.len(), 1, "its own update is not through yet");
-    play.lift(rule);
-    play.settled("rpc-0").await?;
-    assert_eq!(play.pods_seen("rpc-0").await?, 2);
-    play.close().await
+    scenario.lift(rule);
+    scenario.settled("rpc-0").await?;
+    assert_eq!(scenario.pods_seen("rpc-0").await?, 2);
+    scenario.close().await
 }
 
 /// How many probes have found a gate open.
@@ -143,32 +144,32 @@ fn probes_of_open_gates(metrics: &Metrics) -> usize {
 #[tokio::test]
 async fn a_sidecar_that_restarts_in_place_gets_its_gate_opened_again_within_a_second() -> Result<()>
 {
-    let mut play = Play::open_without_operator("sidecar-restart").await?;
+    let mut scenario = Scenario::open_without_operator("sidecar-restart").await?;
     let metrics = Metrics::new();
-    play.start_with(Setup { speed: 1, metrics: metrics.clone(), ..Setup::default() }).await?;
-    let namespace = play.scene.namespace.clone();
-    play.run("rpc", rpc("seid:v1")).await?;
-    let uid = play.uid("rpc").await?;
-    let openings = play.sidecars().gate_openings(&namespace, "rpc").len();
+    scenario.start_with(Setup { speed: 1, metrics: metrics.clone(), ..Setup::default() }).await?;
+    let namespace = scenario.namespace().to_owned();
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let uid = scenario.uid("rpc").await?;
+    let openings = scenario.sidecars().gate_openings(&namespace, "rpc").len();
     let mut waited = Vec::new();
     let mut restarts = 0;
-    while waited.iter().all(|one| *one > PROMISED) {
+    while waited.iter().all(|seconds| *seconds > PROMISED) {
         assert!(restarts < TRIES, "gates opened after {waited:?} s");
         restarts += 1;
         // Whoever finds the gate open asks again after a minute, and is not who finds it closed.
         wait_for("the open gate was seen", async || {
-            let seen = probes_of_open_gates(&metrics);
-            Ok((i32::try_from(seen)? >= restarts).then_some(()))
+            let probes = probes_of_open_gates(&metrics);
+            Ok((i32::try_from(probes)? >= restarts).then_some(()))
         })
         .await?;
-        let before = answers(&play, "rpc");
-        play.scene.kubelet().restart_sidecar(&namespace, "rpc");
-        waited.push(opened_after(&play, "rpc", before).await?);
+        let before = answers(&scenario, "rpc");
+        scenario.kubelet().restart_sidecar(&namespace, "rpc");
+        waited.push(opened_after(&scenario, "rpc", before).await?);
         let is_back = |pod: &PodView| pod.sidecar.restarts == restarts && pod.ready;
-        play.until_pod("rpc", "it is ready again", is_back).await?;
-        play.settled("rpc").await?;
+        scenario.until_pod("rpc", "it is ready again", is_back).await?;
+        scenario.settled("rpc").await?;
     }
-    assert_eq!(play.sidecars().gate_openings(&namespace, "rpc").len(), openings + waited.len());
-    assert_eq!(play.uid("rpc").await?, uid);
-    play.close().await
+    assert_eq!(scenario.sidecars().gate_openings(&namespace, "rpc").len(), openings + waited.len());
+    assert_eq!(scenario.uid("rpc").await?, uid);
+    scenario.close().await
 }

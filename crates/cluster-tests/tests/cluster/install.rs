@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use cluster_tests::install::{
-    Contained, NAMESPACE, POD_NAME, Shell, documents, prometheus_definitions, repository,
+    InstalledOperator, NAMESPACE, POD_NAME, Shell, documents, prometheus_definitions, repository,
 };
-use cluster_tests::{boot, docs, minor, scene, wait_for};
+use cluster_tests::{boot, docs, minor, test_context, wait_for};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
@@ -49,10 +49,10 @@ fn follow(shell: &Shell, document: &str, heading: &str) -> Result<String> {
 /// The server judges every object, and keeps none.
 #[tokio::test]
 async fn the_server_accepts_everything_that_is_rendered() -> Result<()> {
-    let scene = scene("rendered").await?;
-    let shell = Shell::on(scene.plane())?;
+    let context = test_context("rendered").await?;
+    let shell = Shell::on(context.plane())?;
     for definition in prometheus_definitions()? {
-        scene.plane().install(&serde_saphyr::from_str(&definition)?).await?;
+        context.plane().install(&serde_saphyr::from_str(&definition)?).await?;
     }
     let inline = "--set-json platform.config='{\"images\":{\"sidecar\":\"a:1\"}}'";
     for command in [
@@ -70,14 +70,14 @@ async fn the_server_accepts_everything_that_is_rendered() -> Result<()> {
            echo ---; cat $file; done"
             .to_owned(),
     ] {
-        let rendered = shell.run(&command)?.replace(NAMESPACE, &scene.namespace);
+        let rendered = shell.run(&command)?.replace(NAMESPACE, &context.namespace);
         let objects = documents(&rendered)?.len();
         let apply = format!(
             "kubectl --namespace {} apply --server-side --force-conflicts --dry-run=server -f -",
-            scene.namespace
+            context.namespace
         );
-        let told = shell.run_with(&apply, &rendered).context(command.clone())?;
-        assert_eq!(told.lines().count(), objects, "{command}: {told}");
+        let output = shell.run_with(&apply, &rendered).context(command.clone())?;
+        assert_eq!(output.lines().count(), objects, "{command}: {output}");
     }
     Ok(())
 }
@@ -143,7 +143,7 @@ fn a_single_replica_has_no_disruption_budget() -> Result<()> {
     let shell = Shell::without_cluster()?;
     for (replicas, is_there) in [(1, false), (2, true)] {
         let rendered = shell.run(&template(&format!("{PLATFORM} --set replicas={replicas}")))?;
-        let kinds = documents(&rendered)?.into_iter().map(|one| one["kind"].clone());
+        let kinds = documents(&rendered)?.into_iter().map(|object| object["kind"].clone());
         let has = kinds.into_iter().any(|kind| kind == "PodDisruptionBudget");
         assert_eq!(has, is_there, "{replicas}");
     }
@@ -169,18 +169,18 @@ fn every_sample_finds_peers_among_the_others() -> Result<()> {
     let shell = Shell::without_cluster()?;
     for files in ["deploy/samples/nodes/*.yaml", "deploy/samples/fleet.yaml"] {
         let text = shell.run(&format!("for file in {files}; do echo ---; cat $file; done"))?;
-        let read = |one: Value| Ok(serde_json::from_value::<SeiNode>(one)?);
+        let read = |object: Value| Ok(serde_json::from_value::<SeiNode>(object)?);
         let nodes = documents(&text)?.into_iter().map(read).collect::<Result<Vec<_>>>()?;
         assert!(nodes.len() > 4, "{files}");
         for node in &nodes {
             let name = &node.metadata.name;
-            let others = || nodes.iter().filter(|other| other.metadata.name != *name);
+            let others = || nodes.iter().filter(|candidate| candidate.metadata.name != *name);
             let sources = node.spec.peers.iter().flatten();
-            let selectors: Vec<_> = sources.filter_map(|one| one.label.as_ref()).collect();
+            let selectors: Vec<_> = sources.filter_map(|source| source.label.as_ref()).collect();
             assert!(!selectors.is_empty(), "{name:?}");
             for label in selectors {
-                let is_meant = |other: &SeiNode| {
-                    let labels = other.metadata.labels.clone().unwrap_or_default();
+                let is_meant = |candidate: &SeiNode| {
+                    let labels = candidate.metadata.labels.clone().unwrap_or_default();
                     label.selector.iter().all(|(key, value)| labels.get(key) == Some(value))
                 };
                 assert!(others().any(is_meant), "{name:?} finds nobody by {:?}", label.selector);
@@ -212,7 +212,7 @@ fn uninstalling_by_kustomize_leaves_the_definitions() -> Result<()> {
 #[test]
 fn a_wrong_value_is_refused_by_name() -> Result<()> {
     let shell = Shell::without_cluster()?;
-    for (arguments, told) in [
+    for (arguments, message) in [
         ("--set replicas=0", "at '/replicas': minimum: got 0, want 1"),
         ("--set replica=2", "additional properties 'replica' not allowed"),
         ("--set image.pullPolicy=Sometimes", "at '/image/pullPolicy': value must be one of"),
@@ -224,7 +224,7 @@ fn a_wrong_value_is_refused_by_name() -> Result<()> {
     ] {
         let outcome = shell.run(&template(&format!("{PLATFORM} {arguments}")));
         let refusal = format!("{:#}", outcome.err().with_context(|| arguments.to_owned())?);
-        assert!(refusal.contains(told), "{arguments}: {refusal}");
+        assert!(refusal.contains(message), "{arguments}: {refusal}");
     }
     Ok(())
 }
@@ -262,16 +262,17 @@ fn the_sample_platform_is_complete_and_the_same_everywhere() -> Result<()> {
 /// Pod Security is judged by the server itself.
 #[tokio::test]
 async fn the_restricted_profile_admits_the_operators_pod() -> Result<()> {
-    let scene = scene("restricted").await?;
-    let shell = Shell::on(scene.plane())?;
+    let context = test_context("restricted").await?;
+    let shell = Shell::on(context.plane())?;
     let label =
         json!({ "metadata": { "labels": { "pod-security.kubernetes.io/enforce": "restricted" } } });
-    let namespaces: Api<Namespace> = Api::all(scene.admin.clone());
-    namespaces.patch(&scene.namespace, &PatchParams::default(), &Patch::Merge(&label)).await?;
+    let namespaces: Api<Namespace> = Api::all(context.admin.clone());
+    namespaces.patch(&context.namespace, &PatchParams::default(), &Patch::Merge(&label)).await?;
     let rendered = shell.run(&template(PLATFORM))?;
-    let deployment = documents(&rendered)?.into_iter().find(|one| one["kind"] == "Deployment");
+    let deployment =
+        documents(&rendered)?.into_iter().find(|object| object["kind"] == "Deployment");
     let template = deployment.context("there is a Deployment")?["spec"]["template"].clone();
-    let pods: Api<Pod> = Api::namespaced(scene.admin.clone(), &scene.namespace);
+    let pods: Api<Pod> = Api::namespaced(context.admin.clone(), &context.namespace);
     let create = async |mut template: Value| {
         template["metadata"]["name"] = json!("operator");
         let pod: Pod = serde_json::from_value(template)?;
@@ -313,13 +314,13 @@ async fn a_second_replica_is_refused_however_it_is_asked_for() -> Result<()> {
     let params = PatchParams::default();
     let replicas = |count: i32| Patch::Merge(json!({ "spec": { "replicas": count } }));
     let dry = PatchParams { dry_run: true, ..PatchParams::default() };
-    let refused = |told: Result<(), kube::Error>| match told {
+    let refused = |result: Result<(), kube::Error>| match result {
         Err(kube::Error::Api(refusal)) => refusal.message.contains("has at most one replica"),
         _ => false,
     };
     wait_for("the policy is in force", async || {
-        let told = sets.patch("ours", &dry, &replicas(2)).await.map(drop);
-        Ok(refused(told).then_some(()))
+        let result = sets.patch("ours", &dry, &replicas(2)).await.map(drop);
+        Ok(refused(result).then_some(()))
     })
     .await?;
     assert!(refused(sets.patch("ours", &params, &replicas(2)).await.map(drop)));
@@ -352,8 +353,8 @@ fn review(shell: &Shell, user: &str, kind: &str, spec: &Value) -> Result<Value> 
     let group = if kind == "TokenReview" { "authentication" } else { "authorization" };
     let asked = json!({ "apiVersion": format!("{group}.k8s.io/v1"), "kind": kind, "spec": spec });
     let ask = format!("kubectl create --as={user} --validate=false --output=json --filename=-");
-    let told: Value = serde_json::from_str(&shell.run_with(&ask, &asked.to_string())?)?;
-    Ok(told["status"].clone())
+    let response: Value = serde_json::from_str(&shell.run_with(&ask, &asked.to_string())?)?;
+    Ok(response["status"].clone())
 }
 
 /// Somebody who may ask for any review.
@@ -382,9 +383,9 @@ fn the_proxy_lets_in(shell: &Shell, token: &str) -> Result<()> {
         shell.run(&format!("{of} pod rpc-0-0 -o jsonpath={{.spec.serviceAccountName}}"))?;
     shell.run(&format!("{of} serviceaccount {account}"))?;
     let account = format!("system:serviceaccount:pacific-1:{account}");
-    let told = review(shell, &account, "TokenReview", &json!({ "token": token }))?;
-    assert_eq!(told["authenticated"], true, "{told}");
-    assert!(may_call_sidecars(shell, &account, &told["user"], "pacific-1")?, "{told}");
+    let reviewed = review(shell, &account, "TokenReview", &json!({ "token": token }))?;
+    assert_eq!(reviewed["authenticated"], true, "{reviewed}");
+    assert!(may_call_sidecars(shell, &account, &reviewed["user"], "pacific-1")?, "{reviewed}");
     Ok(())
 }
 
@@ -392,7 +393,7 @@ fn the_proxy_lets_in(shell: &Shell, token: &str) -> Result<()> {
 /// image that were installed, and the commands that are documented.
 async fn runs_a_node(lane: &Lane, shell: Shell) -> Result<()> {
     let plane = lane.plane();
-    let operator = Contained::start(plane, &shell)?;
+    let operator = InstalledOperator::start(plane, &shell)?;
     let lives = wait_for("it answers from its image", async || {
         let answer = get(operator.health, "/healthz").await.unwrap_or_default();
         Ok(answer.starts_with("HTTP/1.1 200").then_some(()))
@@ -400,7 +401,8 @@ async fn runs_a_node(lane: &Lane, shell: Shell) -> Result<()> {
     lives.await.with_context(|| operator.log())?;
     let leases: Api<Lease> = Api::namespaced(plane.client(User::Admin)?, NAMESPACE);
     let leads = wait_for("it leads", async || {
-        let holder = leases.get_opt(LEASE_NAME).await?.and_then(|one| one.spec?.holder_identity);
+        let holder =
+            leases.get_opt(LEASE_NAME).await?.and_then(|lease| lease.spec?.holder_identity);
         Ok(holder.filter(|holder| holder == POD_NAME).map(drop))
     });
     leads.await.with_context(|| operator.log())?;
@@ -409,12 +411,12 @@ async fn runs_a_node(lane: &Lane, shell: Shell) -> Result<()> {
     let token = operator.token.clone();
     // Its shell must not hold up the kubelet, which lives in this process.
     let played = tokio::task::spawn_blocking(move || {
-        let told = follow(&shell, "docs/install.md", "A first node")?;
+        let output = follow(&shell, "docs/install.md", "A first node")?;
         the_proxy_lets_in(&shell, &token)?;
-        anyhow::Ok(told)
+        anyhow::Ok(output)
     });
-    let told = played.await?.with_context(|| operator.log())?;
-    assert!(told.contains("rpc-0"), "{told}");
+    let output = played.await?.with_context(|| operator.log())?;
+    assert!(output.contains("rpc-0"), "{output}");
     let nodes: Api<SeiNode> = Api::namespaced(plane.client(User::Admin)?, "pacific-1");
     let image = nodes.get("rpc-0").await?.status.and_then(|status| status.current_image);
     assert_eq!(image.as_deref(), Some("registry.example.org/seid:v6.6.0"));
@@ -504,7 +506,7 @@ async fn a_takeover_and_the_way_back_go_as_documented() -> Result<()> {
     follow(&shell, "docs/takeover.md", "Go back")?;
     assert_eq!(shell.run(peer)?, "1");
     let strategy = async |name: &str| {
-        anyhow::Ok(sets.get(name).await?.spec.update_strategy.and_then(|one| one.type_))
+        anyhow::Ok(sets.get(name).await?.spec.update_strategy.and_then(|strategy| strategy.type_))
     };
     follow(&shell, "docs/takeover.md", "What OnDelete leaves behind")?;
     assert_eq!(strategy("val").await?.as_deref(), Some("RollingUpdate"));
@@ -535,8 +537,8 @@ async fn unserved_kinds_are_found(shell: &Shell) -> Result<()> {
 async fn the_sample_roles_allow_what_they_say() -> Result<()> {
     let plane = boot().await?;
     let shell = Shell::on(&plane)?;
-    let told = follow(&shell, "docs/security.md", "Roles")?;
-    assert!(told.ends_with("yes\n"), "{told}");
+    let output = follow(&shell, "docs/security.md", "Roles")?;
+    assert!(output.ends_with("yes\n"), "{output}");
     shell.run(
         "kubectl create clusterrolebinding callers --clusterrole=sei-sidecar-caller \\
            --group=sidecar-callers",

@@ -1,7 +1,7 @@
 //! What we rely on in the controllers of Kubernetes.
 
 use anyhow::{Context as _, Result};
-use cluster_tests::{scene, wait_for};
+use cluster_tests::{test_context, wait_for};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, PersistentVolumeClaim, Pod};
 use kube::Resource as _;
@@ -16,9 +16,9 @@ fn image(pod: &Pod) -> Option<&str> {
 /// The ground under every roll: with `OnDelete` a changed template waits until we delete the pod.
 #[tokio::test]
 async fn a_pod_is_replaced_only_when_it_is_deleted() -> Result<()> {
-    let scene = scene("ondelete").await?;
-    let sets: Api<StatefulSet> = Api::namespaced(scene.admin.clone(), &scene.namespace);
-    let pods: Api<Pod> = Api::namespaced(scene.admin.clone(), &scene.namespace);
+    let context = test_context("ondelete").await?;
+    let sets: Api<StatefulSet> = Api::namespaced(context.admin.clone(), &context.namespace);
+    let pods: Api<Pod> = Api::namespaced(context.admin.clone(), &context.namespace);
     let labels = json!({ "app": "a" });
     let set = serde_json::from_value(json!({
         "apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": { "name": "a" },
@@ -65,9 +65,9 @@ async fn a_pod_is_replaced_only_when_it_is_deleted() -> Result<()> {
 
 #[tokio::test]
 async fn what_a_node_owns_goes_with_it() -> Result<()> {
-    let scene = scene("owner").await?;
-    let nodes: Api<SeiNode> = Api::namespaced(scene.admin.clone(), &scene.namespace);
-    let configs: Api<ConfigMap> = Api::namespaced(scene.admin.clone(), &scene.namespace);
+    let context = test_context("owner").await?;
+    let nodes: Api<SeiNode> = Api::namespaced(context.admin.clone(), &context.namespace);
+    let configs: Api<ConfigMap> = Api::namespaced(context.admin.clone(), &context.namespace);
     let node = serde_json::from_value(json!({
         "apiVersion": "sei.io/v1alpha1", "kind": "SeiNode", "metadata": { "name": "a" },
         "spec": { "chainId": "demo-1", "image": "seid:v1", "fullNode": {} },
@@ -88,8 +88,9 @@ async fn what_a_node_owns_goes_with_it() -> Result<()> {
 /// Claims are held by a finalizer until no pod uses them, and a namespace by what is in it.
 #[tokio::test]
 async fn a_namespace_with_a_claim_can_be_deleted() -> Result<()> {
-    let scene = scene("empty").await?;
-    let claims: Api<PersistentVolumeClaim> = Api::namespaced(scene.admin.clone(), &scene.namespace);
+    let context = test_context("empty").await?;
+    let claims: Api<PersistentVolumeClaim> =
+        Api::namespaced(context.admin.clone(), &context.namespace);
     let claim = serde_json::from_value(json!({
         "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "data-a" },
         "spec": {
@@ -100,10 +101,10 @@ async fn a_namespace_with_a_claim_can_be_deleted() -> Result<()> {
     let held: Vec<&str> = claim.metadata.finalizers.iter().flatten().map(String::as_str).collect();
     assert_eq!(held, ["kubernetes.io/pvc-protection"]);
 
-    let namespaces: Api<Namespace> = Api::all(scene.admin.clone());
-    namespaces.delete(&scene.namespace, &DeleteParams::default()).await?;
+    let namespaces: Api<Namespace> = Api::all(context.admin.clone());
+    namespaces.delete(&context.namespace, &DeleteParams::default()).await?;
     wait_for("the namespace is gone", async || {
-        Ok(namespaces.get_opt(&scene.namespace).await?.is_none().then_some(()))
+        Ok(namespaces.get_opt(&context.namespace).await?.is_none().then_some(()))
     })
     .await
 }

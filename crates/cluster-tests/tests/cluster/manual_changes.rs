@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use cluster_tests::scenario::{Play, rpc, says, validator};
+use cluster_tests::scenario::{Scenario, condition_text, rpc, validator};
 use cluster_tests::wait_for;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
@@ -21,255 +21,260 @@ const CONFIG: &str = "rpc-rbac-proxy-config";
 
 #[tokio::test]
 async fn a_deleted_service_comes_back() -> Result<()> {
-    let play = Play::open("service-gone").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    let (before, pod) = (play.services().get("rpc").await?, play.uid("rpc").await?);
-    play.services().delete("rpc", &DeleteParams::default()).await?;
+    let scenario = Scenario::open("service-gone").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let (before, pod) = (scenario.services().get("rpc").await?, scenario.uid("rpc").await?);
+    scenario.services().delete("rpc", &DeleteParams::default()).await?;
     let after = wait_for("it is there again", async || {
-        let found = play.services().get_opt("rpc").await?;
-        Ok(found.filter(|one| one.metadata.uid != before.metadata.uid))
+        let found = scenario.services().get_opt("rpc").await?;
+        Ok(found.filter(|service| service.metadata.uid != before.metadata.uid))
     })
     .await?;
     assert_eq!(after.spec.context("has a spec")?.selector, before.spec.context("has")?.selector);
-    assert_eq!(play.uid("rpc").await?, pod);
-    play.close().await
+    assert_eq!(scenario.uid("rpc").await?, pod);
+    scenario.close().await
 }
 
 #[tokio::test]
 async fn an_edited_service_comes_back() -> Result<()> {
-    let play = Play::open("service-edited").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    let before = play.services().get("rpc").await?.spec.context("has a spec")?;
+    let scenario = Scenario::open("service-edited").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let before = scenario.services().get("rpc").await?.spec.context("has a spec")?;
     let patch = json!({ "spec": { "selector": { "sei.io/node": "other" } } });
-    play.services().patch("rpc", &PatchParams::default(), &Patch::Merge(patch)).await?;
+    scenario.services().patch("rpc", &PatchParams::default(), &Patch::Merge(patch)).await?;
     wait_for("it is as before", async || {
-        let now = play.services().get("rpc").await?.spec.context("has a spec")?;
+        let now = scenario.services().get("rpc").await?.spec.context("has a spec")?;
         Ok((now.selector == before.selector).then_some(()))
     })
     .await?;
-    play.close().await
+    scenario.close().await
 }
 
 #[tokio::test]
 async fn a_deleted_config_map_comes_back() -> Result<()> {
-    let play = Play::open("map-gone").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    let before = play.config_maps().get(CONFIG).await?;
-    play.config_maps().delete(CONFIG, &DeleteParams::default()).await?;
+    let scenario = Scenario::open("map-gone").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let before = scenario.config_maps().get(CONFIG).await?;
+    scenario.config_maps().delete(CONFIG, &DeleteParams::default()).await?;
     let after = wait_for("it is there again", async || {
-        let found = play.config_maps().get_opt(CONFIG).await?;
-        Ok(found.filter(|one| one.metadata.uid != before.metadata.uid))
+        let found = scenario.config_maps().get_opt(CONFIG).await?;
+        Ok(found.filter(|map| map.metadata.uid != before.metadata.uid))
     })
     .await?;
     assert_eq!(after.data, before.data);
-    play.close().await
+    scenario.close().await
 }
 
 #[tokio::test]
 async fn an_edited_config_map_comes_back() -> Result<()> {
-    let play = Play::open("map-edited").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    let before = play.config_maps().get(CONFIG).await?.data.context("has data")?;
+    let scenario = Scenario::open("map-edited").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let before = scenario.config_maps().get(CONFIG).await?.data.context("has data")?;
     let keys: Value = before.keys().map(|key| (key.clone(), json!("by hand"))).collect();
     let patch = Patch::Merge(json!({ "data": keys }));
-    play.config_maps().patch(CONFIG, &PatchParams::default(), &patch).await?;
+    scenario.config_maps().patch(CONFIG, &PatchParams::default(), &patch).await?;
     wait_for("it is as before", async || {
-        let now = play.config_maps().get(CONFIG).await?.data.context("has data")?;
+        let now = scenario.config_maps().get(CONFIG).await?.data.context("has data")?;
         Ok((now == before).then_some(()))
     })
     .await?;
-    play.close().await
+    scenario.close().await
 }
 
 #[tokio::test]
 async fn a_deleted_statefulset_comes_back_with_the_same_image() -> Result<()> {
-    let play = Play::open("set-gone").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    let before = play.statefulsets().get("rpc").await?;
-    let pod = play.uid("rpc").await?;
-    play.statefulsets().delete("rpc", &DeleteParams::background()).await?;
+    let scenario = Scenario::open("set-gone").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let before = scenario.statefulsets().get("rpc").await?;
+    let pod = scenario.uid("rpc").await?;
+    scenario.statefulsets().delete("rpc", &DeleteParams::background()).await?;
     wait_for("it is there again", async || {
-        let found = play.statefulsets().get_opt("rpc").await?;
-        Ok(found.filter(|one| one.metadata.uid != before.metadata.uid))
+        let found = scenario.statefulsets().get_opt("rpc").await?;
+        Ok(found.filter(|set| set.metadata.uid != before.metadata.uid))
     })
     .await?;
-    let next = play.until_pod("rpc", "a pod runs", |one| one.uid != pod && one.seid.started);
+    let next = scenario.until_pod("rpc", "a pod runs", |next| next.uid != pod && next.seid.started);
     assert_eq!(next.await?.seid.image, "seid:v1");
-    play.settled("rpc").await?;
-    assert!(play.pods_seen("rpc").await? <= 2, "{} pods", play.pods_seen("rpc").await?);
-    play.close().await
+    scenario.settled("rpc").await?;
+    assert!(scenario.pods_seen("rpc").await? <= 2, "{} pods", scenario.pods_seen("rpc").await?);
+    scenario.close().await
 }
 
 #[tokio::test]
 async fn a_statefulset_deleted_without_its_pod_takes_the_pod_over() -> Result<()> {
-    let play = Play::open("set-orphans").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    let before = play.statefulsets().get("rpc").await?;
-    let pod = play.uid("rpc").await?;
-    play.statefulsets().delete("rpc", &DeleteParams::orphan()).await?;
+    let scenario = Scenario::open("set-orphans").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let before = scenario.statefulsets().get("rpc").await?;
+    let pod = scenario.uid("rpc").await?;
+    scenario.statefulsets().delete("rpc", &DeleteParams::orphan()).await?;
     let after = wait_for("it is there again", async || {
-        let found = play.statefulsets().get_opt("rpc").await?;
-        Ok(found.filter(|one| one.metadata.uid != before.metadata.uid))
+        let found = scenario.statefulsets().get_opt("rpc").await?;
+        Ok(found.filter(|set| set.metadata.uid != before.metadata.uid))
     })
     .await?;
     let owner = ("StatefulSet".to_owned(), after.metadata.uid.context("has one")?);
-    play.until_pod("rpc", "it is its pod", |one| one.controller.as_ref() == Some(&owner)).await?;
-    play.settled("rpc").await?;
-    assert_eq!(play.uid("rpc").await?, pod);
-    play.close().await
+    scenario
+        .until_pod("rpc", "it is its pod", |pod| pod.controller.as_ref() == Some(&owner))
+        .await?;
+    scenario.settled("rpc").await?;
+    assert_eq!(scenario.uid("rpc").await?, pod);
+    scenario.close().await
 }
 
-async fn patch_set(play: &Play, patch: Value) -> Result<StatefulSet> {
-    patch_set_of(play, "rpc", patch).await
+async fn patch_set(scenario: &Scenario, patch: Value) -> Result<StatefulSet> {
+    patch_set_of(scenario, "rpc", patch).await
 }
 
-async fn patch_set_of(play: &Play, node: &str, patch: Value) -> Result<StatefulSet> {
+async fn patch_set_of(scenario: &Scenario, node: &str, patch: Value) -> Result<StatefulSet> {
     let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
-    Ok(play.statefulsets().patch(node, &params, &patch).await?)
+    Ok(scenario.statefulsets().patch(node, &params, &patch).await?)
 }
 
 // M2.2
 #[tokio::test]
 async fn a_strangers_pod_under_the_same_labels_is_not_touched_by_an_update() -> Result<()> {
-    let play = Play::open("stranger").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    let mut labels = play.pods().get("rpc-0").await?.metadata.labels.context("has labels")?;
+    let scenario = Scenario::open("stranger").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let mut labels = scenario.pods().get("rpc-0").await?.metadata.labels.context("has labels")?;
     labels.insert(POD_REVISION.to_owned(), "of-another".to_owned());
     let pod = serde_json::from_value(json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "stranger", "labels": labels },
         "spec": { "containers": [{ "name": "seid", "image": "seid:v1" }] },
     }))?;
-    let stranger = play.pods().create(&PostParams::default(), &pod).await?;
-    play.set_image("rpc", "seid:v2").await?;
-    play.settled("rpc").await?;
-    let after = play.pods().get("stranger").await?;
+    let stranger = scenario.pods().create(&PostParams::default(), &pod).await?;
+    scenario.set_image("rpc", "seid:v2").await?;
+    scenario.settled("rpc").await?;
+    let after = scenario.pods().get("stranger").await?;
     assert_eq!(after.metadata.uid, stranger.metadata.uid);
     assert_eq!(after.metadata.deletion_timestamp, None);
-    assert_eq!(play.pods_seen("rpc").await?, 3, "two of the node, and the stranger");
-    play.close().await
+    assert_eq!(scenario.pods_seen("rpc").await?, 3, "two of the node, and the stranger");
+    scenario.close().await
 }
 
 // M2.2
 #[tokio::test]
 async fn a_pod_without_its_revision_is_not_touched_by_an_update_that_waits_for_it() -> Result<()> {
-    let play = Play::open("unlabelled").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    let before = play.uid("rpc").await?;
+    let scenario = Scenario::open("unlabelled").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let before = scenario.uid("rpc").await?;
     let patch = Patch::Merge(json!({ "metadata": { "labels": { POD_REVISION: null } } }));
-    play.pods().patch("rpc-0", &PatchParams::default(), &patch).await?;
-    play.set_image("rpc", "seid:v2").await?;
-    play.until("rpc", "its pod is to be replaced", |status| {
-        let tasks = status.plan.iter().flat_map(|plan| &plan.tasks);
-        let mut applied = tasks.filter(|task| task.r#type == "apply-service");
-        applied.any(|task| task.status == TaskStatus::Complete)
-    })
-    .await?;
+    scenario.pods().patch("rpc-0", &PatchParams::default(), &patch).await?;
+    scenario.set_image("rpc", "seid:v2").await?;
+    scenario
+        .until("rpc", "its pod is to be replaced", |status| {
+            let tasks = status.plan.iter().flat_map(|plan| &plan.tasks);
+            let mut applied = tasks.filter(|task| task.r#type == "apply-service");
+            applied.any(|task| task.status == TaskStatus::Complete)
+        })
+        .await?;
     // Whatever was begun then is done by the time that a whole node has been made.
-    play.run("later", rpc("seid:v1")).await?;
-    let pod = play.pod("rpc").await?.context("it is there")?;
+    scenario.run("later", rpc("seid:v1")).await?;
+    let pod = scenario.pod("rpc").await?.context("it is there")?;
     assert!(pod.uid == before && !pod.is_terminating());
-    play.evict("rpc").await?;
-    play.settled("rpc").await?;
-    assert_eq!(play.pods_seen("rpc").await?, 2);
-    play.close().await
+    scenario.evict("rpc").await?;
+    scenario.settled("rpc").await?;
+    assert_eq!(scenario.pods_seen("rpc").await?, 2);
+    scenario.close().await
 }
 
 // M2.2
 #[tokio::test]
 async fn two_replicas_of_a_validator_in_the_middle_of_an_update_are_one_again() -> Result<()> {
-    let play = Play::open_at("replicas-mid", 1).await?;
-    let namespace = play.scene.namespace.clone();
-    play.validator_keys("signing", "p2p").await?;
-    play.run("val", validator("seid:v1", "signing", "p2p")).await?;
-    play.sidecars().hold(&namespace, "val", "config-validate");
-    let before = play.submitted("val", "config-validate");
-    play.set_image("val", "seid:v2").await?;
-    play.until_submitted("val", "config-validate", before).await?;
-    let before = patch_set_of(&play, "val", json!({ "spec": { "replicas": 2 } })).await?;
+    let scenario = Scenario::open_at_speed("replicas-mid", 1).await?;
+    let namespace = scenario.namespace().to_owned();
+    scenario.create_validator_keys("signing", "p2p").await?;
+    scenario.run("val", validator("seid:v1", "signing", "p2p")).await?;
+    scenario.sidecars().hold(&namespace, "val", "config-validate");
+    let before = scenario.submitted("val", "config-validate");
+    scenario.set_image("val", "seid:v2").await?;
+    scenario.until_submitted("val", "config-validate", before).await?;
+    let before = patch_set_of(&scenario, "val", json!({ "spec": { "replicas": 2 } })).await?;
     let after = wait_for("there is one again", async || {
-        let set = play.statefulsets().get("val").await?;
+        let set = scenario.statefulsets().get("val").await?;
         Ok((set.spec.replicas == Some(1)).then_some(set))
     })
     .await?;
     assert_eq!(after.spec.template, before.spec.template, "the update has not come so far yet");
-    play.sidecars().release(&namespace, "val", "config-validate");
-    play.settled("val").await?;
+    scenario.sidecars().release(&namespace, "val", "config-validate");
+    scenario.settled("val").await?;
     wait_for("the second pod is gone", async || {
-        Ok(play.pods().get_opt("val-1").await?.is_none().then_some(()))
+        Ok(scenario.pods().get_opt("val-1").await?.is_none().then_some(()))
     })
     .await?;
-    assert_eq!(play.until_pod_of("val", "seid:v2").await?.name, "val-0");
-    play.close().await
+    assert_eq!(scenario.until_pod_of("val", "seid:v2").await?.name, "val-0");
+    scenario.close().await
 }
 
 #[tokio::test]
 async fn two_replicas_by_hand_are_set_to_one_again() -> Result<()> {
-    let play = Play::open("replicas").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    let before = play.uid("rpc").await?;
-    patch_set(&play, json!({ "spec": { "replicas": 2 } })).await?;
+    let scenario = Scenario::open("replicas").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let before = scenario.uid("rpc").await?;
+    patch_set(&scenario, json!({ "spec": { "replicas": 2 } })).await?;
     wait_for("there is one again", async || {
-        let set = play.statefulsets().get("rpc").await?;
+        let set = scenario.statefulsets().get("rpc").await?;
         Ok((set.spec.replicas == Some(1)).then_some(()))
     })
     .await?;
     wait_for("the second pod is gone", async || {
-        Ok(play.pods().get_opt("rpc-1").await?.is_none().then_some(()))
+        Ok(scenario.pods().get_opt("rpc-1").await?.is_none().then_some(()))
     })
     .await?;
-    play.settled("rpc").await?;
-    assert_eq!(play.uid("rpc").await?, before);
-    play.close().await
+    scenario.settled("rpc").await?;
+    assert_eq!(scenario.uid("rpc").await?, before);
+    scenario.close().await
 }
 
 #[tokio::test]
 async fn a_rolling_update_by_hand_is_set_right_and_restarts_nothing() -> Result<()> {
-    let play = Play::open("strategy").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    let before = play.uid("rpc").await?;
-    patch_set(&play, json!({ "spec": { "updateStrategy": { "type": "RollingUpdate" } } })).await?;
+    let scenario = Scenario::open("strategy").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let before = scenario.uid("rpc").await?;
+    patch_set(&scenario, json!({ "spec": { "updateStrategy": { "type": "RollingUpdate" } } }))
+        .await?;
     wait_for("it is OnDelete again", async || {
-        let strategy = play.statefulsets().get("rpc").await?.spec.update_strategy;
-        Ok(strategy.filter(|one| one.type_.as_deref() == Some("OnDelete")))
+        let strategy = scenario.statefulsets().get("rpc").await?.spec.update_strategy;
+        Ok(strategy.filter(|strategy| strategy.type_.as_deref() == Some("OnDelete")))
     })
     .await?;
-    play.settled("rpc").await?;
-    assert_eq!(play.uid("rpc").await?, before);
-    play.close().await
+    scenario.settled("rpc").await?;
+    assert_eq!(scenario.uid("rpc").await?, before);
+    scenario.close().await
 }
 
 #[tokio::test]
 async fn a_template_edited_by_hand_is_put_back_and_restarts_nothing() -> Result<()> {
-    let play = Play::open("template").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    let pod = play.uid("rpc").await?;
+    let scenario = Scenario::open("template").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let pod = scenario.uid("rpc").await?;
     let revision = |set: &StatefulSet| set.status.as_ref()?.update_revision.clone();
-    let before = revision(&play.statefulsets().get("rpc").await?);
+    let before = revision(&scenario.statefulsets().get("rpc").await?);
     let containers = json!([{ "name": "seid", "image": "seid:hand" }]);
     let patch = json!({ "spec": { "template": { "spec": { "containers": containers } } } });
     let (params, patch) = (PatchParams::default(), Patch::Strategic(patch));
-    let edited = play.statefulsets().patch("rpc", &params, &patch).await?;
+    let edited = scenario.statefulsets().patch("rpc", &params, &patch).await?;
     wait_for("the revision is the pod's again", async || {
-        let set = play.statefulsets().get("rpc").await?;
-        let seen = set.status.as_ref().and_then(|one| one.observed_generation);
-        Ok((seen > edited.metadata.generation && revision(&set) == before).then_some(()))
+        let set = scenario.statefulsets().get("rpc").await?;
+        let observed = set.status.as_ref().and_then(|status| status.observed_generation);
+        Ok((observed > edited.metadata.generation && revision(&set) == before).then_some(()))
     })
     .await?;
-    play.settled("rpc").await?;
-    assert_eq!(play.uid("rpc").await?, pod);
-    play.evict("rpc").await?;
-    let next = play.until_pod("rpc", "another one runs", |one| one.uid != pod && one.seid.started);
+    scenario.settled("rpc").await?;
+    assert_eq!(scenario.uid("rpc").await?, pod);
+    scenario.evict("rpc").await?;
+    let next =
+        scenario.until_pod("rpc", "another one runs", |next| next.uid != pod && next.seid.started);
     assert_eq!(next.await?.seid.image, "seid:v1");
-    play.close().await
+    scenario.close().await
 }
 
 #[tokio::test]
 async fn a_wiped_status_comes_back_and_restarts_nothing() -> Result<()> {
-    let play = Play::open("wiped").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    let (before, pod) = (play.status("rpc").await?, play.uid("rpc").await?);
-    play.wipe_status("rpc").await?;
-    let after = play
+    let scenario = Scenario::open("wiped").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let (before, pod) = (scenario.status("rpc").await?, scenario.uid("rpc").await?);
+    scenario.wipe_status("rpc").await?;
+    let after = scenario
         .until("rpc", "the status is back", |status| {
             status.phase == Some(SeiNodePhase::Running)
                 && status.current_image == before.current_image
@@ -278,23 +283,24 @@ async fn a_wiped_status_comes_back_and_restarts_nothing() -> Result<()> {
         })
         .await?;
     assert_eq!(after.last_update, None);
-    play.settled("rpc").await?;
-    assert_eq!(play.uid("rpc").await?, pod);
-    play.close().await
+    scenario.settled("rpc").await?;
+    assert_eq!(scenario.uid("rpc").await?, pod);
+    scenario.close().await
 }
 
 #[tokio::test]
 async fn a_forged_image_in_the_status_is_corrected_without_a_restart() -> Result<()> {
-    let play = Play::open("forged").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    let pod = play.uid("rpc").await?;
-    play.edit_status("rpc", json!({ "currentImage": "seid:forged" })).await?;
-    play.until("rpc", "the truth is back", |status| {
-        status.current_image.as_deref() == Some("seid:v1")
-    })
-    .await?;
-    play.settled("rpc").await?;
-    assert_eq!(play.uid("rpc").await?, pod);
+    let scenario = Scenario::open("forged").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let pod = scenario.uid("rpc").await?;
+    scenario.edit_status("rpc", json!({ "currentImage": "seid:forged" })).await?;
+    scenario
+        .until("rpc", "the truth is back", |status| {
+            status.current_image.as_deref() == Some("seid:v1")
+        })
+        .await?;
+    scenario.settled("rpc").await?;
+    assert_eq!(scenario.uid("rpc").await?, pod);
     // Not closed: the lie is ours.
     Ok(())
 }
@@ -313,57 +319,60 @@ const ASKED_OFTEN: f64 = 4.0;
 
 /// Waits until the gate is open behind the sidecar that answered after so many others, and returns
 /// how many seconds that took, counted from when the sidecar itself began to answer.
-pub(crate) async fn opened_after(play: &Play, node: &str, others: usize) -> Result<f64> {
-    let (namespace, sidecars) = (&play.scene.namespace, play.sidecars());
+pub(crate) async fn opened_after(scenario: &Scenario, node: &str, others: usize) -> Result<f64> {
+    let (namespace, sidecars) = (scenario.namespace(), scenario.sidecars());
     let opened = wait_for("the gate is open", async || {
         let answers = sidecars.first_answers(namespace, node).into_iter().nth(others);
         let Some(answer) = answers else { return Ok(None) };
         let openings = sidecars.gate_openings(namespace, node);
-        let mut its = openings.iter().filter(|one| one.pod_uid == answer.pod_uid);
-        Ok(its.find(|one| one.at >= answer.at).map(|one| one.at.duration_since(answer.at)))
+        let mut its = openings.iter().filter(|opening| opening.pod_uid == answer.pod_uid);
+        Ok(its
+            .find(|opening| opening.at >= answer.at)
+            .map(|opening| opening.at.duration_since(answer.at)))
     });
     Ok(opened.await?.as_secs_f64())
 }
 
 /// How many times a sidecar of the node began to answer.
-pub(crate) fn answers(play: &Play, node: &str) -> usize {
-    play.sidecars().first_answers(&play.scene.namespace, node).len()
+pub(crate) fn answers(scenario: &Scenario, node: &str) -> usize {
+    scenario.sidecars().first_answers(scenario.namespace(), node).len()
 }
 
 #[tokio::test]
 async fn an_evicted_pods_gate_is_open_within_a_second_of_its_sidecars_answer() -> Result<()> {
-    let play = Play::open_at("evicted", 1).await?;
-    play.run("rpc", rpc("seid:v1")).await?;
+    let scenario = Scenario::open_at_speed("evicted", 1).await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
     let mut waited = Vec::new();
-    while waited.iter().all(|one| *one > PROMISED) {
+    while waited.iter().all(|seconds| *seconds > PROMISED) {
         assert!(waited.len() < TRIES.try_into()?, "gates opened after {waited:?} s");
-        let before = answers(&play, "rpc");
-        play.evict("rpc").await?;
-        waited.push(opened_after(&play, "rpc", before).await?);
-        play.settled("rpc").await?;
+        let before = answers(&scenario, "rpc");
+        scenario.evict("rpc").await?;
+        waited.push(opened_after(&scenario, "rpc", before).await?);
+        scenario.settled("rpc").await?;
     }
-    let status = play.status("rpc").await?;
+    let status = scenario.status("rpc").await?;
     assert_eq!(status.last_update, None);
-    assert_eq!(says(&status, ConditionType::NodeUpdateInProgress), "absent");
-    assert_eq!(play.pods_seen("rpc").await?, 1 + waited.len());
-    play.close().await
+    assert_eq!(condition_text(&status, ConditionType::NodeUpdateInProgress), "absent");
+    assert_eq!(scenario.pods_seen("rpc").await?, 1 + waited.len());
+    scenario.close().await
 }
 
 // N19
 #[tokio::test]
 async fn an_approval_is_stored_before_it_is_given() -> Result<()> {
-    let play = Play::open("approval").await?;
-    let namespace = play.scene.namespace.clone();
-    play.run("rpc", rpc("seid:v1")).await?;
-    assert_eq!(play.status("rpc").await?.plan, None);
-    play.sidecars().hold(&namespace, "rpc", "mark-ready");
-    let before = play.submitted("rpc", "mark-ready");
-    let mut requests = play.requests();
-    let history = History::of(&play, "rpc").await?;
-    play.evict("rpc").await?;
-    play.until_submitted("rpc", "mark-ready", before).await?;
-    let given = play.sidecars().submissions(&namespace, "rpc");
-    let given = given.into_iter().filter(|one| one.task_type == "mark-ready").nth(before);
+    let scenario = Scenario::open("approval").await?;
+    let namespace = scenario.namespace().to_owned();
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    assert_eq!(scenario.status("rpc").await?.plan, None);
+    scenario.sidecars().hold(&namespace, "rpc", "mark-ready");
+    let before = scenario.submitted("rpc", "mark-ready");
+    let mut requests = scenario.requests();
+    let history = History::of(&scenario, "rpc").await?;
+    scenario.evict("rpc").await?;
+    scenario.until_submitted("rpc", "mark-ready", before).await?;
+    let given = scenario.sidecars().submissions(&namespace, "rpc");
+    let given =
+        given.into_iter().filter(|submission| submission.task_type == "mark-ready").nth(before);
     let given = given.context("it was just seen")?;
     let is_of_it = |status: &SeiNodeStatus| {
         let mut tasks = status.plan.iter().flat_map(|plan| &plan.tasks);
@@ -374,41 +383,41 @@ async fn an_approval_is_stored_before_it_is_given() -> Result<()> {
     let nth = history.all().await?.iter().skip(1).position(is_of_it).context("it was just seen")?;
     let mut statuses = Vec::new();
     let stored = wait_for("what was stored is in the log", async || {
-        statuses.extend(requests.new_ones()?);
-        let is_status = |one: &AuditEntry| one.subresource.is_some() && one.code == 200;
+        statuses.extend(requests.read_new()?);
+        let is_status = |entry: &AuditEntry| entry.subresource.is_some() && entry.code == 200;
         statuses.retain(is_status);
-        Ok(statuses.get(nth).map(|one| one.at))
+        Ok(statuses.get(nth).map(|entry| entry.at))
     })
     .await?;
     assert!(stored < given.at, "stored at {stored}, given at {}", given.at);
-    play.sidecars().release(&namespace, "rpc", "mark-ready");
-    play.settled("rpc").await?;
-    assert_eq!(play.status("rpc").await?.plan, None);
-    play.close().await
+    scenario.sidecars().release(&namespace, "rpc", "mark-ready");
+    scenario.settled("rpc").await?;
+    assert_eq!(scenario.status("rpc").await?.plan, None);
+    scenario.close().await
 }
 
 /// The proxy in front of a sidecar may start long after it: its image has to be had first.
 #[tokio::test]
 async fn a_sidecar_that_answers_late_gets_its_gate_opened_as_soon() -> Result<()> {
-    let play = Play::open_at("evicted-late", 1).await?;
-    play.run("rpc", rpc("seid:v1")).await?;
+    let scenario = Scenario::open_at_speed("evicted-late", 1).await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
     let mut waited = Vec::new();
     for image in ["seid:v1", "seid:v2"] {
-        let (before, uid) = (answers(&play, "rpc"), play.uid("rpc").await?);
+        let (before, uid) = (answers(&scenario, "rpc"), scenario.uid("rpc").await?);
         let late = Rule::new(Behaviour::SidecarRefuses).of_node("rpc").of_image(image);
-        let rule = play.scene.kubelet().behave(&play.scene.namespace, late);
+        let rule = scenario.kubelet().behave(scenario.namespace(), late);
         match image {
-            "seid:v1" => play.evict("rpc").await?,
-            _ => play.set_image("rpc", image).await?,
+            "seid:v1" => scenario.evict("rpc").await?,
+            _ => scenario.set_image("rpc", image).await?,
         }
         let is_silent = |pod: &PodView| pod.uid != uid && pod.sidecar.running;
-        play.until_pod("rpc", "its sidecar runs", is_silent).await?;
+        scenario.until_pod("rpc", "its sidecar runs", is_silent).await?;
         // Not a wait for something: this is how long the proxy takes.
         tokio::time::sleep(Duration::from_secs(7)).await;
-        play.lift(rule);
-        waited.push(opened_after(&play, "rpc", before).await?);
-        play.settled("rpc").await?;
+        scenario.lift(rule);
+        waited.push(opened_after(&scenario, "rpc", before).await?);
+        scenario.settled("rpc").await?;
     }
-    assert!(waited.iter().any(|one| *one < ASKED_OFTEN), "gates opened after {waited:?} s");
-    play.close().await
+    assert!(waited.iter().any(|seconds| *seconds < ASKED_OFTEN), "gates opened after {waited:?} s");
+    scenario.close().await
 }

@@ -19,12 +19,12 @@ async fn a_leader_that_sees_no_nodes_says_so_until_it_does() -> Result<()> {
         Ok(text.lines().filter(|line| line.contains(of)).map(str::to_owned).collect())
     };
     let unknown = "the server does not know this kind";
-    let told =
+    let warning =
         wait_for("it tells what it misses", async || Ok(lines(unknown).await?.into_iter().next()))
             .await?;
-    assert!(told.contains("WARN") && told.contains("SeiNode"), "{told}");
+    assert!(warning.contains("WARN") && warning.contains("SeiNode"), "{warning}");
     let counted = get(metrics, "/metrics").await?;
-    let has = |line: &str| counted.lines().any(|one| one.starts_with(line));
+    let has = |line: &str| counted.lines().any(|metric| metric.starts_with(line));
     assert!(has("sei_controller_leader 1"), "{counted}");
     let errors = "sei_controller_reconcile_errors_total{controller=\"seinode\",category=\"watch\"}";
     assert!(has(errors), "{counted}");

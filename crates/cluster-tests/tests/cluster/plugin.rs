@@ -10,8 +10,10 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Parser as _;
 use cluster_tests::docs::commands;
 use cluster_tests::operator::{PLATFORM, Setup};
-use cluster_tests::scenario::{Play, Requests, listed, rpc, says, validator};
-use cluster_tests::{Scene, shared_lane, wait_for};
+use cluster_tests::scenario::{
+    Requests, Scenario, condition_text, format_requests, rpc, validator,
+};
+use cluster_tests::{TestContext, shared_lane, wait_for};
 use futures::{StreamExt as _, TryStreamExt as _};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Namespace;
@@ -39,11 +41,11 @@ fn file(text: &str) -> Result<NamedTempFile> {
     Ok(file)
 }
 
-/// Runs the plugin as this user, in the namespace of the play.
-async fn sei_as(user: User, play: &Play, line: &str) -> Result<(String, Exit)> {
+/// Runs the plugin as this user, in the namespace of the scenario.
+async fn sei_as(user: User, scenario: &Scenario, line: &str) -> Result<(String, Exit)> {
     let surroundings = Surroundings {
-        client: Some(play.scene.plane().client(user)?),
-        namespace: play.scene.namespace.clone(),
+        client: Some(scenario.plane().client(user)?),
+        namespace: scenario.namespace().to_owned(),
         version: Setup::default().version,
         ..Surroundings::default()
     };
@@ -53,13 +55,13 @@ async fn sei_as(user: User, play: &Play, line: &str) -> Result<(String, Exit)> {
     Ok((String::from_utf8(out)?, exit))
 }
 
-async fn sei(play: &Play, line: &str) -> Result<String> {
-    Ok(sei_as(User::Admin, play, line).await?.0)
+async fn sei(scenario: &Scenario, line: &str) -> Result<String> {
+    Ok(sei_as(User::Admin, scenario, line).await?.0)
 }
 
 /// Another operator takes over, with this configuration.
-async fn take_over(play: &mut Play, platform: &str) -> Result<()> {
-    play.start_with(Setup { platform: platform.to_owned(), ..Setup::default() }).await
+async fn take_over(scenario: &mut Scenario, platform: &str) -> Result<()> {
+    scenario.start_with(Setup { platform: platform.to_owned(), ..Setup::default() }).await
 }
 
 /// An RPC node that no change of the operator rolls by itself.
@@ -69,9 +71,9 @@ fn held_rpc() -> Value {
     spec
 }
 
-async fn until_held(play: &Play, name: &str) -> Result<String> {
-    let status = play.until(name, "its update is held", |status| {
-        says(status, ConditionType::PodTemplateDrift).starts_with("True/Held")
+async fn until_held(scenario: &Scenario, name: &str) -> Result<String> {
+    let status = scenario.until(name, "its update is held", |status| {
+        condition_text(status, ConditionType::PodTemplateDrift).starts_with("True/Held")
     });
     let pending = status.await?.pending_update.context("an update is pending")?;
     Ok(pending.target_hash)
@@ -79,19 +81,19 @@ async fn until_held(play: &Play, name: &str) -> Result<String> {
 
 #[tokio::test]
 async fn a_held_update_is_shown_and_released_by_the_right_hash_only() -> Result<()> {
-    let mut play = Play::open("plugin-held").await?;
-    let namespace = play.scene.namespace.clone();
-    play.run("rpc", held_rpc()).await?;
-    let before = play.uid("rpc").await?;
-    let text = sei(&play, "status").await?;
+    let mut scenario = Scenario::open("plugin-held").await?;
+    let namespace = scenario.namespace().to_owned();
+    scenario.run("rpc", held_rpc()).await?;
+    let before = scenario.uid("rpc").await?;
+    let text = sei(&scenario, "status").await?;
     assert!(text.contains("Running   seid:v1   InSync"), "{text}");
-    assert_eq!(sei(&play, "diff").await?, "Nothing differs on 1 node.\n");
-    let refused = sei(&play, "approve rpc").await.unwrap_err().to_string();
+    assert_eq!(sei(&scenario, "diff").await?, "Nothing differs on 1 node.\n");
+    let refused = sei(&scenario, "approve rpc").await.unwrap_err().to_string();
     assert!(refused.ends_with("there is nothing to approve: no update is pending"), "{refused}");
 
-    take_over(&mut play, &next_platform()).await?;
-    let target = until_held(&play, "rpc").await?;
-    let text = sei(&play, "diff rpc").await?;
+    take_over(&mut scenario, &next_platform()).await?;
+    let target = until_held(&scenario, "rpc").await?;
+    let text = sei(&scenario, "diff rpc").await?;
     let release = format!("kubectl sei approve -n {namespace} rpc --hash {target}");
     for part in [
         "cause    Operator: a new operator or platform configuration",
@@ -102,93 +104,98 @@ async fn a_held_update_is_shown_and_released_by_the_right_hash_only() -> Result<
     ] {
         assert!(text.contains(part), "{part}\n{text}");
     }
-    let text = sei(&play, "handover").await?;
+    let text = sei(&scenario, "handover").await?;
     assert!(text.contains("an update (Operator) is held"), "{text}");
 
-    let other = format!("v1:{}", "0".repeat(64));
-    let refused = sei(&play, &format!("approve rpc --hash {other}")).await.unwrap_err();
+    let wrong_hash = format!("v1:{}", "0".repeat(64));
+    let refused = sei(&scenario, &format!("approve rpc --hash {wrong_hash}")).await.unwrap_err();
     let words = format!(
-        "{namespace}/rpc: {other} is not what the pending update leads to; that is {target}"
+        "{namespace}/rpc: {wrong_hash} is not what the pending update leads to; that is {target}"
     );
     assert_eq!(refused.to_string(), words);
-    assert_eq!(play.node("rpc").await?.annotations().get("sei.io/approve-update"), None);
-    assert_eq!(play.uid("rpc").await?, before);
+    assert_eq!(scenario.node("rpc").await?.annotations().get("sei.io/approve-update"), None);
+    assert_eq!(scenario.uid("rpc").await?, before);
 
-    let text = sei(&play, &format!("approve rpc --hash {target}")).await?;
+    let text = sei(&scenario, &format!("approve rpc --hash {target}")).await?;
     assert!(text.contains("approved v1:"), "{text}");
-    play.settled("rpc").await?;
-    assert_eq!(play.status("rpc").await?.pod_template_hash, Some(target));
-    assert_eq!(play.pods_seen("rpc").await?, 2);
-    play.close().await
+    scenario.settled("rpc").await?;
+    assert_eq!(scenario.status("rpc").await?.pod_template_hash, Some(target));
+    assert_eq!(scenario.pods_seen("rpc").await?, 2);
+    scenario.close().await
 }
 
 #[tokio::test]
 async fn a_pause_holds_and_a_resume_lets_go() -> Result<()> {
-    let play = Play::open("plugin-pause").await?;
-    let namespace = play.scene.namespace.clone();
-    play.run("rpc", rpc("seid:v1")).await?;
-    let before = play.uid("rpc").await?;
-    let text = sei(&play, "pause rpc").await?;
+    let scenario = Scenario::open("plugin-pause").await?;
+    let namespace = scenario.namespace().to_owned();
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let before = scenario.uid("rpc").await?;
+    let text = sei(&scenario, "pause rpc").await?;
     assert!(text.contains("The node keeps running"), "{text}");
-    assert!(sei(&play, "pause rpc").await?.contains("paused already; nothing was changed"));
-    play.set_image("rpc", "seid:v2").await?;
-    play.until("rpc", "its update is held", |status| {
-        says(status, ConditionType::PodTemplateDrift).starts_with("True/Paused")
-    })
-    .await?;
-    let text = sei(&play, "diff").await?;
+    assert!(sei(&scenario, "pause rpc").await?.contains("paused already; nothing was changed"));
+    scenario.set_image("rpc", "seid:v2").await?;
+    scenario
+        .until("rpc", "its update is held", |status| {
+            condition_text(status, ConditionType::PodTemplateDrift).starts_with("True/Paused")
+        })
+        .await?;
+    let text = sei(&scenario, "diff").await?;
     assert!(text.contains(&format!("release  kubectl sei resume -n {namespace} rpc")), "{text}");
-    let text = sei(&play, "status").await?;
+    let text = sei(&scenario, "status").await?;
     assert!(text.contains("seid:v1 -> seid:v2   Paused"), "{text}");
-    let refused = sei(&play, "approve rpc").await.unwrap_err().to_string();
+    let refused = sei(&scenario, "approve rpc").await.unwrap_err().to_string();
     assert!(refused.contains("use kubectl sei resume"), "{refused}");
-    assert_eq!(play.uid("rpc").await?, before);
-    let text = sei(&play, "resume rpc").await?;
+    assert_eq!(scenario.uid("rpc").await?, before);
+    let text = sei(&scenario, "resume rpc").await?;
     assert!(text.contains("updates go on. One is pending (cause Spec)"), "{text}");
-    play.settled("rpc").await?;
-    assert_eq!(play.node("rpc").await?.spec.update.and_then(|one| one.paused), None);
-    assert_eq!(play.pods_seen("rpc").await?, 2);
-    play.close().await
+    scenario.settled("rpc").await?;
+    assert_eq!(scenario.node("rpc").await?.spec.update.and_then(|update| update.paused), None);
+    assert_eq!(scenario.pods_seen("rpc").await?, 2);
+    scenario.close().await
 }
 
 #[tokio::test]
 async fn a_slip_in_a_name_changes_nothing() -> Result<()> {
-    let play = Play::open("plugin-slip").await?;
-    let namespace = play.scene.namespace.clone();
-    play.run("rpc", rpc("seid:v1")).await?;
-    let refused = sei(&play, "pause rpc rcp").await.unwrap_err().to_string();
+    let scenario = Scenario::open("plugin-slip").await?;
+    let namespace = scenario.namespace().to_owned();
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let refused = sei(&scenario, "pause rpc rcp").await.unwrap_err().to_string();
     let words = format!("there is no SeiNode rcp in namespace {namespace}; there are rpc");
     assert_eq!(refused, words);
-    assert!(!play.node("rpc").await?.spec.updates_are_paused());
-    let refused = sei(&play, "explain Stuck").await.unwrap_err().to_string();
+    assert!(!scenario.node("rpc").await?.spec.updates_are_paused());
+    let refused = sei(&scenario, "explain Stuck").await.unwrap_err().to_string();
     assert!(refused.starts_with("no condition gives the reason Stuck"), "{refused}");
-    assert!(sei(&play, "explain Held").await?.contains("sei.io/approve-update"));
-    play.close().await
+    assert!(sei(&scenario, "explain Held").await?.contains("sei.io/approve-update"));
+    scenario.close().await
 }
 
 /// What the operator's user asks to change in this namespace meanwhile.
 async fn writes_during<T>(
-    play: &Play,
+    scenario: &Scenario,
     act: impl Future<Output = Result<T>>,
 ) -> Result<(T, String)> {
-    let mut requests = play.requests();
-    read_up_to(play, &mut requests, "the-first-one").await?;
+    let mut requests = scenario.requests();
+    read_up_to(scenario, &mut requests, "the-first-one").await?;
     let done = act.await?;
-    let mut seen = read_up_to(play, &mut requests, "the-last-one").await?;
-    seen.retain(|one| !["get", "list"].contains(&one.verb.as_str()));
-    Ok((done, listed(&seen)))
+    let mut seen = read_up_to(scenario, &mut requests, "the-last-one").await?;
+    seen.retain(|entry| !["get", "list"].contains(&entry.verb.as_str()));
+    Ok((done, format_requests(&seen)))
 }
 
 /// The log up to a request made now. The server writes it after its answers, so that only an entry
 /// of ours tells that those before it are there.
-async fn read_up_to(play: &Play, log: &mut Requests, name: &str) -> Result<Vec<AuditEntry>> {
-    let client = play.scene.plane().client(User::Operator)?;
-    let nodes: Api<SeiNode> = Api::namespaced(client, &play.scene.namespace);
+async fn read_up_to(
+    scenario: &Scenario,
+    log: &mut Requests,
+    name: &str,
+) -> Result<Vec<AuditEntry>> {
+    let client = scenario.plane().client(User::Operator)?;
+    let nodes: Api<SeiNode> = Api::namespaced(client, scenario.namespace());
     nodes.get_opt(name).await?;
     let mut seen = Vec::new();
     wait_for("the request is in the log", async || {
-        seen.extend(log.new_ones()?);
-        Ok(seen.iter().any(|one| one.name.as_deref() == Some(name)).then_some(()))
+        seen.extend(log.read_new()?);
+        Ok(seen.iter().any(|entry| entry.name.as_deref() == Some(name)).then_some(()))
     })
     .await?;
     Ok(seen)
@@ -196,20 +203,20 @@ async fn read_up_to(play: &Play, log: &mut Requests, name: &str) -> Result<Vec<A
 
 #[tokio::test]
 async fn the_same_config_rolls_nothing_and_writes_nothing() -> Result<()> {
-    let mut play = Play::open("plugin-same").await?;
-    play.validator_keys("signing", "p2p").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    play.run("val", validator("seid:v1", "signing", "p2p")).await?;
+    let mut scenario = Scenario::open("plugin-same").await?;
+    scenario.create_validator_keys("signing", "p2p").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    scenario.run("val", validator("seid:v1", "signing", "p2p")).await?;
     // It comes to an end with all it has asked for: the log is to be of the plugin alone.
-    play.operator.take().context("an operator runs")?.stop().await?;
+    scenario.operator.take().context("an operator runs")?.stop().await?;
     let config = file(PLATFORM)?;
     let line = format!("preview --config {}", config.path().display());
-    let previewed = Box::pin(sei_as(User::Operator, &play, &line));
-    let ((text, exit), writes) = writes_during(&play, previewed).await?;
+    let previewed = Box::pin(sei_as(User::Operator, &scenario, &line));
+    let ((text, exit), writes) = writes_during(&scenario, previewed).await?;
     assert!(text.contains("nothing would roll (2 nodes looked at)"), "{text}");
     assert_eq!(exit, Exit::Fine);
     assert_eq!(writes, "");
-    play.close().await
+    scenario.close().await
 }
 
 /// What the operator said of nodes that differed.
@@ -227,9 +234,9 @@ struct Heard {
 struct Said(Arc<Mutex<Heard>>);
 
 impl Said {
-    async fn listen(play: &Play) -> Result<Self> {
+    async fn listen(scenario: &Scenario) -> Result<Self> {
         let said = Self::default();
-        let mut stream = play.nodes().watch(&WatchParams::default(), "0").await?.boxed();
+        let mut stream = scenario.nodes().watch(&WatchParams::default(), "0").await?.boxed();
         let heard = said.clone();
         tokio::spawn(async move {
             while let Ok(Some(event)) = stream.try_next().await {
@@ -261,37 +268,37 @@ impl Said {
 /// The nodes of a preview with this effect, with their changes, in order.
 fn foreseen(report: &Value, effect: &str) -> Result<Vec<(String, Vec<FieldChange>)>> {
     let nodes = report["nodes"].as_array().context("it lists nodes")?;
-    let of_effect = nodes.iter().filter(|one| one["effect"] == effect);
+    let of_effect = nodes.iter().filter(|node| node["effect"] == effect);
     of_effect
-        .map(|one| {
-            let name = one["node"].as_str().context("it has a name")?.to_owned();
-            Ok((name, serde_json::from_value(one["changes"].clone())?))
+        .map(|node| {
+            let name = node["node"].as_str().context("it has a name")?.to_owned();
+            Ok((name, serde_json::from_value(node["changes"].clone())?))
         })
         .collect()
 }
 
 #[tokio::test]
 async fn a_preview_names_exactly_the_nodes_and_paths_that_then_roll() -> Result<()> {
-    let mut play = Play::open("plugin-preview").await?;
-    play.validator_keys("signing", "p2p").await?;
+    let mut scenario = Scenario::open("plugin-preview").await?;
+    scenario.create_validator_keys("signing", "p2p").await?;
     // Its name would make it the first.
-    play.create("a-val", validator("seid:v1", "signing", "p2p")).await?;
-    play.create("held", held_rpc()).await?;
-    play.create("rpc-0", rpc("seid:v1")).await?;
-    play.create("rpc-1", rpc("seid:v1")).await?;
+    scenario.create("a-val", validator("seid:v1", "signing", "p2p")).await?;
+    scenario.create("held", held_rpc()).await?;
+    scenario.create("rpc-0", rpc("seid:v1")).await?;
+    scenario.create("rpc-1", rpc("seid:v1")).await?;
     let mut own = rpc("seid:v1");
     own["sidecar"] = json!({ "image": "registry.example.org/seictl:mine" });
-    play.create("own", own).await?;
+    scenario.create("own", own).await?;
     for name in ["a-val", "held", "rpc-0", "rpc-1", "own"] {
-        play.settled(name).await?;
-        play.until_pod(name, "it is ready", |pod| pod.ready).await?;
+        scenario.settled(name).await?;
+        scenario.until_pod(name, "it is ready", |pod| pod.ready).await?;
     }
-    play.kill_operator();
+    scenario.kill_operator();
     // `own` names a sidecar itself, so that nothing of this reaches it.
     let sidecar_only = PLATFORM.replace("seictl:v1", "seictl:v2");
     let config = file(&sidecar_only)?;
     let line = format!("preview -o json --all --config {}", config.path().display());
-    let (text, exit) = sei_as(User::Operator, &play, &line).await?;
+    let (text, exit) = sei_as(User::Operator, &scenario, &line).await?;
     assert_eq!(exit, Exit::WouldRoll);
     let report: Value = serde_json::from_str(&text)?;
     let rolls = foreseen(&report, "RollsInTurn")?;
@@ -300,45 +307,47 @@ async fn a_preview_names_exactly_the_nodes_and_paths_that_then_roll() -> Result<
     let held = foreseen(&report, "Held")?;
     assert_eq!(held.len(), 1, "{text}");
 
-    let said = Said::listen(&play).await?;
-    take_over(&mut play, &sidecar_only).await?;
-    until_held(&play, "held").await?;
+    let said = Said::listen(&scenario).await?;
+    take_over(&mut scenario, &sidecar_only).await?;
+    until_held(&scenario, "held").await?;
     for (name, _) in &rolls {
-        play.until(name, "its update is recorded", |status| status.last_update.is_some()).await?;
-        play.settled(name).await?;
+        scenario
+            .until(name, "its update is recorded", |status| status.last_update.is_some())
+            .await?;
+        scenario.settled(name).await?;
     }
     for (name, changes) in rolls.iter().chain(&held) {
         assert_eq!(said.all().changes.get(name), Some(changes), "{name}");
     }
     for name in &names {
-        assert_eq!(play.pods_seen(name).await?, 2, "{name}");
+        assert_eq!(scenario.pods_seen(name).await?, 2, "{name}");
     }
     assert_eq!(said.all().rolled, names);
     for name in ["held", "own"] {
-        assert_eq!(play.pods_seen(name).await?, 1, "{name}");
+        assert_eq!(scenario.pods_seen(name).await?, 1, "{name}");
     }
     assert!(!said.all().changes.contains_key("own"));
-    let (text, exit) = sei_as(User::Operator, &play, &line).await?;
+    let (text, exit) = sei_as(User::Operator, &scenario, &line).await?;
     assert_eq!(exit, Exit::Fine, "{text}");
-    play.close().await
+    scenario.close().await
 }
 
 #[tokio::test]
 async fn the_server_judges_a_pod_of_which_nothing_is_known() -> Result<()> {
-    let mut play = Play::open("plugin-judged").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    play.kill_operator();
-    play.edit_status("rpc", json!({ "podTemplateHash": null, "podTemplate": null })).await?;
-    let before = play.until_set_is_told("rpc").await?;
+    let mut scenario = Scenario::open("plugin-judged").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    scenario.kill_operator();
+    scenario.edit_status("rpc", json!({ "podTemplateHash": null, "podTemplate": null })).await?;
+    let before = scenario.until_statefulset_is_current("rpc").await?;
     let same = file(PLATFORM)?;
     let line = format!("preview --config {}", same.path().display());
-    let (text, exit) = sei_as(User::Operator, &play, &line).await?;
+    let (text, exit) = sei_as(User::Operator, &scenario, &line).await?;
     assert_eq!(exit, Exit::Fine, "{text}");
     assert!(text.contains("nothing would roll (1 node looked at)"), "{text}");
 
     let held = file(&next_platform())?;
     let line = format!("preview --config {}", held.path().display());
-    let (text, exit) = sei_as(User::Operator, &play, &line).await?;
+    let (text, exit) = sei_as(User::Operator, &scenario, &line).await?;
     assert_eq!(exit, Exit::Fine, "{text}");
     assert!(text.contains("rpc: the pod was made by another operator; it rolls"), "{text}");
     assert!(text.contains("chain-default -> chain-next"), "{text}");
@@ -346,13 +355,13 @@ async fn the_server_judges_a_pod_of_which_nothing_is_known() -> Result<()> {
     let auto = next_platform().replace("settleSeconds: 0", "settleSeconds: 0, adoption: Auto");
     let auto = file(&auto)?;
     let line = format!("preview --config {}", auto.path().display());
-    let (text, exit) = sei_as(User::Operator, &play, &line).await?;
+    let (text, exit) = sei_as(User::Operator, &scenario, &line).await?;
     assert_eq!(exit, Exit::WouldRoll, "{text}");
     assert!(text.contains("turn 1, cause Adoption"), "{text}");
     // The dry runs left nothing behind.
-    let after = play.statefulsets().get("rpc").await?;
+    let after = scenario.statefulsets().get("rpc").await?;
     assert_eq!(after.metadata.resource_version, before.metadata.resource_version);
-    play.close().await
+    scenario.close().await
 }
 
 /// A writer that others can read.
@@ -378,13 +387,13 @@ impl Write for Shared {
 
 #[tokio::test]
 async fn a_watch_tells_each_change() -> Result<()> {
-    let play = Play::open("plugin-watch").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    play.run("other", rpc("seid:v1")).await?;
+    let scenario = Scenario::open("plugin-watch").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    scenario.run("other", rpc("seid:v1")).await?;
     let out = Shared::default();
     let surroundings = Surroundings {
-        client: Some(play.scene.admin.clone()),
-        namespace: play.scene.namespace.clone(),
+        client: Some(scenario.admin()),
+        namespace: scenario.namespace().to_owned(),
         ..Surroundings::default()
     };
     let flags = Flags::try_parse_from(["kubectl-sei", "status", "-w", "rpc"])?;
@@ -393,12 +402,12 @@ async fn a_watch_tells_each_change() -> Result<()> {
         tokio::spawn(async move { run(&flags, &surroundings, &mut writer).await.map(drop) });
     wait_for("the table is there", async || Ok(out.text().contains("InSync").then_some(())))
         .await?;
-    play.set_image("rpc", "seid:v2").await?;
-    play.set_image("other", "seid:v2").await?;
+    scenario.set_image("rpc", "seid:v2").await?;
+    scenario.set_image("other", "seid:v2").await?;
     wait_for("the end is told", async || {
         let text = out.text();
-        let told = |line: &&str| line.contains("Running   seid:v2") && line.contains("InSync");
-        Ok(text.lines().rev().find(told).map(drop))
+        let is_final = |line: &&str| line.contains("Running   seid:v2") && line.contains("InSync");
+        Ok(text.lines().rev().find(is_final).map(drop))
     })
     .await?;
     let text = out.text();
@@ -406,7 +415,7 @@ async fn a_watch_tells_each_change() -> Result<()> {
     assert!(!text.contains("other"), "{text}");
     assert!(!watching.is_finished());
     watching.abort();
-    play.close().await
+    scenario.close().await
 }
 
 /// The program, built by cargo beside this test.
@@ -420,13 +429,13 @@ fn program() -> Result<PathBuf> {
 
 #[tokio::test]
 async fn kubectl_finds_the_plugin_and_its_exit_code_counts() -> Result<()> {
-    let mut play = Play::open_without_operator("plugin-kubectl").await?;
+    let mut scenario = Scenario::open_without_operator("plugin-kubectl").await?;
     // Of the program's own version: an older one would hold what a newer one rolled.
     let setup = Setup { version: env!("CARGO_PKG_VERSION").to_owned(), ..Setup::default() };
-    play.start_with(setup).await?;
-    play.run("rpc", rpc("seid:v1")).await?;
+    scenario.start_with(setup).await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
     let folder = program()?.parent().context("it is in a folder")?.to_owned();
-    let plane = play.scene.plane();
+    let plane = scenario.plane();
     let path = std::env::join_paths([folder.as_path(), plane.bin_dir()])?;
     let kubectl = |arguments: &[&str]| {
         let output = Command::new(plane.bin_dir().join("kubectl"))
@@ -437,7 +446,7 @@ async fn kubectl_finds_the_plugin_and_its_exit_code_counts() -> Result<()> {
         let text = String::from_utf8(output.stdout)? + &String::from_utf8(output.stderr)?;
         anyhow::Ok((text, output.status.code()))
     };
-    let namespace = play.scene.namespace.as_str();
+    let namespace = scenario.namespace();
     let (text, code) = kubectl(&["sei", "status", "-n", namespace])?;
     assert!(text.contains("rpc") && !text.contains('\u{1b}'), "{text}");
     assert_eq!(code, Some(0), "{text}");
@@ -464,7 +473,7 @@ async fn kubectl_finds_the_plugin_and_its_exit_code_counts() -> Result<()> {
     assert_eq!((text.lines().count(), code), (1, Some(1)), "{text}");
     let (text, code) = kubectl(&["sei", "status", "--no-such-flag"])?;
     assert_eq!(code, Some(1), "{text}");
-    play.close().await
+    scenario.close().await
 }
 
 /// Cargo has built the program already, in another profile: to install it would take minutes.
@@ -472,14 +481,14 @@ const INSTALLS: &str = "cargo install --path crates/kubectl-sei";
 
 #[tokio::test]
 async fn the_readmes_commands_of_the_plugin_work() -> Result<()> {
-    let mut play = Play::open_without_operator("plugin-readme").await?;
+    let mut scenario = Scenario::open_without_operator("plugin-readme").await?;
     let setup = Setup { version: env!("CARGO_PKG_VERSION").to_owned(), ..Setup::default() };
-    play.start_with(setup).await?;
-    play.run("rpc", rpc("seid:v1")).await?;
+    scenario.start_with(setup).await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
     let folder = tempfile::tempdir()?;
     std::fs::write(folder.path().join("new.yaml"), next_platform())?;
     let programs = program()?.parent().context("it is in a folder")?.to_owned();
-    let plane = play.scene.plane();
+    let plane = scenario.plane();
     let path = std::env::join_paths([
         programs.as_path(),
         plane.bin_dir(),
@@ -502,12 +511,12 @@ async fn the_readmes_commands_of_the_plugin_work() -> Result<()> {
         // 2 tells that something would roll.
         let expected = if command.contains("preview") { [0, 2] } else { [0, 0] };
         let code = output.status.code().context("it ended by itself")?;
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(expected.contains(&code), "{command}: {code} {told}");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(expected.contains(&code), "{command}: {code} {stderr}");
         ran += 1;
     }
     assert_eq!(ran, 4);
-    play.close().await
+    scenario.close().await
 }
 
 /// Where time stands still for the transcript: what is shown of it are ages.
@@ -517,14 +526,14 @@ fn then() -> Timestamp {
     THEN.get().copied().unwrap_or_else(Timestamp::now)
 }
 
-/// A scene in a namespace whose name stands in the docs.
-async fn demo() -> Result<Scene> {
+/// A context in a namespace whose name stands in the docs.
+async fn demo() -> Result<TestContext> {
     let lane = shared_lane().await?;
     let admin: Client = lane.plane().client(User::Admin)?;
     let metadata = ObjectMeta { name: Some("demo".to_owned()), ..ObjectMeta::default() };
     let namespace = Namespace { metadata, ..Namespace::default() };
     Api::all(admin.clone()).create(&PostParams::default(), &namespace).await?;
-    Ok(Scene { lane, admin, namespace: "demo".to_owned() })
+    Ok(TestContext { lane, admin, namespace: "demo".to_owned() })
 }
 
 const DRIFT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/drift.md");
@@ -545,45 +554,44 @@ fn check_transcript(name: &str, text: &str) -> Result<()> {
 
 #[tokio::test]
 async fn the_transcripts_in_the_docs_are_what_the_commands_print() -> Result<()> {
-    let mut play = Play::open_on(demo().await?);
-    play.start_operator(10).await?;
-    play.validator_keys("signing", "p2p").await?;
-    play.create("validator-0", validator("seid:v1", "signing", "p2p")).await?;
-    play.create("rpc-0", held_rpc()).await?;
-    play.create("rpc-1", rpc("seid:v1")).await?;
+    let mut scenario = Scenario::open_on(demo().await?);
+    scenario.start_operator(10).await?;
+    scenario.create_validator_keys("signing", "p2p").await?;
+    scenario.create("validator-0", validator("seid:v1", "signing", "p2p")).await?;
+    scenario.create("rpc-0", held_rpc()).await?;
+    scenario.create("rpc-1", rpc("seid:v1")).await?;
     for name in ["validator-0", "rpc-0", "rpc-1"] {
-        play.settled(name).await?;
-        play.until_pod(name, "it is ready", |pod| pod.ready).await?;
+        scenario.settled(name).await?;
+        scenario.until_pod(name, "it is ready", |pod| pod.ready).await?;
     }
-    play.kill_operator();
+    scenario.kill_operator();
     let folder = tempfile::tempdir()?;
     let config = folder.path().join("next.yaml");
     std::fs::write(&config, next_platform().replace("rollout: { settleSeconds: 0 }", ""))?;
     let line = format!("preview --config {}", config.display());
-    let (preview, _) = sei_as(User::Admin, &play, &line).await?;
+    let (preview, _) = sei_as(User::Admin, &scenario, &line).await?;
     let preview = preview.replace(&format!("{}/", folder.path().display()), "");
     check_transcript(
         "preview",
         &format!("$ kubectl sei preview -n demo --config next.yaml\n{preview}"),
     )?;
 
-    take_over(&mut play, &next_platform()).await?;
-    until_held(&play, "rpc-0").await?;
+    take_over(&mut scenario, &next_platform()).await?;
+    until_held(&scenario, "rpc-0").await?;
     for name in ["rpc-1", "validator-0"] {
-        play.until(name, "its update is recorded", |status| status.last_update.is_some()).await?;
-        play.settled(name).await?;
+        scenario
+            .until(name, "its update is recorded", |status| status.last_update.is_some())
+            .await?;
+        scenario.settled(name).await?;
     }
-    let since = play.status("rpc-0").await?.pending_update.context("it is held")?.since.0;
+    let since = scenario.status("rpc-0").await?.pending_update.context("it is held")?.since.0;
     let _ = THEN.set(since + SignedDuration::from_mins(42));
-    let surroundings = Surroundings {
-        client: Some(play.scene.admin.clone()),
-        now: then,
-        ..Surroundings::default()
-    };
+    let surroundings =
+        Surroundings { client: Some(scenario.admin()), now: then, ..Surroundings::default() };
     let flags = Flags::try_parse_from(["kubectl-sei", "diff", "-n", "demo"])?;
     let mut out = Vec::new();
     run(&flags, &surroundings, &mut out).await?;
     check_transcript("diff", &format!("$ kubectl sei diff -n demo\n{}", String::from_utf8(out)?))?;
-    assert_eq!(play.status("rpc-0").await?.phase, Some(SeiNodePhase::Running));
-    play.close().await
+    assert_eq!(scenario.status("rpc-0").await?.phase, Some(SeiNodePhase::Running));
+    scenario.close().await
 }

@@ -139,20 +139,23 @@ async fn of_two_processes_one_leads_and_the_other_takes_over() -> Result<()> {
     nodes.create(&PostParams::default(), &node).await?;
     wait_for("the leader looks at the node and tells so", async || {
         let metrics = get(first.metrics, "/metrics").await.unwrap_or_default();
-        let told = metrics.lines().any(|line| {
+        let is_published = metrics.lines().any(|line| {
             line.starts_with("sei_controller_seinode_phase{")
                 && line.contains("phase=\"Initializing\"")
                 && line.ends_with(" 1")
         });
-        Ok(told.then_some(()))
+        Ok(is_published.then_some(()))
     })
     .await?;
 
     let both = [scraped(&first).await?, scraped(&second).await?].concat();
     let waiting = scraped(&second).await?;
     assert_eq!(both.iter().filter(|(_, line)| line.ends_with(" 1")).count(), 1, "{both:?}");
-    let looked = get(second.metrics, "/metrics").await?;
-    assert!(!looked.contains("sei_controller_seinode_phase{"), "who waits looks at no node");
+    let scraped_metrics = get(second.metrics, "/metrics").await?;
+    assert!(
+        !scraped_metrics.contains("sei_controller_seinode_phase{"),
+        "who waits looks at no node"
+    );
 
     // A polite end gives the lease back at once.
     let id = first.child.id().to_string();
@@ -270,9 +273,9 @@ fn a_bad_configuration_ends_the_process_with_one_line() -> Result<()> {
         .env("SEI_CONTROLLER_CONFIG", &config)
         .output()?;
     assert!(!output.status.success());
-    let told = String::from_utf8(output.stderr)?;
-    let line = told.trim_end();
-    assert!(!line.contains('\n'), "{told}");
-    assert!(line.contains("platform.yaml") && line.contains("tolerationKey"), "{told}");
+    let stderr = String::from_utf8(output.stderr)?;
+    let line = stderr.trim_end();
+    assert!(!line.contains('\n'), "{stderr}");
+    assert!(line.contains("platform.yaml") && line.contains("tolerationKey"), "{stderr}");
     Ok(())
 }

@@ -120,9 +120,9 @@ impl Recording {
             .arg(&path)
             .output()
             .context("failed to start promtool")?;
-        let told =
+        let output_text =
             [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-        ensure!(output.status.success(), "{}\n{text:#}", told.join("\n"));
+        ensure!(output.status.success(), "{}\n{text:#}", output_text.join("\n"));
         Ok(())
     }
 }

@@ -1,9 +1,9 @@
 //! Nodes that go without a word.
 
 use anyhow::Result;
-use cluster_tests::interceptor::Wire;
+use cluster_tests::interceptor::Interceptor;
 use cluster_tests::operator::Setup;
-use cluster_tests::scenario::{Play, rpc};
+use cluster_tests::scenario::{Scenario, rpc};
 use cluster_tests::wait_for;
 use http::Method;
 use kube::api::{DeleteParams, Patch, PatchParams};
@@ -19,25 +19,26 @@ fn series(metrics: &Metrics, node: &str) -> Vec<String> {
 
 #[tokio::test]
 async fn nothing_is_told_of_a_node_whose_finalizer_was_taken_away() -> Result<()> {
-    let mut play = Play::open_without_operator("stripped").await?;
+    let mut scenario = Scenario::open_without_operator("stripped").await?;
     // Its end fails for as long as the volume cannot be deleted.
-    let wire = Wire::deaf_to(|request| {
+    let interceptor = Interceptor::never_answering(|request| {
         request.method() == Method::DELETE && request.uri().path().contains("persistentvolume")
     });
     let metrics = Metrics::new();
-    let setup = Setup { wire: Some(wire), metrics: metrics.clone(), ..Setup::default() };
-    play.start_with(setup).await?;
-    play.run("rpc", rpc("seid:v1")).await?;
+    let setup =
+        Setup { interceptor: Some(interceptor), metrics: metrics.clone(), ..Setup::default() };
+    scenario.start_with(setup).await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
     assert_ne!(series(&metrics, "rpc"), Vec::<String>::new());
-    play.nodes().delete("rpc", &DeleteParams::background()).await?;
+    scenario.nodes().delete("rpc", &DeleteParams::background()).await?;
     let terminating =
         |status: &sei_api::SeiNodeStatus| status.phase == Some(SeiNodePhase::Terminating);
-    play.until("rpc", "its end begins", terminating).await?;
+    scenario.until("rpc", "its end begins", terminating).await?;
     let strip = json!({ "metadata": { "finalizers": null } });
-    play.nodes().patch("rpc", &PatchParams::default(), &Patch::Merge(&strip)).await?;
+    scenario.nodes().patch("rpc", &PatchParams::default(), &Patch::Merge(&strip)).await?;
     wait_for("nothing is told of it any more", async || {
         Ok(series(&metrics, "rpc").is_empty().then_some(()))
     })
     .await?;
-    play.close().await
+    scenario.close().await
 }

@@ -21,11 +21,9 @@ async fn a_pod_is_held_until_its_own_sidecar_is_told_that_it_is_ready() -> Resul
     let seid = container(&pod, "seid").context("it has one")?;
     assert_eq!((seid.started, seid.ready), (Some(false), false));
     assert!(seid.image_id.contains("@sha256:") && !is_ready(&pod));
-    assert!(
-        container(&pod, "seid-init").is_some_and(|one| {
-            one.state.as_ref().is_some_and(|state| state.terminated.is_some())
-        })
-    );
+    assert!(container(&pod, "seid-init").is_some_and(|container| {
+        container.state.as_ref().is_some_and(|state| state.terminated.is_some())
+    }));
     assert!(runs(&pod, "sei-sidecar") && runs(&pod, "kube-rbac-proxy"));
 
     assert_eq!(submit(&pod, FIRST, "mark-ready").await?, 201);
@@ -57,7 +55,7 @@ async fn records_survive_the_pod_and_the_flag_does_not() -> Result<()> {
     assert_eq!(submit(&second, SECOND, "mark-ready").await?, 201);
     node.pod("it is ready", is_ready).await?;
     let submissions = node.world.submissions("a");
-    let effects: Vec<bool> = submissions.iter().map(|one| one.has_effect).collect();
+    let effects: Vec<bool> = submissions.iter().map(|submission| submission.has_effect).collect();
     assert_eq!(effects, [true, false, true]);
     Ok(())
 }
@@ -85,7 +83,7 @@ async fn a_sidecar_that_restarts_in_place_closes_the_gate_and_leaves_seid() -> R
     node.world.restart_sidecar("a");
     let pod = node
         .pod("its restart is seen", |pod| {
-            container(pod, "sei-sidecar").is_some_and(|one| one.restart_count == 1)
+            container(pod, "sei-sidecar").is_some_and(|sidecar| sidecar.restart_count == 1)
         })
         .await?;
     assert_eq!(uid(&pod), uid(&before));
@@ -159,7 +157,7 @@ async fn an_image_that_cannot_be_pulled_starts_no_sidecar_until_it_can() -> Resu
         })
         .await?;
     assert_eq!(waits(&pod, "seid").as_deref(), Some("PodInitializing"));
-    assert_eq!(container(&pod, "seid-init").map(|one| one.image_id.as_str()), Some(""));
+    assert_eq!(container(&pod, "seid-init").map(|init| init.image_id.as_str()), Some(""));
     assert!(get(&pod, "/v0/healthz").await.is_err());
     node.world.lift(rule);
     node.ready().await?;
@@ -175,12 +173,13 @@ async fn a_crash_loop_is_told_and_ends_with_its_cause() -> Result<()> {
     submit(&pod, FIRST, "mark-ready").await?;
     let pod = node
         .pod("it crashes again and again", |pod| {
-            let restarts = container(pod, "seid").map_or(0, |one| one.restart_count);
+            let restarts = container(pod, "seid").map_or(0, |seid| seid.restart_count);
             restarts > 1 && waits(pod, "seid").as_deref() == Some("CrashLoopBackOff")
         })
         .await?;
-    let last = container(&pod, "seid").and_then(|one| one.last_state.as_ref()?.terminated.as_ref());
-    assert_eq!(last.map(|one| one.exit_code), Some(1));
+    let last =
+        container(&pod, "seid").and_then(|seid| seid.last_state.as_ref()?.terminated.as_ref());
+    assert_eq!(last.map(|state| state.exit_code), Some(1));
     assert!(!is_ready(&pod));
     node.world.lift(rule);
     // The flag is the sidecar's, which did not crash.
@@ -194,7 +193,7 @@ async fn a_halted_chain_runs_unready_and_resumes() -> Result<()> {
     node.ready().await?;
     let rule = node.behave(Behaviour::Halted);
     let pod = node.pod("it is not ready", |pod| !is_ready(pod)).await?;
-    assert!(runs(&pod, "seid") && container(&pod, "seid").is_some_and(|one| !one.ready));
+    assert!(runs(&pod, "seid") && container(&pod, "seid").is_some_and(|seid| !seid.ready));
     node.world.lift(rule);
     node.pod("it is ready", is_ready).await?;
     Ok(())
@@ -224,16 +223,16 @@ async fn a_pod_without_room_or_volume_is_unschedulable() -> Result<()> {
     let node = unmade("room").await?;
     let rule = node.behave(Behaviour::Unschedulable);
     node.make_set().await?;
-    let told = |pod: &Pod, words: &str| {
+    let is_unschedulable = |pod: &Pod, text: &str| {
         let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
-        conditions.into_iter().flatten().any(|one| {
-            one.reason.as_deref() == Some("Unschedulable")
-                && one.message.as_deref().is_some_and(|message| message.contains(words))
+        conditions.into_iter().flatten().any(|condition| {
+            condition.reason.as_deref() == Some("Unschedulable")
+                && condition.message.as_deref().is_some_and(|message| message.contains(text))
         })
     };
-    node.pod("there is no room", |pod| told(pod, "Insufficient memory")).await?;
+    node.pod("there is no room", |pod| is_unschedulable(pod, "Insufficient memory")).await?;
     node.world.lift(rule);
-    node.pod("there is no claim", |pod| told(pod, "\"data-a\" not found")).await?;
+    node.pod("there is no claim", |pod| is_unschedulable(pod, "\"data-a\" not found")).await?;
     node.make_claim().await?;
     let pod = node.held().await?;
     assert_eq!(pod.spec.and_then(|spec| spec.node_name).as_deref(), Some("rig"));
@@ -293,7 +292,10 @@ async fn a_bootstrap_job_completes_once_its_gate_is_open() -> Result<()> {
     assert_eq!(submit(&pod, FIRST, "mark-ready").await?, 201);
     let is_complete = |job: &Job| {
         let conditions = job.status.as_ref().and_then(|status| status.conditions.as_ref());
-        conditions.into_iter().flatten().any(|one| one.type_ == "Complete" && one.status == "True")
+        conditions
+            .into_iter()
+            .flatten()
+            .any(|condition| condition.type_ == "Complete" && condition.status == "True")
     };
     node.world.wait("a", "a-bootstrap", "it is complete", is_complete).await?;
     Ok(())
@@ -310,12 +312,12 @@ async fn claims_are_bound_with_a_volume_where_it_is_asked_for() -> Result<()> {
     };
     let claim = node.world.wait("a", "data-a", "it is bound", is_bound).await?;
     let capacity = claim.status.and_then(|status| status.capacity?.get("storage").cloned());
-    assert_eq!(capacity.map(|one| one.0).as_deref(), Some("2Ti"));
+    assert_eq!(capacity.map(|storage| storage.0).as_deref(), Some("2Ti"));
     let volume = claim.spec.and_then(|spec| spec.volume_name).context("it has a volume")?;
     let volumes: Api<PersistentVolume> = Api::all(node.world.admin().clone());
     let capacity = volumes.get(&volume).await?.spec.and_then(|spec| spec.capacity);
     assert_eq!(
-        capacity.and_then(|all| all.get("storage").cloned()).map(|one| one.0).as_deref(),
+        capacity.and_then(|all| all.get("storage").cloned()).map(|storage| storage.0).as_deref(),
         Some("2Ti")
     );
     Ok(())

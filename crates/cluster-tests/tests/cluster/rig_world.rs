@@ -38,8 +38,10 @@ async fn a_stamp_that_no_pod_bears_out_is_a_violation() -> Result<()> {
     node.world.create_node("a", SPEC).await?;
     let rule = node.behave(Behaviour::ImageUnpullable);
     node.make().await?;
-    node.pod("its pull fails", |pod| pod.status.as_ref().is_some_and(|one| one.pod_ip.is_some()))
-        .await?;
+    node.pod("its pull fails", |pod| {
+        pod.status.as_ref().is_some_and(|status| status.pod_ip.is_some())
+    })
+    .await?;
     stamp(&node, "seid:v1").await?;
     stamps(&node, 1).await?;
     assert_eq!(node.world.violations().await?.len(), 1);
@@ -51,7 +53,7 @@ async fn a_stamp_that_no_pod_bears_out_is_a_violation() -> Result<()> {
     stamps(&node, 2).await?;
     let lies = node.world.violations().await?;
     assert_eq!(lies.len(), 1, "{lies:?}");
-    let witness = stamps(&node, 2).await?.pop().and_then(|one| one.witness);
+    let witness = stamps(&node, 2).await?.pop().and_then(|stamp| stamp.witness);
     assert_eq!(witness.as_deref(), Some(uid(&pod)));
     Ok(())
 }
@@ -81,8 +83,8 @@ async fn a_wait_in_vain_tells_what_there_is_instead() -> Result<()> {
     world.create_node("a", SPEC).await?;
     let outcome = world.wait_node("a", "it runs", |node| node.status.is_some()).await;
     let Err(error @ WorldError::Timeout { .. }) = outcome else { panic!("{outcome:?}") };
-    let told = error.to_string();
-    assert!(told.starts_with("within 0 s it did not happen that it runs\nspec:\n"), "{told}");
-    assert!(told.contains("chainId: demo-1"), "{told}");
+    let message = error.to_string();
+    assert!(message.starts_with("within 0 s it did not happen that it runs\nspec:\n"), "{message}");
+    assert!(message.contains("chainId: demo-1"), "{message}");
     Ok(())
 }

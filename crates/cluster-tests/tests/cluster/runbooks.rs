@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use cluster_tests::docs::sections;
 use cluster_tests::install::Shell;
-use cluster_tests::scenario::{Play, rpc};
+use cluster_tests::scenario::{Scenario, rpc};
 use sei_rig::Behaviour;
 
 /// A command with names in the places of the capitals that stand for them.
@@ -39,25 +39,25 @@ fn follow_all(shell: &Shell, document: &str, namespace: &str) -> Result<()> {
 
 #[tokio::test]
 async fn a_chain_upgrade_goes_as_it_is_written() -> Result<()> {
-    let play = Play::open("doc-upgrade").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    play.image_is("seid:v1", Behaviour::Halted);
-    play.until_pod("rpc", "it stands at the height", |pod| !pod.ready).await?;
-    let shell = Shell::on(play.scene.plane())?;
-    follow_all(&shell, "docs/chain-upgrade.md", &play.scene.namespace)?;
-    play.settled("rpc").await?;
-    let pod = play.until_pod("rpc", "it is ready", |pod| pod.ready).await?;
+    let scenario = Scenario::open("doc-upgrade").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    scenario.set_image_behaviour("seid:v1", Behaviour::Halted);
+    scenario.until_pod("rpc", "it stands at the height", |pod| !pod.ready).await?;
+    let shell = Shell::on(scenario.plane())?;
+    follow_all(&shell, "docs/chain-upgrade.md", scenario.namespace())?;
+    scenario.settled("rpc").await?;
+    let pod = scenario.until_pod("rpc", "it is ready", |pod| pod.ready).await?;
     assert_eq!(pod.seid.image, "seid:v2");
-    play.close().await
+    scenario.close().await
 }
 
 #[tokio::test]
 async fn what_is_advised_when_a_rollout_does_not_move_can_be_typed() -> Result<()> {
-    let play = Play::open("doc-trouble").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    let shell = Shell::on(play.scene.plane())?;
-    follow_all(&shell, "docs/troubleshooting.md", &play.scene.namespace)?;
-    let annotations = play.node("rpc").await?.metadata.annotations.unwrap_or_default();
+    let scenario = Scenario::open("doc-trouble").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let shell = Shell::on(scenario.plane())?;
+    follow_all(&shell, "docs/troubleshooting.md", scenario.namespace())?;
+    let annotations = scenario.node("rpc").await?.metadata.annotations.unwrap_or_default();
     assert!(annotations.contains_key("sei.io/retry"), "{annotations:?}");
-    play.close().await
+    scenario.close().await
 }

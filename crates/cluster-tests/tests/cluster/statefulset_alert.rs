@@ -6,7 +6,7 @@
 
 use anyhow::{Context as _, Result};
 use cluster_tests::operator::PLATFORM;
-use cluster_tests::scenario::{Play, rpc};
+use cluster_tests::scenario::{Scenario, rpc};
 use cluster_tests::{minor, wait_for};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use kube::api::{Patch, PatchParams};
@@ -70,13 +70,13 @@ fn pages(before: &Scrape, now: &Scrape, expected: [bool; 3]) -> Result<()> {
 }
 
 /// Somebody changes the template, and nobody rolls it.
-async fn edit_template(play: &Play, image: &str) -> Result<StatefulSet> {
+async fn edit_template(scenario: &Scenario, image: &str) -> Result<StatefulSet> {
     let containers = json!([{ "name": "cosmos-exporter", "image": image }]);
     let patch = json!({ "spec": { "template": { "spec": { "containers": containers } } } });
     let (params, patch) = (PatchParams::default(), Patch::Strategic(patch));
-    let edited = play.statefulsets().patch("rpc", &params, &patch).await?;
+    let edited = scenario.statefulsets().patch("rpc", &params, &patch).await?;
     wait_for("the controller has seen the template", async || {
-        let set = play.statefulsets().get("rpc").await?;
+        let set = scenario.statefulsets().get("rpc").await?;
         let status = set.status.clone().unwrap_or_default();
         let is_seen = status.observed_generation >= edited.metadata.generation;
         Ok((is_seen && status.updated_replicas.unwrap_or(0) == 0).then_some(set))
@@ -86,37 +86,37 @@ async fn edit_template(play: &Play, image: &str) -> Result<StatefulSet> {
 
 #[tokio::test]
 async fn a_finished_roll_does_not_page_and_a_template_that_was_not_rolled_does() -> Result<()> {
-    let mut play = Play::open("alert-set").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    let before = state_metrics(&play.until_set_is_told("rpc").await?)?;
-    play.set_image("rpc", "seid:v2").await?;
-    play.settled("rpc").await?;
-    let rolled = state_metrics(&play.until_set_is_told("rpc").await?)?;
+    let mut scenario = Scenario::open("alert-set").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let before = state_metrics(&scenario.until_statefulset_is_current("rpc").await?)?;
+    scenario.set_image("rpc", "seid:v2").await?;
+    scenario.settled("rpc").await?;
+    let rolled = state_metrics(&scenario.until_statefulset_is_current("rpc").await?)?;
     // Before 1.37 the current revision stays behind, which is what the changed rule pages for.
     pages(&before, &rolled, [false, minor() == "1.34", false])?;
-    play.kill_operator();
-    let unrolled = state_metrics(&edit_template(&play, "exporter:hand").await?)?;
+    scenario.kill_operator();
+    let unrolled = state_metrics(&edit_template(&scenario, "exporter:hand").await?)?;
     pages(&before, &unrolled, [true, true, true])?;
-    play.close().await
+    scenario.close().await
 }
 
 /// A node taken over from another operator, which has written a template that no pod was made from.
 #[tokio::test]
 async fn a_template_that_is_held_back_does_not_page() -> Result<()> {
     let mut scraped = Scraped::open("alert-set-held").await?;
-    scraped.play.run("rpc", rpc("seid:v1")).await?;
-    let before = state_metrics(&scraped.play.until_set_is_told("rpc").await?)?;
-    scraped.play.kill_operator();
-    let play = &scraped.play;
+    scraped.scenario.run("rpc", rpc("seid:v1")).await?;
+    let before = state_metrics(&scraped.scenario.until_statefulset_is_current("rpc").await?)?;
+    scraped.scenario.kill_operator();
+    let scenario = &scraped.scenario;
     // Nothing is known of the pod, the template that it was made from is replaced, and the platform
     // wants a third one.
-    play.wipe_status("rpc").await?;
-    edit_template(play, "exporter:other").await?;
+    scenario.wipe_status("rpc").await?;
+    edit_template(scenario, "exporter:other").await?;
     let platform = PLATFORM.replace("exporter:v1", "exporter:v2");
     scraped.start_operator(&platform).await?;
     let held = "seinode_drifted{NS,name=\"rpc\",reason=\"AdoptedWithDrift\"} 1";
     let mut now = scraped.until(&[held]).await?;
-    let set = state_metrics(&scraped.play.statefulsets().get("rpc").await?)?;
+    let set = state_metrics(&scraped.scenario.statefulsets().get("rpc").await?)?;
     now.extend(set.clone());
     pages(&before, &now, [true, true, false])?;
     // The same for whatever other reason it is not rolled on purpose, and not while it should be.

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Result, ensure};
-use cluster_tests::scenario::Play;
+use cluster_tests::scenario::Scenario;
 use cluster_tests::wait_for;
 use futures::StreamExt as _;
 use kube::runtime::WatchStreamExt as _;
@@ -30,9 +30,9 @@ struct Seen {
 
 impl History {
     /// Begins with what is stored now.
-    pub(crate) async fn of(play: &Play, node: &str) -> Result<Self> {
+    pub(crate) async fn of(scenario: &Scenario, node: &str) -> Result<Self> {
         let config = watcher::Config::default().fields(&format!("metadata.name={node}"));
-        let (nodes, seen) = (play.nodes(), Arc::<Mutex<Seen>>::default());
+        let (nodes, seen) = (scenario.nodes(), Arc::<Mutex<Seen>>::default());
         let (mut task, ours) = (JoinSet::new(), seen.clone());
         task.spawn(async move {
             let mut events = std::pin::pin!(watcher(nodes, config).default_backoff());
@@ -51,7 +51,7 @@ impl History {
         claim: &str,
         is: impl Fn(&SeiNodeStatus) -> bool,
     ) -> Result<SeiNodeStatus> {
-        self.find(claim, |seen| seen.all.iter().find(|one| is(one)).cloned()).await
+        self.find(claim, |seen| seen.all.iter().find(|status| is(status)).cloned()).await
     }
 
     /// All of them so far.
@@ -59,11 +59,11 @@ impl History {
         self.find("there is some", |seen| Some(seen.all.clone())).await
     }
 
-    async fn find<T>(&self, claim: &str, look: impl Fn(&Seen) -> Option<T>) -> Result<T> {
+    async fn find<T>(&self, claim: &str, find: impl Fn(&Seen) -> Option<T>) -> Result<T> {
         wait_for(claim, async || {
             let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
             ensure!(!seen.has_gap, "the history has a gap: its watch began anew");
-            Ok(look(&seen))
+            Ok(find(&seen))
         })
         .await
     }

@@ -104,11 +104,11 @@ pub(crate) fn pod_ip(pod: &Pod) -> Option<&str> {
 pub(crate) fn container<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerStatus> {
     let status = pod.status.as_ref()?;
     let init = status.init_container_statuses.iter().flatten();
-    init.chain(status.container_statuses.iter().flatten()).find(|one| one.name == name)
+    init.chain(status.container_statuses.iter().flatten()).find(|container| container.name == name)
 }
 
 pub(crate) fn runs(pod: &Pod, name: &str) -> bool {
-    let state = container(pod, name).and_then(|one| one.state.as_ref());
+    let state = container(pod, name).and_then(|container| container.state.as_ref());
     state.is_some_and(|state| state.running.is_some())
 }
 
@@ -118,7 +118,10 @@ pub(crate) fn waits(pod: &Pod, name: &str) -> Option<String> {
 
 pub(crate) fn condition(pod: &Pod, kind: &str) -> Option<String> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
-    conditions.iter().find(|one| one.type_ == kind).map(|one| one.status.clone())
+    conditions
+        .iter()
+        .find(|condition| condition.type_ == kind)
+        .map(|condition| condition.status.clone())
 }
 
 pub(crate) fn is_ready(pod: &Pod) -> bool {

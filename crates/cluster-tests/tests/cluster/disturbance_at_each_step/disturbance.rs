@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use anyhow::{Context as _, Result, ensure};
-use cluster_tests::scenario::Play;
+use cluster_tests::scenario::Scenario;
 use cluster_tests::wait_for;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::StatefulSet;
@@ -67,11 +67,11 @@ pub(super) enum Deed {
 
 impl Before {
     /// `image` is what the node was told to run first.
-    pub(super) async fn of(play: &Play, node: &str, image: &str) -> Result<Self> {
-        let found = play.node(node).await?;
+    pub(super) async fn of(scenario: &Scenario, node: &str, image: &str) -> Result<Self> {
+        let found = scenario.node(node).await?;
         let uid = found.metadata.uid.context("it has a uid")?;
         let is_new = found.status.is_none_or(|status| status.current_image.is_none());
-        let pod = play.pod(node).await?.filter(|pod| !pod.is_terminating());
+        let pod = scenario.pod(node).await?.filter(|pod| !pod.is_terminating());
         let runs_first_image = pod.as_ref().is_some_and(|pod| pod.seid.image == image);
         Ok(Self {
             node: node.to_owned(),
@@ -86,12 +86,12 @@ impl Before {
 
 /// Evicts the pod that is there. One that goes already, or has gone meanwhile, is none: the next may
 /// have its name by then.
-async fn evict(play: &Play, node: &str) -> Result<Deed> {
-    let found = play.pod(node).await?.filter(|pod| !pod.is_terminating());
+async fn evict(scenario: &Scenario, node: &str) -> Result<Deed> {
+    let found = scenario.pod(node).await?.filter(|pod| !pod.is_terminating());
     let Some(pod) = found else { return Ok(Deed::Vain) };
     let uid = Preconditions { uid: Some(pod.uid), resource_version: None };
     let params = DeleteParams { preconditions: Some(uid), ..DeleteParams::default() };
-    match play.pods().delete(&names::pod(node), &params).await {
+    match scenario.pods().delete(&names::pod(node), &params).await {
         Err(kube::Error::Api(answer)) if [404, 409].contains(&answer.code) => Ok(Deed::Vain),
         deleted => deleted.map(|_| Deed::Done).map_err(Into::into),
     }
@@ -99,34 +99,41 @@ async fn evict(play: &Play, node: &str) -> Result<Deed> {
 
 impl Hand {
     /// The spec that this is done to, with all that it needs.
-    pub(super) async fn prepare(self, play: &Play, node: &str, mut spec: Value) -> Result<Value> {
+    pub(super) async fn prepare(
+        self,
+        scenario: &Scenario,
+        node: &str,
+        mut spec: Value,
+    ) -> Result<Value> {
         if self == Self::DeleteImported {
             for name in [format!("history-{node}"), format!("data-{node}")] {
-                make_claim(play, &name).await?;
+                make_claim(scenario, &name).await?;
             }
             spec["dataVolume"] = json!({ "import": { "pvcName": format!("history-{node}") } });
         }
         Ok(spec)
     }
 
-    pub(super) async fn act(self, play: &Play, before: &Before) -> Result<Deed> {
+    pub(super) async fn act(self, scenario: &Scenario, before: &Before) -> Result<Deed> {
         let (node, params) = (before.node.as_str(), DeleteParams::default());
         match self {
-            Self::Evict => return evict(play, node).await,
-            Self::Edit => play.set_image(node, THIRD).await?,
-            Self::Revert => play.set_image(node, &before.image).await?,
-            Self::Wipe => play.wipe_status(node).await?,
+            Self::Evict => return evict(scenario, node).await,
+            Self::Edit => scenario.set_image(node, THIRD).await?,
+            Self::Revert => scenario.set_image(node, &before.image).await?,
+            Self::Wipe => scenario.wipe_status(node).await?,
             Self::ForgeTasks | Self::ForgeTarget | Self::ForgeHash => {
-                self.forge(play, node).await?;
+                self.forge(scenario, node).await?;
             }
-            Self::Delete | Self::DeleteImported => drop(play.nodes().delete(node, &params).await?),
+            Self::Delete | Self::DeleteImported => {
+                drop(scenario.nodes().delete(node, &params).await?)
+            }
         }
         Ok(Deed::Done)
     }
 
     /// Writes a lie. Where no plan is stored any more there is less to lie about.
-    async fn forge(self, play: &Play, node: &str) -> Result<()> {
-        let status = play.status(node).await?;
+    async fn forge(self, scenario: &Scenario, node: &str) -> Result<()> {
+        let status = scenario.status(node).await?;
         let target = status.plan.as_ref().and_then(|plan| plan.target.as_ref());
         let lie = match self {
             Self::ForgeHash => json!({ "podTemplateHash": target.map(|target| &target.hash) }),
@@ -140,7 +147,7 @@ impl Hand {
             }
         };
         if target.is_some() {
-            play.edit_status(node, lie).await?;
+            scenario.edit_status(node, lie).await?;
         }
         Ok(())
     }
@@ -148,16 +155,16 @@ impl Hand {
     /// Whether all is as it should be in the end. Without a hand it would have taken this many pods.
     pub(super) async fn check(
         self,
-        play: &Play,
+        scenario: &Scenario,
         before: &Before,
         deed: Deed,
         pods: usize,
     ) -> Result<()> {
         let node = before.node.as_str();
         match self {
-            Self::Delete | Self::DeleteImported => return self.check_gone(play, before).await,
-            Self::Revert => return check_reverted(play, before, pods).await,
-            _ => play.settled(node).await?,
+            Self::Delete | Self::DeleteImported => return self.check_gone(scenario, before).await,
+            Self::Revert => return check_reverted(scenario, before, pods).await,
+            _ => scenario.settled(node).await?,
         }
         let expected = match self {
             // What is new is never replaced, so each eviction costs a pod.
@@ -172,27 +179,27 @@ impl Hand {
             // Words in a status are no reason to replace anything.
             _ => pods..=pods,
         };
-        let seen = play.pods_seen(node).await?;
+        let seen = scenario.pods_seen(node).await?;
         ensure!(expected.contains(&seen), "{node}: {seen} pods, not {expected:?}");
         if before.is_new {
             // However often it began anew: no gate was opened on a blank configuration.
-            ensure!(play.submitted(node, "config-apply") > 0, "{node} was never configured");
+            ensure!(scenario.submitted(node, "config-apply") > 0, "{node} was never configured");
         }
         Ok(())
     }
 
-    async fn check_gone(self, play: &Play, before: &Before) -> Result<()> {
+    async fn check_gone(self, scenario: &Scenario, before: &Before) -> Result<()> {
         let node = before.node.as_str();
-        play.until_gone(node).await?;
+        scenario.until_deleted(node).await?;
         let mut left = Vec::new();
         let cleared = wait_for("nothing is left of it", async || {
-            left = left_behind(play, before).await?;
+            left = left_behind(scenario, before).await?;
             Ok(left.is_empty().then_some(()))
         });
         cleared.await.with_context(|| format!("{left:?}"))?;
         if self == Self::DeleteImported {
             for name in [format!("history-{node}"), format!("data-{node}")] {
-                let claim = play.claims().get(&name).await?;
+                let claim = scenario.claims().get(&name).await?;
                 ensure!(claim.metadata.deletion_timestamp.is_none(), "{name} is deleted");
             }
         }
@@ -202,69 +209,69 @@ impl Hand {
 
 /// A pod of the first image that was still there when its owner desired it back has not been
 /// replaced; and whatever there was, an eviction brings up the first image and nothing else.
-async fn check_reverted(play: &Play, before: &Before, pods: usize) -> Result<()> {
+async fn check_reverted(scenario: &Scenario, before: &Before, pods: usize) -> Result<()> {
     let (node, image) = (before.node.as_str(), before.image.as_str());
-    play.settled(node).await?;
-    let pod = play.until_pod_of(node, image).await?;
-    let seen = play.pods_seen(node).await?;
+    scenario.settled(node).await?;
+    let pod = scenario.until_pod_of(node, image).await?;
+    let seen = scenario.pods_seen(node).await?;
     if before.runs_first_image {
         ensure!(Some(&pod.uid) == before.pod.as_ref() && seen == 1, "{node}: {seen} pods");
     } else {
         ensure!((pods..=pods + 1).contains(&seen), "{node}: {seen} pods");
     }
     wait_for(&format!("{node}: new pods are made like its own"), async || {
-        let statefulset = StatefulSetView::from(&play.statefulsets().get(node).await?);
+        let statefulset = StatefulSetView::from(&scenario.statefulsets().get(node).await?);
         let revision = statefulset.observed_revision();
         Ok((revision.is_some() && revision == pod.revision.as_deref()).then_some(()))
     })
     .await?;
-    play.evict(node).await?;
+    scenario.evict(node).await?;
     let is_next = |next: &PodView| next.uid != pod.uid && !next.is_terminating();
-    let next = play.until_pod(node, "it has another pod", is_next).await?;
+    let next = scenario.until_pod(node, "it has another pod", is_next).await?;
     ensure!(next.seid.image == image, "{node}: the eviction brought up {}", next.seid.image);
     let opens = |next: &PodView| next.uid != pod.uid && next.seid.started;
-    play.until_pod(node, "the gate of that opens", opens).await?;
-    play.settled(node).await?;
+    scenario.until_pod(node, "the gate of that opens", opens).await?;
+    scenario.settled(node).await?;
     ensure!(
-        play.pods_seen(node).await? == seen + 1,
+        scenario.pods_seen(node).await? == seen + 1,
         "{node}: {} pods",
-        play.pods_seen(node).await?
+        scenario.pods_seen(node).await?
     );
     Ok(())
 }
 
-async fn make_claim(play: &Play, name: &str) -> Result<()> {
+async fn make_claim(scenario: &Scenario, name: &str) -> Result<()> {
     let claim = serde_json::from_value(json!({
         "metadata": { "name": name },
         "spec": { "accessModes": ["ReadWriteOnce"],
             "resources": { "requests": { "storage": "2Ti" } } },
     }))?;
-    play.claims().create(&PostParams::default(), &claim).await?;
+    scenario.claims().create(&PostParams::default(), &claim).await?;
     Ok(())
 }
 
 /// What there still is that belongs to the node.
-async fn left_behind(play: &Play, before: &Before) -> Result<Vec<String>> {
+async fn left_behind(scenario: &Scenario, before: &Before) -> Result<Vec<String>> {
     let uid = before.uid.as_str();
-    let mut left = owned::<StatefulSet>(play, uid).await?;
-    left.extend(owned::<Job>(play, uid).await?);
-    left.extend(owned::<Service>(play, uid).await?);
-    left.extend(owned::<ConfigMap>(play, uid).await?);
-    left.extend(owned::<PersistentVolumeClaim>(play, uid).await?);
+    let mut left = owned::<StatefulSet>(scenario, uid).await?;
+    left.extend(owned::<Job>(scenario, uid).await?);
+    left.extend(owned::<Service>(scenario, uid).await?);
+    left.extend(owned::<ConfigMap>(scenario, uid).await?);
+    left.extend(owned::<PersistentVolumeClaim>(scenario, uid).await?);
     let labelled = ListParams::default().labels(&format!("{}={}", label::NODE, before.node));
-    let pods: Api<Pod> = play.pods();
+    let pods: Api<Pod> = scenario.pods();
     left.extend(pods.list(&labelled).await?.iter().map(|pod| format!("Pod {}", pod.name_any())));
     Ok(left)
 }
 
-async fn owned<K>(play: &Play, uid: &str) -> Result<Vec<String>>
+async fn owned<K>(scenario: &Scenario, uid: &str) -> Result<Vec<String>>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
     K: Clone + DeserializeOwned + Debug,
 {
-    let all: Api<K> = Api::namespaced(play.scene.admin.clone(), &play.scene.namespace);
+    let all: Api<K> = Api::namespaced(scenario.admin(), scenario.namespace());
     let all = all.list(&ListParams::default()).await?;
-    let is_its = |one: &&K| one.owner_references().iter().any(|owner| owner.uid == uid);
-    let name = |one: &K| format!("{} {}", K::kind(&()), one.name_any());
+    let is_its = |object: &&K| object.owner_references().iter().any(|owner| owner.uid == uid);
+    let name = |object: &K| format!("{} {}", K::kind(&()), object.name_any());
     Ok(all.iter().filter(is_its).map(name).collect())
 }

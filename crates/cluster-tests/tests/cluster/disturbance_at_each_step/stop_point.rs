@@ -1,7 +1,7 @@
 //! Where a plan can be made to wait.
 
 use anyhow::Result;
-use cluster_tests::scenario::{Play, says};
+use cluster_tests::scenario::{Scenario, condition_text};
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Api, DeleteParams, PostParams};
 use sei_api::condition::ConditionType;
@@ -54,58 +54,72 @@ pub(super) const LATE: [Moment; 5] = [
 
 impl Stop {
     /// Sets it up, for tasks that come from now on.
-    pub(super) async fn set(self, play: &Play, node: &str) -> Result<Option<RuleId>> {
+    pub(super) async fn set(self, scenario: &Scenario, node: &str) -> Result<Option<RuleId>> {
         match self {
-            Self::Sidecar(task) => play.sidecars().hold(&play.scene.namespace, node, task),
+            Self::Sidecar(task) => scenario.sidecars().hold(scenario.namespace(), node, task),
             Self::Secret(name, _) => {
-                secrets(play).delete(&format!("{name}-{node}"), &DeleteParams::default()).await?;
+                secrets(scenario)
+                    .delete(&format!("{name}-{node}"), &DeleteParams::default())
+                    .await?;
             }
             Self::OldPodStays => {
-                return Ok(Some(play.node_is(node, Behaviour::StuckTerminating)));
+                return Ok(Some(scenario.set_node_behaviour(node, Behaviour::StuckTerminating)));
             }
             Self::NewImageUnpullable => {
                 let image = format!("seid:v2-{node}");
-                return Ok(Some(play.image_is(&image, Behaviour::ImageUnpullable)));
+                return Ok(Some(scenario.set_image_behaviour(&image, Behaviour::ImageUnpullable)));
             }
         }
         Ok(None)
     }
 
     /// Waits until the plan stands there.
-    pub(super) async fn reached(self, play: &Play, node: &str, before: usize) -> Result<()> {
+    pub(super) async fn reached(
+        self,
+        scenario: &Scenario,
+        node: &str,
+        before: usize,
+    ) -> Result<()> {
         match self {
-            Self::Sidecar(task) => play.until_submitted(node, task, before).await,
+            Self::Sidecar(task) => scenario.until_submitted(node, task, before).await,
             Self::Secret(_, kind) => {
-                let waits = |status: &_| says(status, kind).starts_with("False");
-                play.until(node, "its key is missed", waits).await.map(drop)
+                let waits = |status: &_| condition_text(status, kind).starts_with("False");
+                scenario.until(node, "its key is missed", waits).await.map(drop)
             }
             Self::OldPodStays => {
                 let what = "its old pod is to go";
-                play.until_pod(node, what, PodView::is_terminating).await.map(drop)
+                scenario.until_pod(node, what, PodView::is_terminating).await.map(drop)
             }
             Self::NewImageUnpullable => {
-                play.until_pod_of(node, &format!("seid:v2-{node}")).await.map(drop)
+                scenario.until_pod_of(node, &format!("seid:v2-{node}")).await.map(drop)
             }
         }
     }
 
-    pub(super) async fn lift(self, play: &Play, node: &str, rule: Option<RuleId>) -> Result<()> {
+    pub(super) async fn lift(
+        self,
+        scenario: &Scenario,
+        node: &str,
+        rule: Option<RuleId>,
+    ) -> Result<()> {
         match (self, rule) {
-            (Self::Sidecar(task), _) => play.sidecars().release(&play.scene.namespace, node, task),
-            (Self::Secret(name, _), _) => make_secret(play, name, node).await?,
-            (_, Some(rule)) => play.lift(rule),
+            (Self::Sidecar(task), _) => {
+                scenario.sidecars().release(scenario.namespace(), node, task)
+            }
+            (Self::Secret(name, _), _) => make_secret(scenario, name, node).await?,
+            (_, Some(rule)) => scenario.lift(rule),
             _ => {}
         }
         Ok(())
     }
 }
 
-fn secrets(play: &Play) -> Api<Secret> {
-    Api::namespaced(play.scene.admin.clone(), &play.scene.namespace)
+fn secrets(scenario: &Scenario) -> Api<Secret> {
+    Api::namespaced(scenario.admin(), scenario.namespace())
 }
 
 /// One of the Secrets of a validator that has all kinds of keys.
-pub(super) async fn make_secret(play: &Play, name: &str, node: &str) -> Result<()> {
+pub(super) async fn make_secret(scenario: &Scenario, name: &str, node: &str) -> Result<()> {
     let key = json!({ "type": "t", "value": "v" });
     let signing = json!({ "address": node, "pub_key": key, "priv_key": key }).to_string();
     let files = match name {
@@ -117,7 +131,7 @@ pub(super) async fn make_secret(play: &Play, name: &str, node: &str) -> Result<(
     let name = format!("{name}-{node}");
     let secret = json!({ "metadata": { "name": name }, "stringData": files });
     let secret: Secret = serde_json::from_value(secret)?;
-    secrets(play).create(&PostParams::default(), &secret).await?;
+    secrets(scenario).create(&PostParams::default(), &secret).await?;
     Ok(())
 }
 
