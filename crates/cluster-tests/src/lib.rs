@@ -8,7 +8,7 @@
 //! of Kubernetes; the direct command is `SEI_KUBERNETES=1.34 cargo test -p cluster-tests`.
 //!
 //! Invariants:
-//! - The tests run on the requested minor. Guarded by `the_plane_is_of_its_minor`.
+//! - The tests run on the requested minor. Guarded by `the_plane_runs_the_requested_minor`.
 
 pub mod docs;
 pub mod install;

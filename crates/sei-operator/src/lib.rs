@@ -18,15 +18,15 @@
 //!   `a_leader_gives_up_before_its_lease_runs_out`.
 //! - No answer is waited for without end, and no pass waits for an event to be told. Guarded by
 //!   `a_list_that_is_never_answered_is_asked_for_again` and
-//!   `events_that_nobody_takes_hold_up_no_pass_and_no_end`.
+//!   `unanswered_event_requests_delay_neither_reconciles_nor_shutdown`.
 //! - A panic over one node is a failed look at that node, and harms no other. Guarded by
 //!   `a_panic_over_one_node_is_a_failed_look_at_it`.
 //! - Once told to stop, it ends in time or says what it was about. Guarded by
 //!   `an_end_that_does_not_come_names_what_is_under_way`.
 //! - A leader is ready once it has listed its nodes, and tells what keeps it from that. Guarded by
-//!   `a_leader_that_sees_no_nodes_says_so_until_it_does`.
+//!   `a_leader_without_the_crd_reports_it_until_the_crd_exists`.
 //! - Of a node that is gone nothing is kept and nothing is told, however it went. Guarded by
-//!   `nothing_is_told_of_a_node_whose_finalizer_was_taken_away`.
+//!   `a_node_whose_finalizer_was_removed_leaves_no_metrics`.
 //! - The gauges of a node come from its last observed status alone, so that nothing can drift away
 //!   from it by counting. Guarded by `observing_twice_changes_nothing`.
 

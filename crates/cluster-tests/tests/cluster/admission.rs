@@ -32,7 +32,7 @@ fn named(name: &str, spec: &Value) -> Value {
 /// Server-side apply, strictly: an unknown field in the file would be an error. It also proves that
 /// the server finds every rule cheap enough.
 #[tokio::test]
-async fn the_crd_is_accepted_as_it_is_written() -> Result<()> {
+async fn the_crd_is_accepted_as_written() -> Result<()> {
     let context = test_context("crd").await?;
     let file: Value = serde_saphyr::from_str(SEINODE_CRD)?;
     let crds: Api<CustomResourceDefinition> = Api::all(context.admin.clone());

@@ -198,11 +198,11 @@ async fn take_over(name: &str, foreign: bool) -> Result<()> {
 }
 
 #[tokio::test]
-async fn taking_over_a_fleet_restarts_nothing_and_tells_every_difference() -> Result<()> {
+async fn taking_over_a_fleet_restarts_nothing_and_reports_every_difference() -> Result<()> {
     take_over("adopt", false).await
 }
 
 #[tokio::test]
-async fn what_others_added_to_a_template_is_no_difference_of_ours() -> Result<()> {
+async fn fields_added_to_a_template_by_others_are_no_difference() -> Result<()> {
     take_over("adopt-foreign", true).await
 }

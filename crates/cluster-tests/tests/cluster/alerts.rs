@@ -110,7 +110,7 @@ pub(crate) fn check(
 }
 
 #[tokio::test]
-async fn an_image_that_cannot_be_pulled_stalls_its_node_and_that_is_told() -> Result<()> {
+async fn an_unpullable_image_fires_the_stalled_alert() -> Result<()> {
     let scraped = Scraped::open("alert-stalled").await?;
     let scenario = &scraped.scenario;
     scenario.run("rpc", rpc("seid:v1")).await?;
@@ -155,7 +155,7 @@ fn alert_about(reason: Reason) -> &'static str {
 }
 
 #[tokio::test]
-async fn a_spec_that_cannot_be_carried_out_is_told_and_wakes_nobody() -> Result<()> {
+async fn an_invalid_spec_fires_a_warning_and_no_page() -> Result<()> {
     let scraped = Scraped::open("alert-blocked").await?;
     let scenario = &scraped.scenario;
     scenario.run("rpc", rpc("seid:v1")).await?;
@@ -185,7 +185,7 @@ async fn a_spec_that_cannot_be_carried_out_is_told_and_wakes_nobody() -> Result<
 }
 
 #[test]
-fn only_what_leaves_the_pod_alone_wakes_nobody() -> Result<()> {
+fn only_reasons_that_leave_the_pod_running_do_not_page() -> Result<()> {
     let rules = crate::recording::alerts(&[file(ALERTS)])?;
     let severity = |alert: &str| {
         let rule = rules.iter().find(|rule| rule.alert == alert);
@@ -197,7 +197,7 @@ fn only_what_leaves_the_pod_alone_wakes_nobody() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_first_start_that_failed_for_good_is_told() -> Result<()> {
+async fn a_failed_initialization_fires_an_alert() -> Result<()> {
     let scraped = Scraped::open("alert-failed").await?;
     let scenario = &scraped.scenario;
     let before = scraped.until(&["leader 1"]).await?;
@@ -223,7 +223,7 @@ async fn a_first_start_that_failed_for_good_is_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_update_that_fails_is_told() -> Result<()> {
+async fn a_failing_update_fires_an_alert() -> Result<()> {
     let scraped = Scraped::open("alert-failing").await?;
     let scenario = &scraped.scenario;
     scenario.run("rpc", rpc("seid:v1")).await?;
@@ -254,7 +254,7 @@ fn next_platform(image: &str) -> String {
 }
 
 #[tokio::test]
-async fn an_update_that_is_held_for_more_than_a_day_is_told() -> Result<()> {
+async fn an_update_held_for_more_than_a_day_fires_an_alert() -> Result<()> {
     let mut scraped = Scraped::open("alert-held").await?;
     let mut spec = rpc("seid:v1");
     spec["update"] = json!({ "onOperatorChange": "Hold" });
@@ -283,7 +283,7 @@ async fn an_update_that_is_held_for_more_than_a_day_is_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_failed_roll_that_halts_its_chain_is_told() -> Result<()> {
+async fn a_failed_roll_that_halts_its_chain_fires_an_alert() -> Result<()> {
     let mut scraped = Scraped::open("alert-halted").await?;
     let mut spec = rpc("seid:v1");
     spec["update"] = json!({ "onOperatorChange": "Hold" });
@@ -321,7 +321,7 @@ async fn a_failed_roll_that_halts_its_chain_is_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_sidecar_that_does_not_answer_is_told() -> Result<()> {
+async fn an_unreachable_sidecar_fires_an_alert() -> Result<()> {
     let scraped = Scraped::open("alert-sidecar").await?;
     let scenario = &scraped.scenario;
     scenario.run("rpc", rpc("seid:v1")).await?;
@@ -345,7 +345,7 @@ async fn a_sidecar_that_does_not_answer_is_told() -> Result<()> {
 
 /// An alert without a proof here would be one that nobody has seen firing.
 #[test]
-fn every_alert_has_a_proof() -> Result<()> {
+fn every_alert_has_a_test() -> Result<()> {
     let own = [include_str!("alerts.rs"), include_str!("process.rs")];
     let proofs = own.concat() + include_str!("statefulset_alert.rs");
     for rule in crate::recording::alerts(&[file(ALERTS), file(OVERRIDE)])? {

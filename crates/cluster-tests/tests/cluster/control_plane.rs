@@ -9,7 +9,7 @@ use kube::api::{Api, ListParams, ObjectMeta, PostParams};
 use sei_rig::{AuditEntry, User};
 
 #[tokio::test]
-async fn the_plane_is_of_its_minor() -> Result<()> {
+async fn the_plane_runs_the_requested_minor() -> Result<()> {
     let context = test_context("minor").await?;
     let version = context.plane().version().await?;
     assert!(version.starts_with(&format!("v{}.", minor())), "{version}");
@@ -24,8 +24,7 @@ async fn the_plane_is_of_its_minor() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_operator_may_do_no_more_than_granted_and_its_requests_are_written_down() -> Result<()>
-{
+async fn the_operator_has_only_its_granted_permissions_and_its_requests_are_logged() -> Result<()> {
     let context = test_context("audit").await?;
     let mut log = context.plane().audit();
     let secrets = |user| -> Result<Api<Secret>> {
@@ -70,7 +69,7 @@ async fn a_dropped_plane_leaves_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_was_stored_outlives_the_processes_that_are_restarted() -> Result<()> {
+async fn stored_objects_survive_restarted_processes() -> Result<()> {
     let plane = boot().await?;
     let before = plane.process_ids();
     let configs: Api<ConfigMap> = Api::namespaced(plane.client(User::Admin)?, "default");

@@ -247,51 +247,50 @@ fn bootstrapped(_round: usize) -> Value {
 }
 
 #[tokio::test]
-async fn an_update_survives_a_death_after_each_write_that_went_unanswered() -> Result<()> {
+async fn an_update_survives_a_crash_after_each_unanswered_write() -> Result<()> {
     die_in("die-upd", Happening::Update, rpc_node, LastResponse::Lost, &IN_UPDATE).await
 }
 
 #[tokio::test]
-async fn an_update_survives_a_death_after_each_write() -> Result<()> {
+async fn an_update_survives_a_crash_after_each_write() -> Result<()> {
     die_in("die-upd-told", Happening::Update, rpc_node, LastResponse::Delivered, &IN_UPDATE).await
 }
 
 #[tokio::test]
-async fn a_validators_update_survives_a_death_after_each_write_that_went_unanswered() -> Result<()>
-{
+async fn a_validators_update_survives_a_crash_after_each_unanswered_write() -> Result<()> {
     die_in("die-val", Happening::Update, validator_node, LastResponse::Lost, &IN_UPDATE).await
 }
 
 #[tokio::test]
-async fn a_validators_update_survives_a_death_after_each_write() -> Result<()> {
+async fn a_validators_update_survives_a_crash_after_each_write() -> Result<()> {
     die_in("die-val-told", Happening::Update, validator_node, LastResponse::Delivered, &IN_UPDATE)
         .await
 }
 
 #[tokio::test]
-async fn a_roll_in_a_slot_survives_a_death_after_each_write() -> Result<()> {
+async fn a_roll_in_a_slot_survives_a_crash_after_each_write() -> Result<()> {
     die_in("die-slot", Happening::Relabel, validator_node, LastResponse::Lost, &IN_UPDATE).await
 }
 
 #[tokio::test]
-async fn a_gate_is_opened_whoever_dies_after_each_write() -> Result<()> {
+async fn a_gate_is_opened_despite_a_crash_after_each_write() -> Result<()> {
     let expected = ["PATCH seinodes/status"];
     die_in("die-gate", Happening::Eviction, validator_node, LastResponse::Lost, &expected).await
 }
 
 #[tokio::test]
-async fn repairs_survive_a_death_after_each_write() -> Result<()> {
+async fn repairs_survive_a_crash_after_each_write() -> Result<()> {
     let expected = ["PATCH configmaps", "PATCH services", "PATCH statefulsets"];
     die_in("die-repair", Happening::Repair, rpc_node, LastResponse::Lost, &expected).await
 }
 
 #[tokio::test]
-async fn a_creation_survives_a_death_after_each_write_that_went_unanswered() -> Result<()> {
+async fn a_creation_survives_a_crash_after_each_unanswered_write() -> Result<()> {
     die_in("die-new", Happening::Creation, validator_node, LastResponse::Lost, &IN_CREATION).await
 }
 
 #[tokio::test]
-async fn a_creation_survives_a_death_after_each_write() -> Result<()> {
+async fn a_creation_survives_a_crash_after_each_write() -> Result<()> {
     die_in(
         "die-new-told",
         Happening::Creation,
@@ -303,20 +302,20 @@ async fn a_creation_survives_a_death_after_each_write() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_bootstrap_survives_a_death_after_each_write() -> Result<()> {
+async fn a_bootstrap_survives_a_crash_after_each_write() -> Result<()> {
     let own = ["POST jobs", "POST services", "DELETE jobs", "DELETE services"];
     let expected = [&IN_CREATION[..], &own].concat();
     die_in("die-boot", Happening::Creation, bootstrapped, LastResponse::Lost, &expected).await
 }
 
 #[tokio::test]
-async fn a_deletion_survives_a_death_after_each_write() -> Result<()> {
+async fn a_deletion_survives_a_crash_after_each_write() -> Result<()> {
     let expected = ["DELETE persistentvolumeclaims", "PATCH seinodes", "PATCH seinodes/status"];
     die_in("die-gone", Happening::Deletion, rpc_node, LastResponse::Lost, &expected).await
 }
 
 #[tokio::test]
-async fn a_deletion_survives_a_death_after_each_write_that_was_answered() -> Result<()> {
+async fn a_deletion_survives_a_crash_after_each_answered_write() -> Result<()> {
     let expected = ["DELETE persistentvolumeclaims", "PATCH seinodes", "PATCH seinodes/status"];
     die_in("die-gone-told", Happening::Deletion, rpc_node, LastResponse::Delivered, &expected).await
 }

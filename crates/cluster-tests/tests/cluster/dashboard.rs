@@ -26,7 +26,7 @@ fn queries(dashboard: &Value) -> Result<Vec<String>> {
 }
 
 #[tokio::test]
-async fn every_panel_shows_something_of_a_real_run() -> Result<()> {
+async fn every_panel_shows_data_of_a_real_run() -> Result<()> {
     let dashboard: Value = serde_json::from_str(&std::fs::read_to_string(file(DASHBOARD))?)?;
     let scraped = Scraped::open("dashboard").await?;
     let scenario = &scraped.scenario;
@@ -51,7 +51,7 @@ async fn every_panel_shows_something_of_a_real_run() -> Result<()> {
 }
 
 #[test]
-fn the_dashboard_is_one_that_grafana_takes() -> Result<()> {
+fn the_dashboard_is_valid_for_grafana() -> Result<()> {
     let dashboard: Value = serde_json::from_str(&std::fs::read_to_string(file(DASHBOARD))?)?;
     for key in ["uid", "title", "schemaVersion", "templating", "time"] {
         assert!(!dashboard[key].is_null(), "{key}");

@@ -83,18 +83,17 @@ async fn a_node_deleted_at_any_write_of_its_bootstrap_leaves_nothing() -> Result
 }
 
 #[tokio::test]
-async fn a_node_deleted_at_any_write_of_an_update_leaves_what_was_not_its_own() -> Result<()> {
+async fn a_node_deleted_at_any_write_of_an_update_keeps_imported_volumes() -> Result<()> {
     at_each_write("del-upd", Hand::DeleteImported, rpc("seid:v1"), true).await
 }
 
 #[tokio::test]
-async fn another_image_at_any_write_of_an_update_is_what_runs_in_the_end() -> Result<()> {
+async fn the_last_image_set_at_any_write_of_an_update_runs_in_the_end() -> Result<()> {
     at_each_write("edit-upd", Hand::Edit, rpc("seid:v1"), true).await
 }
 
 #[tokio::test]
-async fn a_revert_at_any_write_of_an_update_restarts_what_was_replaced_and_nothing_else()
--> Result<()> {
+async fn a_revert_at_any_write_of_an_update_restarts_only_replaced_pods() -> Result<()> {
     at_each_write("revert-upd", Hand::Revert, rpc("seid:v1"), true).await
 }
 
@@ -197,28 +196,29 @@ async fn a_node_deleted_at_any_task_of_an_update_leaves_nothing() -> Result<()> 
 }
 
 #[tokio::test]
-async fn a_node_deleted_at_any_task_of_a_late_update_leaves_what_was_not_its_own() -> Result<()> {
+async fn a_node_deleted_at_any_task_of_an_update_without_a_sidecar_keeps_imported_volumes()
+-> Result<()> {
     at_each_task_of_an_update("del-late", Hand::DeleteImported, true).await
 }
 
 #[tokio::test]
-async fn another_image_at_any_task_of_an_update_is_what_runs_in_the_end() -> Result<()> {
+async fn the_last_image_set_at_any_task_of_an_update_runs_in_the_end() -> Result<()> {
     at_each_task_of_an_update("edit-early", Hand::Edit, false).await
 }
 
 #[tokio::test]
-async fn another_image_at_any_task_of_a_late_update_is_what_runs_in_the_end() -> Result<()> {
+async fn the_last_image_set_at_any_task_of_an_update_without_a_sidecar_runs_in_the_end()
+-> Result<()> {
     at_each_task_of_an_update("edit-late", Hand::Edit, true).await
 }
 
 #[tokio::test]
-async fn a_revert_at_any_task_of_an_update_restarts_what_was_replaced_and_nothing_else()
--> Result<()> {
+async fn a_revert_at_any_task_of_an_update_restarts_only_replaced_pods() -> Result<()> {
     at_each_task_of_an_update("revert-early", Hand::Revert, false).await
 }
 
 #[tokio::test]
-async fn a_revert_at_any_task_of_a_late_update_is_what_runs_in_the_end() -> Result<()> {
+async fn a_revert_at_any_task_of_an_update_without_a_sidecar_runs_in_the_end() -> Result<()> {
     at_each_task_of_an_update("revert-late", Hand::Revert, true).await
 }
 
@@ -228,7 +228,8 @@ async fn a_pod_evicted_at_any_task_of_an_update_gets_its_gate_opened_again() -> 
 }
 
 #[tokio::test]
-async fn a_pod_evicted_at_any_task_of_a_late_update_gets_its_gate_opened_again() -> Result<()> {
+async fn a_pod_evicted_at_any_task_of_an_update_without_a_sidecar_gets_its_gate_opened_again()
+-> Result<()> {
     at_each_task_of_an_update("evict-late", Hand::Evict, true).await
 }
 
@@ -238,18 +239,17 @@ async fn a_status_wiped_at_any_task_of_an_update_costs_no_pod() -> Result<()> {
 }
 
 #[tokio::test]
-async fn tasks_forged_to_be_done_at_any_task_of_an_update_keep_nothing_from_arriving() -> Result<()>
-{
+async fn tasks_forged_as_complete_at_any_task_of_an_update_do_not_prevent_it() -> Result<()> {
     at_each_task_of_an_update("forge-tasks", Hand::ForgeTasks, false).await
 }
 
 #[tokio::test]
-async fn a_target_forged_at_any_task_of_an_update_keeps_nothing_from_arriving() -> Result<()> {
+async fn a_target_forged_at_any_task_of_an_update_does_not_prevent_it() -> Result<()> {
     at_each_task_of_an_update("forge-target", Hand::ForgeTarget, false).await
 }
 
 #[tokio::test]
-async fn a_hash_forged_at_any_task_of_an_update_keeps_nothing_from_arriving() -> Result<()> {
+async fn a_hash_forged_at_any_task_of_an_update_does_not_prevent_it() -> Result<()> {
     at_each_task_of_an_update("forge-hash", Hand::ForgeHash, false).await
 }
 
@@ -311,17 +311,17 @@ async fn at_each_sidecar_task_of_a_creation(name: &str, hand: Hand) -> Result<()
 }
 
 #[tokio::test]
-async fn a_new_node_deleted_at_any_task_of_its_sidecar_leaves_nothing() -> Result<()> {
+async fn a_new_node_deleted_at_any_sidecar_task_leaves_nothing() -> Result<()> {
     at_each_sidecar_task_of_a_creation("del-init", Hand::Delete).await
 }
 
 #[tokio::test]
-async fn a_new_node_deleted_at_any_task_of_its_sidecar_leaves_what_was_not_its_own() -> Result<()> {
+async fn a_new_node_deleted_at_any_sidecar_task_keeps_imported_volumes() -> Result<()> {
     at_each_sidecar_task_of_a_creation("del-init-imp", Hand::DeleteImported).await
 }
 
 #[tokio::test]
-async fn a_new_nodes_pod_evicted_at_any_task_of_its_sidecar_costs_one_pod() -> Result<()> {
+async fn a_new_nodes_pod_evicted_at_any_sidecar_task_costs_one_pod() -> Result<()> {
     at_each_sidecar_task_of_a_creation("evict-init", Hand::Evict).await
 }
 

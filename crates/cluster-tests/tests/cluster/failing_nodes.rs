@@ -41,17 +41,17 @@ async fn update_past(name: &str, behaviour: Behaviour) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_hanging_sidecar_keeps_no_image_away() -> Result<()> {
+async fn a_hanging_sidecar_does_not_prevent_an_update() -> Result<()> {
     update_past("hanging", Behaviour::SidecarHangs).await
 }
 
 #[tokio::test]
-async fn a_refusing_sidecar_keeps_no_image_away() -> Result<()> {
+async fn a_refusing_sidecar_does_not_prevent_an_update() -> Result<()> {
     update_past("refusing", Behaviour::SidecarRefuses).await
 }
 
 #[tokio::test]
-async fn a_pod_that_does_not_end_is_told_and_the_update_goes_on_when_it_does() -> Result<()> {
+async fn a_pod_stuck_terminating_is_reported_and_the_update_resumes_when_it_ends() -> Result<()> {
     let scenario = Scenario::open_at_speed("stuck-pod", 50).await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     let before = scenario.uid("rpc").await?;
@@ -68,7 +68,7 @@ async fn a_pod_that_does_not_end_is_told_and_the_update_goes_on_when_it_does() -
 }
 
 #[tokio::test]
-async fn a_pod_without_room_is_told() -> Result<()> {
+async fn an_unschedulable_pod_is_reported() -> Result<()> {
     let scenario = Scenario::open_at_speed("no-room", 50).await?;
     let rule = scenario.set_node_behaviour("rpc", Behaviour::Unschedulable);
     scenario.create("rpc", rpc("seid:v1")).await?;
@@ -81,7 +81,7 @@ async fn a_pod_without_room_is_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_configuration_that_is_refused_fails_the_update_until_it_is_good() -> Result<()> {
+async fn a_refused_configuration_fails_the_update_until_it_is_valid() -> Result<()> {
     let scenario = Scenario::open_at_speed("refused-config", 50).await?;
     let namespace = scenario.namespace().to_owned();
     scenario.run("rpc", rpc("seid:v1")).await?;
@@ -107,7 +107,7 @@ async fn a_configuration_that_is_refused_fails_the_update_until_it_is_good() -> 
 }
 
 #[tokio::test]
-async fn one_hanging_sidecar_does_not_keep_twenty_others_from_rolling() -> Result<()> {
+async fn one_hanging_sidecar_does_not_block_the_roll_of_twenty_nodes() -> Result<()> {
     let scenario = Scenario::open("one-hangs").await?;
     let names: Vec<String> = (0..21).map(|index| format!("rpc-{index}")).collect();
     for name in &names {

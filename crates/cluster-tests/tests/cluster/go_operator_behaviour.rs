@@ -81,7 +81,7 @@ async fn a_full_node_has_a_volume_a_finalizer_and_an_endpoint() -> Result<()> {
 
 // N16, N17, N26
 #[tokio::test]
-async fn a_new_nodes_sidecar_gets_its_tasks_in_their_order() -> Result<()> {
+async fn a_new_nodes_sidecar_gets_its_tasks_in_order() -> Result<()> {
     let scenario = Scenario::open("tasks").await?;
     for (name, tasks) in [
         (
@@ -125,7 +125,7 @@ async fn a_new_nodes_sidecar_gets_its_tasks_in_their_order() -> Result<()> {
 
 // N12, N13
 #[tokio::test]
-async fn a_closed_gate_is_told_of_a_running_node_only() -> Result<()> {
+async fn a_closed_gate_is_reported_for_a_running_node_only() -> Result<()> {
     let scenario = Scenario::open("gate-told").await?;
     let namespace = scenario.namespace().to_owned();
     scenario.sidecars().hold(&namespace, "rpc", "mark-ready");
@@ -154,7 +154,7 @@ async fn a_closed_gate_is_told_of_a_running_node_only() -> Result<()> {
 
 // N18
 #[tokio::test]
-async fn a_restore_that_fails_fails_the_node_and_nothing_more_is_asked() -> Result<()> {
+async fn a_failed_restore_fails_the_node_and_stops_sidecar_requests() -> Result<()> {
     let scenario = Scenario::open("restore-fails").await?;
     let namespace = scenario.namespace().to_owned();
     scenario.sidecars().fail(&namespace, "rpc", "snapshot-restore", "no such bucket");
@@ -198,7 +198,7 @@ fn importing() -> Value {
 
 // N20, N21
 #[tokio::test]
-async fn an_imported_volume_is_waited_for() -> Result<()> {
+async fn an_init_plan_waits_for_its_imported_volume() -> Result<()> {
     let scenario = Scenario::open("import-late").await?;
     scenario.kubelet().treat_claims(scenario.namespace(), ClaimRule::BindToVolume);
     scenario.create("rpc", importing()).await?;
@@ -217,7 +217,7 @@ async fn an_imported_volume_is_waited_for() -> Result<()> {
 
 // N22
 #[tokio::test]
-async fn an_imported_volume_that_cannot_do_fails_the_node() -> Result<()> {
+async fn an_unsuitable_imported_volume_fails_the_node() -> Result<()> {
     let scenario = Scenario::open("import-bad").await?;
     scenario.kubelet().treat_claims(scenario.namespace(), ClaimRule::BindToVolume);
     make_claim(&scenario, "ReadOnlyMany").await?;
@@ -235,7 +235,7 @@ async fn an_imported_volume_that_cannot_do_fails_the_node() -> Result<()> {
 
 // N24, N25
 #[tokio::test]
-async fn a_signing_key_is_waited_for_and_outlives_its_node() -> Result<()> {
+async fn an_init_plan_waits_for_its_signing_key_and_a_deletion_keeps_it() -> Result<()> {
     let scenario = Scenario::open("key-late").await?;
     scenario.create("val", validator("seid:v1", "signing", "p2p")).await?;
     let kind = ConditionType::SigningKeyReady;
@@ -260,7 +260,7 @@ async fn a_signing_key_is_waited_for_and_outlives_its_node() -> Result<()> {
 
 // N24
 #[tokio::test]
-async fn a_signing_key_of_the_wrong_shape_fails_the_node() -> Result<()> {
+async fn a_malformed_signing_key_fails_the_node() -> Result<()> {
     let scenario = Scenario::open("key-bad").await?;
     scenario
         .create_secret("signing", "priv_validator_key.json", &json!({ "address": "a" }))
@@ -353,7 +353,7 @@ fn other_platform() -> String {
 
 // A1: the same image, another template.
 #[tokio::test]
-async fn a_template_that_the_platform_changed_reaches_the_pod_once() -> Result<()> {
+async fn a_template_changed_by_the_platform_reaches_the_pod_once() -> Result<()> {
     let mut scenario = Scenario::open("platform").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     scenario.until_pod("rpc", "it is ready", |pod| pod.ready).await?;
@@ -386,7 +386,7 @@ async fn a_template_that_the_platform_changed_reaches_the_pod_once() -> Result<(
 
 // A3: nodes that nothing is known of.
 #[tokio::test]
-async fn a_pod_behind_its_template_is_adopted_and_told_and_not_restarted() -> Result<()> {
+async fn a_pod_behind_its_template_is_adopted_and_reported_without_a_restart() -> Result<()> {
     let mut scenario = Scenario::open("adopted").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     let before = scenario.uid("rpc").await?;

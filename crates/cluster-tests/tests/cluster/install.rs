@@ -48,7 +48,7 @@ fn follow(shell: &Shell, document: &str, heading: &str) -> Result<String> {
 
 /// The server judges every object, and keeps none.
 #[tokio::test]
-async fn the_server_accepts_everything_that_is_rendered() -> Result<()> {
+async fn the_server_accepts_every_rendered_manifest() -> Result<()> {
     let context = test_context("rendered").await?;
     let shell = Shell::on(context.plane())?;
     for definition in prometheus_definitions()? {
@@ -151,7 +151,7 @@ fn a_single_replica_has_no_disruption_budget() -> Result<()> {
 }
 
 #[test]
-fn runbooks_are_where_the_values_say() -> Result<()> {
+fn runbook_urls_follow_the_values() -> Result<()> {
     let shell = Shell::without_cluster()?;
     let rendered = shell.run(&template(&format!("{PLATFORM} {EVERYTHING}")))?;
     let urls = rendered.lines().filter_map(|line| line.trim().strip_prefix("runbook_url: "));
@@ -298,7 +298,7 @@ fn set_of(name: &str, key: &str, replicas: i32) -> Value {
 
 /// On a plane of its own: a policy holds for a whole cluster, and others have reasons to break it.
 #[tokio::test]
-async fn a_second_replica_is_refused_however_it_is_asked_for() -> Result<()> {
+async fn every_way_to_request_a_second_replica_is_refused() -> Result<()> {
     let plane = boot().await?;
     let shell = Shell::on(&plane)?;
     let only = "--set admissionPolicy.enabled=true --show-only templates/admission-policy.yaml";
@@ -471,7 +471,7 @@ async fn installed_by_kustomize_the_operator_runs_a_node_with_its_own_rights() -
 
 /// Without the Go operator itself: its Deployment and what it leaves in a cluster.
 #[tokio::test]
-async fn a_takeover_and_the_way_back_go_as_documented() -> Result<()> {
+async fn a_takeover_and_its_rollback_work_as_documented() -> Result<()> {
     const VARIABLES: &[(&str, &str)] = &[
         ("NAMESPACE", "go-system"),
         ("DEPLOYMENT", "go-manager"),
@@ -534,7 +534,7 @@ async fn unserved_kinds_are_found(shell: &Shell) -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_sample_roles_allow_what_they_say() -> Result<()> {
+async fn the_sample_roles_allow_what_they_document() -> Result<()> {
     let plane = boot().await?;
     let shell = Shell::on(&plane)?;
     let output = follow(&shell, "docs/security.md", "Roles")?;

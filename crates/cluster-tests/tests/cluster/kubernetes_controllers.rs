@@ -64,7 +64,7 @@ async fn a_pod_is_replaced_only_when_it_is_deleted() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_a_node_owns_goes_with_it() -> Result<()> {
+async fn objects_owned_by_a_node_are_deleted_with_it() -> Result<()> {
     let context = test_context("owner").await?;
     let nodes: Api<SeiNode> = Api::namespaced(context.admin.clone(), &context.namespace);
     let configs: Api<ConfigMap> = Api::namespaced(context.admin.clone(), &context.namespace);

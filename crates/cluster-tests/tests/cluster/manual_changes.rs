@@ -20,7 +20,7 @@ use crate::status_history::History;
 const CONFIG: &str = "rpc-rbac-proxy-config";
 
 #[tokio::test]
-async fn a_deleted_service_comes_back() -> Result<()> {
+async fn a_deleted_service_is_recreated() -> Result<()> {
     let scenario = Scenario::open("service-gone").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     let (before, pod) = (scenario.services().get("rpc").await?, scenario.uid("rpc").await?);
@@ -36,7 +36,7 @@ async fn a_deleted_service_comes_back() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_edited_service_comes_back() -> Result<()> {
+async fn an_edited_service_is_restored() -> Result<()> {
     let scenario = Scenario::open("service-edited").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     let before = scenario.services().get("rpc").await?.spec.context("has a spec")?;
@@ -51,7 +51,7 @@ async fn an_edited_service_comes_back() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_deleted_config_map_comes_back() -> Result<()> {
+async fn a_deleted_config_map_is_recreated() -> Result<()> {
     let scenario = Scenario::open("map-gone").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     let before = scenario.config_maps().get(CONFIG).await?;
@@ -66,7 +66,7 @@ async fn a_deleted_config_map_comes_back() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_edited_config_map_comes_back() -> Result<()> {
+async fn an_edited_config_map_is_restored() -> Result<()> {
     let scenario = Scenario::open("map-edited").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     let before = scenario.config_maps().get(CONFIG).await?.data.context("has data")?;
@@ -82,7 +82,7 @@ async fn an_edited_config_map_comes_back() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_deleted_statefulset_comes_back_with_the_same_image() -> Result<()> {
+async fn a_deleted_statefulset_is_recreated_with_the_same_image() -> Result<()> {
     let scenario = Scenario::open("set-gone").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     let before = scenario.statefulsets().get("rpc").await?;
@@ -101,7 +101,7 @@ async fn a_deleted_statefulset_comes_back_with_the_same_image() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_statefulset_deleted_without_its_pod_takes_the_pod_over() -> Result<()> {
+async fn a_statefulset_deleted_without_its_pod_is_recreated_and_adopts_the_pod() -> Result<()> {
     let scenario = Scenario::open("set-orphans").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     let before = scenario.statefulsets().get("rpc").await?;
@@ -132,7 +132,7 @@ async fn patch_set_of(scenario: &Scenario, node: &str, patch: Value) -> Result<S
 
 // M2.2
 #[tokio::test]
-async fn a_strangers_pod_under_the_same_labels_is_not_touched_by_an_update() -> Result<()> {
+async fn a_foreign_pod_with_the_same_labels_is_not_touched_by_an_update() -> Result<()> {
     let scenario = Scenario::open("stranger").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     let mut labels = scenario.pods().get("rpc-0").await?.metadata.labels.context("has labels")?;
@@ -179,7 +179,7 @@ async fn a_pod_without_its_revision_is_not_touched_by_an_update_that_waits_for_i
 
 // M2.2
 #[tokio::test]
-async fn two_replicas_of_a_validator_in_the_middle_of_an_update_are_one_again() -> Result<()> {
+async fn two_replicas_of_a_validator_during_an_update_are_reset_to_one() -> Result<()> {
     let scenario = Scenario::open_at_speed("replicas-mid", 1).await?;
     let namespace = scenario.namespace().to_owned();
     scenario.create_validator_keys("signing", "p2p").await?;
@@ -206,7 +206,7 @@ async fn two_replicas_of_a_validator_in_the_middle_of_an_update_are_one_again() 
 }
 
 #[tokio::test]
-async fn two_replicas_by_hand_are_set_to_one_again() -> Result<()> {
+async fn two_replicas_set_manually_are_reset_to_one() -> Result<()> {
     let scenario = Scenario::open("replicas").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     let before = scenario.uid("rpc").await?;
@@ -226,7 +226,7 @@ async fn two_replicas_by_hand_are_set_to_one_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_rolling_update_by_hand_is_set_right_and_restarts_nothing() -> Result<()> {
+async fn a_manual_rolling_update_strategy_is_reset_without_a_restart() -> Result<()> {
     let scenario = Scenario::open("strategy").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     let before = scenario.uid("rpc").await?;
@@ -243,7 +243,7 @@ async fn a_rolling_update_by_hand_is_set_right_and_restarts_nothing() -> Result<
 }
 
 #[tokio::test]
-async fn a_template_edited_by_hand_is_put_back_and_restarts_nothing() -> Result<()> {
+async fn a_manually_edited_template_is_restored_without_a_restart() -> Result<()> {
     let scenario = Scenario::open("template").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     let pod = scenario.uid("rpc").await?;
@@ -269,7 +269,7 @@ async fn a_template_edited_by_hand_is_put_back_and_restarts_nothing() -> Result<
 }
 
 #[tokio::test]
-async fn a_wiped_status_comes_back_and_restarts_nothing() -> Result<()> {
+async fn a_wiped_status_is_restored_without_a_restart() -> Result<()> {
     let scenario = Scenario::open("wiped").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     let (before, pod) = (scenario.status("rpc").await?, scenario.uid("rpc").await?);
@@ -359,7 +359,7 @@ async fn an_evicted_pods_gate_is_open_within_a_second_of_its_sidecars_answer() -
 
 // N19
 #[tokio::test]
-async fn an_approval_is_stored_before_it_is_given() -> Result<()> {
+async fn a_mark_ready_task_is_stored_before_it_is_submitted() -> Result<()> {
     let scenario = Scenario::open("approval").await?;
     let namespace = scenario.namespace().to_owned();
     scenario.run("rpc", rpc("seid:v1")).await?;
@@ -398,7 +398,7 @@ async fn an_approval_is_stored_before_it_is_given() -> Result<()> {
 
 /// The proxy in front of a sidecar may start long after it: its image has to be had first.
 #[tokio::test]
-async fn a_sidecar_that_answers_late_gets_its_gate_opened_as_soon() -> Result<()> {
+async fn a_sidecar_that_answers_late_gets_its_gate_opened_soon() -> Result<()> {
     let scenario = Scenario::open_at_speed("evicted-late", 1).await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     let mut waited = Vec::new();

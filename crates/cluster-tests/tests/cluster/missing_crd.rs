@@ -9,7 +9,7 @@ use sei_rig::{ControlPlane, Options, User};
 use crate::process::{get, program, start_as};
 
 #[tokio::test]
-async fn a_leader_that_sees_no_nodes_says_so_until_it_does() -> Result<()> {
+async fn a_leader_without_the_crd_reports_it_until_the_crd_exists() -> Result<()> {
     let program = program()?;
     let plane = ControlPlane::boot(&sei_rig::bin_dir(&minor())?, Options::default()).await?;
     let operator = start_as(User::Admin, &program, &plane, "early")?;

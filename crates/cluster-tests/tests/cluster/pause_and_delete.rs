@@ -10,7 +10,7 @@ use sei_rig::ClaimRule;
 use serde_json::{Value, json};
 
 #[tokio::test]
-async fn a_paused_update_waits_and_an_eviction_brings_back_the_old_image() -> Result<()> {
+async fn a_paused_update_waits_and_an_evicted_pod_keeps_the_old_image() -> Result<()> {
     let scenario = Scenario::open("update-paused").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     let before = scenario.uid("rpc").await?;
@@ -35,7 +35,7 @@ async fn a_paused_update_waits_and_an_eviction_brings_back_the_old_image() -> Re
 }
 
 #[tokio::test]
-async fn a_stopped_node_starts_with_what_is_desired_by_then() -> Result<()> {
+async fn a_stopped_node_starts_with_its_latest_spec() -> Result<()> {
     let scenario = Scenario::open("stopped").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     scenario.edit("rpc", json!({ "spec": { "paused": true } })).await?;
@@ -67,7 +67,7 @@ async fn until_claim_gone(scenario: &Scenario, name: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_deleted_node_goes_with_its_volume() -> Result<()> {
+async fn deleting_a_node_deletes_its_volume() -> Result<()> {
     let scenario = Scenario::open("deleted").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     scenario.nodes().delete("rpc", &DeleteParams::default()).await?;
@@ -89,7 +89,7 @@ async fn make_claim(scenario: &Scenario, name: &str) -> Result<PersistentVolumeC
 }
 
 #[tokio::test]
-async fn an_imported_volume_stays() -> Result<()> {
+async fn deleting_a_node_keeps_its_imported_volume() -> Result<()> {
     let scenario = Scenario::open("imported").await?;
     scenario.kubelet().treat_claims(scenario.namespace(), ClaimRule::BindToVolume);
     let made = make_claim(&scenario, "kept").await?;
@@ -109,7 +109,7 @@ async fn an_imported_volume_stays() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_volume_of_somebody_else_is_neither_used_nor_deleted() -> Result<()> {
+async fn a_foreign_volume_is_neither_used_nor_deleted() -> Result<()> {
     let scenario = Scenario::open("foreign").await?;
     let made = make_claim(&scenario, "data-rpc").await?;
     scenario.create("rpc", rpc("seid:v1")).await?;

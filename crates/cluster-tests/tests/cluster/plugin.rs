@@ -125,7 +125,7 @@ async fn a_held_update_is_shown_and_released_by_the_right_hash_only() -> Result<
 }
 
 #[tokio::test]
-async fn a_pause_holds_and_a_resume_lets_go() -> Result<()> {
+async fn a_pause_holds_an_update_and_a_resume_releases_it() -> Result<()> {
     let scenario = Scenario::open("plugin-pause").await?;
     let namespace = scenario.namespace().to_owned();
     scenario.run("rpc", rpc("seid:v1")).await?;
@@ -155,7 +155,7 @@ async fn a_pause_holds_and_a_resume_lets_go() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_slip_in_a_name_changes_nothing() -> Result<()> {
+async fn a_mistyped_name_changes_nothing() -> Result<()> {
     let scenario = Scenario::open("plugin-slip").await?;
     let namespace = scenario.namespace().to_owned();
     scenario.run("rpc", rpc("seid:v1")).await?;
@@ -333,7 +333,7 @@ async fn a_preview_names_exactly_the_nodes_and_paths_that_then_roll() -> Result<
 }
 
 #[tokio::test]
-async fn the_server_judges_a_pod_of_which_nothing_is_known() -> Result<()> {
+async fn the_server_compares_a_pod_without_a_recorded_template() -> Result<()> {
     let mut scenario = Scenario::open("plugin-judged").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     scenario.kill_operator();
@@ -386,7 +386,7 @@ impl Write for Shared {
 }
 
 #[tokio::test]
-async fn a_watch_tells_each_change() -> Result<()> {
+async fn a_watch_prints_each_change() -> Result<()> {
     let scenario = Scenario::open("plugin-watch").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     scenario.run("other", rpc("seid:v1")).await?;
@@ -428,7 +428,7 @@ fn program() -> Result<PathBuf> {
 }
 
 #[tokio::test]
-async fn kubectl_finds_the_plugin_and_its_exit_code_counts() -> Result<()> {
+async fn kubectl_finds_the_plugin_and_returns_its_exit_code() -> Result<()> {
     let mut scenario = Scenario::open_without_operator("plugin-kubectl").await?;
     // Of the program's own version: an older one would hold what a newer one rolled.
     let setup = Setup { version: env!("CARGO_PKG_VERSION").to_owned(), ..Setup::default() };
@@ -480,7 +480,7 @@ async fn kubectl_finds_the_plugin_and_its_exit_code_counts() -> Result<()> {
 const INSTALLS: &str = "cargo install --path crates/kubectl-sei";
 
 #[tokio::test]
-async fn the_readmes_commands_of_the_plugin_work() -> Result<()> {
+async fn the_readme_commands_of_the_plugin_work() -> Result<()> {
     let mut scenario = Scenario::open_without_operator("plugin-readme").await?;
     let setup = Setup { version: env!("CARGO_PKG_VERSION").to_owned(), ..Setup::default() };
     scenario.start_with(setup).await?;

@@ -210,7 +210,7 @@ fn clone() -> Result<tempfile::TempDir> {
 }
 
 #[tokio::test]
-async fn the_readmes_commands_bring_up_a_node_on_ones_own_cluster() -> Result<()> {
+async fn the_readme_commands_start_a_node() -> Result<()> {
     let plane = ControlPlane::boot(&sei_rig::bin_dir(&minor())?, Options::default()).await?;
     let (kubeconfig, programs) = (plane.kubeconfig(User::Admin), plane.bin_dir().to_owned());
     let lane = Lane::start(plane)?;

@@ -30,7 +30,7 @@ async fn a_revert_reaches_a_node_whose_pod_the_server_refuses() -> Result<()> {
 }
 
 #[tokio::test]
-async fn another_image_arrives_although_a_restore_never_ends() -> Result<()> {
+async fn another_image_is_applied_although_a_restore_never_ends() -> Result<()> {
     let scenario = Scenario::open("restore-hangs").await?;
     let namespace = scenario.namespace().to_owned();
     scenario.sidecars().set(&namespace, None, "snapshot-restore", Doing::Hold);
@@ -47,7 +47,7 @@ async fn another_image_arrives_although_a_restore_never_ends() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_statefulset_gets_its_labels_back() -> Result<()> {
+async fn removed_labels_of_a_statefulset_are_restored() -> Result<()> {
     let scenario = Scenario::open("labels-taken").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     let patch = Patch::Merge(json!({ "metadata": { "labels": { "sei.io/node": null } } }));
@@ -91,7 +91,7 @@ async fn asked_labels(scenario: &Scenario) -> Result<Vec<String>> {
 }
 
 #[tokio::test]
-async fn what_is_taken_out_of_the_spec_is_taken_out_of_the_pod() -> Result<()> {
+async fn labels_removed_from_the_spec_are_removed_from_the_pod() -> Result<()> {
     let scenario = Scenario::open("taken-out").await?;
     let mut spec = rpc("seid:v1");
     spec["podLabels"] = json!({ "example.org/a": "1", "example.org/b": "1", "example.org/c": "1" });

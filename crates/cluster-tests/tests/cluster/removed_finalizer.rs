@@ -18,7 +18,7 @@ fn series(metrics: &Metrics, node: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn nothing_is_told_of_a_node_whose_finalizer_was_taken_away() -> Result<()> {
+async fn a_node_whose_finalizer_was_removed_leaves_no_metrics() -> Result<()> {
     let mut scenario = Scenario::open_without_operator("stripped").await?;
     // Its end fails for as long as the volume cannot be deleted.
     let interceptor = Interceptor::never_answering(|request| {

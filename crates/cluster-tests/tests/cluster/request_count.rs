@@ -174,7 +174,7 @@ async fn an_image_update_costs_ten_requests_at_most() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_image_update_of_a_signer_costs_a_look_at_its_two_keys_more() -> Result<()> {
+async fn an_image_update_of_a_signer_costs_two_more_requests_for_its_keys() -> Result<()> {
     let mut scenario = Scenario::open_at_speed("cost-signer", 1).await?;
     scenario.create_validator_keys("signing", "p2p").await?;
     scenario.run("val", validator("seid:v1", "signing", "p2p")).await?;

@@ -31,7 +31,7 @@ impl Moments {
 }
 
 #[tokio::test]
-async fn an_operator_killed_at_any_moment_ends_what_it_began() -> Result<()> {
+async fn an_operator_killed_at_a_random_time_completes_the_update_after_a_restart() -> Result<()> {
     let mut scenario = Scenario::open("killed").await?;
     scenario.run("rpc", rpc("seid:v0")).await?;
     let mut moments = Moments::new();
@@ -48,7 +48,7 @@ async fn an_operator_killed_at_any_moment_ends_what_it_began() -> Result<()> {
 }
 
 #[tokio::test]
-async fn five_edits_at_random_moments_end_on_the_last() -> Result<()> {
+async fn five_edits_at_random_times_end_on_the_last() -> Result<()> {
     let scenario = Scenario::open("edits").await?;
     scenario.run("rpc", rpc("seid:v0")).await?;
     let (mut moments, mut delays) = (Moments::new(), Vec::new());
@@ -69,7 +69,7 @@ async fn five_edits_at_random_moments_end_on_the_last() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_operator_killed_ten_times_during_a_creation_ends_it() -> Result<()> {
+async fn an_operator_killed_ten_times_during_a_creation_completes_it() -> Result<()> {
     let mut scenario = Scenario::open("killed-new").await?;
     scenario.create_validator_keys("signing", "p2p").await?;
     scenario.create("val", validator("seid:v1", "signing", "p2p")).await?;
@@ -95,7 +95,7 @@ async fn event_count(scenario: &Scenario) -> Result<usize> {
 }
 
 #[tokio::test]
-async fn an_operator_started_over_nodes_at_rest_writes_nothing() -> Result<()> {
+async fn a_restarted_operator_writes_nothing_for_settled_nodes() -> Result<()> {
     let mut scenario = Scenario::open("restarted").await?;
     scenario.create_validator_keys("signing", "p2p").await?;
     scenario.run("val", validator("seid:v1", "signing", "p2p")).await?;
@@ -147,7 +147,7 @@ async fn two_operators_at_once_do_no_harm() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_status_wiped_in_the_middle_of_an_update_ends_right() -> Result<()> {
+async fn a_status_wiped_during_an_update_does_not_prevent_it() -> Result<()> {
     let scenario = Scenario::open("wiped-mid").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     scenario.set_image("rpc", "seid:v2").await?;
@@ -163,7 +163,7 @@ async fn a_status_wiped_in_the_middle_of_an_update_ends_right() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_server_restarted_in_the_middle_of_a_roll_keeps_nothing_from_arriving() -> Result<()> {
+async fn an_api_server_restarted_during_a_roll_does_not_prevent_it() -> Result<()> {
     let lane = Arc::new(Lane::start(boot().await?)?);
     let mut scenario = Scenario::open_on(test_context_on(lane, "server").await?);
     scenario.start_operator(SPEED).await?;

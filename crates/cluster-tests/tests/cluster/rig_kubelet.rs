@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::unmanaged_node::*;
 
 #[tokio::test]
-async fn a_pod_is_held_until_its_own_sidecar_is_told_that_it_is_ready() -> Result<()> {
+async fn a_pod_is_not_ready_until_its_own_sidecar_runs_mark_ready() -> Result<()> {
     let node = node("held").await?;
     let pod = node.held().await?;
     assert_eq!(get(&pod, "/v0/healthz").await?, (503, String::new()));
@@ -41,7 +41,7 @@ async fn a_pod_is_held_until_its_own_sidecar_is_told_that_it_is_ready() -> Resul
 }
 
 #[tokio::test]
-async fn records_survive_the_pod_and_the_flag_does_not() -> Result<()> {
+async fn task_records_survive_the_pod_and_the_ready_flag_does_not() -> Result<()> {
     let node = node("replaced").await?;
     let first = node.ready().await?;
     node.world.evict("a-0").await?;
@@ -61,7 +61,7 @@ async fn records_survive_the_pod_and_the_flag_does_not() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_volume_that_is_lost_takes_the_records_along() -> Result<()> {
+async fn task_records_are_lost_with_their_volume() -> Result<()> {
     let node = node("volume").await?;
     node.ready().await?;
     node.world.api::<StatefulSet>().delete("a", &DeleteParams::background()).await?;
@@ -77,7 +77,7 @@ async fn a_volume_that_is_lost_takes_the_records_along() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_sidecar_that_restarts_in_place_closes_the_gate_and_leaves_seid() -> Result<()> {
+async fn a_sidecar_that_restarts_in_place_closes_the_gate_and_leaves_seid_running() -> Result<()> {
     let node = node("restart").await?;
     let before = node.ready().await?;
     node.world.restart_sidecar("a");
@@ -98,7 +98,7 @@ async fn a_sidecar_that_restarts_in_place_closes_the_gate_and_leaves_seid() -> R
 }
 
 #[tokio::test]
-async fn what_ran_when_a_pod_went_runs_again_in_the_next() -> Result<()> {
+async fn a_task_interrupted_with_its_pod_runs_again_in_the_next_pod() -> Result<()> {
     let node = node("resumed").await?;
     let (namespace, sidecars) = (node.world.namespace(), node.world.sidecars());
     sidecars.hold(namespace, "a", "configure-genesis");
@@ -165,7 +165,7 @@ async fn an_image_that_cannot_be_pulled_starts_no_sidecar_until_it_can() -> Resu
 }
 
 #[tokio::test]
-async fn a_crash_loop_is_told_and_ends_with_its_cause() -> Result<()> {
+async fn a_crash_loop_is_reported_and_ends_with_its_cause() -> Result<()> {
     let node = unmade("crash").await?;
     let rule = node.behave(Behaviour::Crashes);
     node.make().await?;
@@ -200,7 +200,7 @@ async fn a_halted_chain_runs_unready_and_resumes() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_stuck_pod_stays_until_it_is_let_go() -> Result<()> {
+async fn a_stuck_pod_stays_until_its_rule_is_lifted() -> Result<()> {
     let node = node("stuck").await?;
     let first = node.ready().await?;
     let rule = node.behave(Behaviour::StuckTerminating);
@@ -219,7 +219,7 @@ async fn a_stuck_pod_stays_until_it_is_let_go() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pod_without_room_or_volume_is_unschedulable() -> Result<()> {
+async fn a_pod_without_memory_or_volume_is_unschedulable() -> Result<()> {
     let node = unmade("room").await?;
     let rule = node.behave(Behaviour::Unschedulable);
     node.make_set().await?;
@@ -302,7 +302,7 @@ async fn a_bootstrap_job_completes_once_its_gate_is_open() -> Result<()> {
 }
 
 #[tokio::test]
-async fn claims_are_bound_with_a_volume_where_it_is_asked_for() -> Result<()> {
+async fn claims_are_bound_to_a_volume_where_a_rule_requires_it() -> Result<()> {
     let node = unmade("claims").await?;
     node.world.kubelet().treat_claims(node.world.namespace(), ClaimRule::BindToVolume);
     node.make_claim().await?;
@@ -324,7 +324,7 @@ async fn claims_are_bound_with_a_volume_where_it_is_asked_for() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_demanded_token_is_desired_everywhere_but_on_open_paths() -> Result<()> {
+async fn a_demanded_token_is_required_except_on_open_paths() -> Result<()> {
     let node = node("token").await?;
     let pod = node.held().await?;
     node.world.sidecars().demand_token(node.world.namespace(), Some("secret"));

@@ -33,7 +33,7 @@ async fn stamps(node: &Node, count: usize) -> Result<Vec<sei_rig::Stamp>> {
 }
 
 #[tokio::test]
-async fn a_stamp_that_no_pod_bears_out_is_a_violation() -> Result<()> {
+async fn a_current_image_that_no_pod_ran_is_a_violation() -> Result<()> {
     let node = unmade("lie").await?;
     node.world.create_node("a", SPEC).await?;
     let rule = node.behave(Behaviour::ImageUnpullable);
@@ -59,7 +59,7 @@ async fn a_stamp_that_no_pod_bears_out_is_a_violation() -> Result<()> {
 }
 
 #[tokio::test]
-async fn every_pod_that_there_was_is_counted() -> Result<()> {
+async fn every_pod_of_a_node_is_counted() -> Result<()> {
     let node = unmade("count").await?;
     node.make().await?;
     let first = node.held().await?;
@@ -78,7 +78,7 @@ async fn every_pod_that_there_was_is_counted() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_wait_in_vain_tells_what_there_is_instead() -> Result<()> {
+async fn a_wait_that_times_out_reports_the_actual_state() -> Result<()> {
     let world = World::new(shared_lane().await?, "vain").await?.within(Duration::from_millis(300));
     world.create_node("a", SPEC).await?;
     let outcome = world.wait_node("a", "it runs", |node| node.status.is_some()).await;

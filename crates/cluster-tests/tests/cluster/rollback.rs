@@ -58,7 +58,7 @@ async fn there_and_back(name: &str, behaviour: Behaviour) -> Result<()> {
 }
 
 #[tokio::test]
-async fn there_and_back_ends_where_it_began() -> Result<()> {
+async fn an_update_and_its_revert_end_at_the_first_image() -> Result<()> {
     let scenario = Scenario::open("there-back").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     scenario.set_image("rpc", "seid:v2").await?;
@@ -71,22 +71,22 @@ async fn there_and_back_ends_where_it_began() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_halted_node_goes_back() -> Result<()> {
+async fn a_halted_node_is_rolled_back() -> Result<()> {
     there_and_back("back-halted", Behaviour::Halted).await
 }
 
 #[tokio::test]
-async fn an_unpullable_image_is_taken_back() -> Result<()> {
+async fn an_unpullable_image_is_rolled_back() -> Result<()> {
     there_and_back("back-unpullable", Behaviour::ImageUnpullable).await
 }
 
 #[tokio::test]
-async fn a_crash_looping_image_is_taken_back() -> Result<()> {
+async fn a_crash_looping_image_is_rolled_back() -> Result<()> {
     there_and_back("back-crashing", Behaviour::CrashesAtOnce).await
 }
 
 #[tokio::test]
-async fn an_update_that_crashes_behind_the_gate_is_taken_back() -> Result<()> {
+async fn an_update_that_crashes_behind_the_gate_is_rolled_back() -> Result<()> {
     let scenario = Scenario::open("back-crashes").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     scenario.set_image_behaviour("seid:v2", Behaviour::Crashes);
@@ -102,7 +102,7 @@ async fn an_update_that_crashes_behind_the_gate_is_taken_back() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_node_halted_on_the_old_image_is_updated_all_the_same() -> Result<()> {
+async fn a_node_halted_on_the_old_image_is_updated() -> Result<()> {
     let scenario = Scenario::open("halted-old").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     scenario.set_image_behaviour("seid:v1", Behaviour::Halted);
@@ -172,7 +172,7 @@ async fn a_revert_before_the_template_was_applied_restarts_nothing() -> Result<(
 }
 
 #[tokio::test]
-async fn an_unpullable_image_is_told_and_not_claimed_and_another_one_mends_it() -> Result<()> {
+async fn an_unpullable_image_stalls_the_node_until_another_image_is_set() -> Result<()> {
     let scenario = Scenario::open_at_speed("unpullable", 50).await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     scenario.set_image_behaviour("seid:typo", Behaviour::ImageUnpullable);
@@ -189,7 +189,7 @@ async fn an_unpullable_image_is_told_and_not_claimed_and_another_one_mends_it() 
 }
 
 #[tokio::test]
-async fn an_image_that_can_be_pulled_at_last_is_taken_without_another_pod() -> Result<()> {
+async fn an_image_that_becomes_pullable_is_used_without_another_pod() -> Result<()> {
     let scenario = Scenario::open_at_speed("pulled-late", 50).await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     let rule = scenario.set_image_behaviour("seid:v2", Behaviour::ImageUnpullable);

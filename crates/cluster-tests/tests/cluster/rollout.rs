@@ -206,17 +206,17 @@ async fn roll_two_chains(name: &str, kills: usize) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_change_of_the_platform_takes_one_node_of_each_chain_at_a_time() -> Result<()> {
+async fn a_platform_change_rolls_one_node_of_each_chain_at_a_time() -> Result<()> {
     roll_two_chains("two-chains", 0).await
 }
 
 #[tokio::test]
-async fn slots_survive_an_operator_that_dies_ten_times() -> Result<()> {
+async fn slots_survive_ten_operator_crashes() -> Result<()> {
     roll_two_chains("two-chains-crash", 10).await
 }
 
 #[tokio::test]
-async fn a_node_that_cannot_start_halts_its_chain_until_the_platform_is_mended() -> Result<()> {
+async fn a_node_that_cannot_start_halts_its_chain_until_the_platform_is_repaired() -> Result<()> {
     let mut scenario = Scenario::open_without_operator("halt").await?;
     let bad = PLATFORM.replace("seictl:v1", "seictl:v2");
     let good = PLATFORM.replace("seictl:v1", "seictl:v3");
@@ -268,7 +268,7 @@ async fn a_node_that_cannot_start_halts_its_chain_until_the_platform_is_mended()
 }
 
 #[tokio::test]
-async fn a_bad_platform_is_mended_by_a_better_one_without_a_hand_on_any_node() -> Result<()> {
+async fn a_good_platform_repairs_nodes_after_a_bad_one_without_manual_steps() -> Result<()> {
     let mut scenario = Scenario::open_without_operator("mend").await?;
     scenario.set_image_behaviour("registry.example.org/seictl:v2", Behaviour::ImageUnpullable);
     scenario.start_with(with(PLATFORM)).await?;
@@ -309,7 +309,7 @@ async fn an_image_change_rolls_twenty_halted_nodes_at_once() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_label_goes_through_signers_one_at_a_time_and_through_others_at_once() -> Result<()> {
+async fn a_label_rolls_signers_one_at_a_time_and_other_nodes_at_once() -> Result<()> {
     let scenario = Scenario::open("labels").await?;
     let (signing, serving) = (names("one", 0, 6), names("two", 6, 0));
     let all: Vec<String> = signing.iter().chain(&serving).cloned().collect();
@@ -351,7 +351,7 @@ async fn a_label_goes_through_signers_one_at_a_time_and_through_others_at_once()
 }
 
 #[tokio::test]
-async fn a_held_change_survives_an_eviction_and_goes_only_by_its_own_hash() -> Result<()> {
+async fn a_held_change_survives_an_eviction_and_is_released_only_by_its_hash() -> Result<()> {
     let mut scenario = Scenario::open_without_operator("held").await?;
     scenario.start_with(with(PLATFORM)).await?;
     scenario.run("one-rpc0", spec_of(&scenario, "one-rpc0").await?).await?;
@@ -483,7 +483,7 @@ fn limits(scenario: &Scenario) -> Api<LimitRange> {
 }
 
 #[tokio::test]
-async fn a_template_that_cannot_become_a_pod_never_costs_one() -> Result<()> {
+async fn a_template_that_fails_pod_admission_never_replaces_a_pod() -> Result<()> {
     let mut scenario = Scenario::open_without_operator("pod-check").await?;
     allow_pod_checks(&scenario).await?;
     let checked = PLATFORM.replace("settleSeconds: 0", "settleSeconds: 0, podCheck: DryRun");
@@ -506,7 +506,7 @@ async fn a_template_that_cannot_become_a_pod_never_costs_one() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_evicted_pod_that_nobody_admits_is_told_and_comes_back() -> Result<()> {
+async fn an_evicted_pod_refused_by_admission_is_reported_and_recreated() -> Result<()> {
     let mut scenario = Scenario::open_without_operator("pod-refused").await?;
     scenario.start_with(with(PLATFORM)).await?;
     scenario.run("one-rpc0", spec_of(&scenario, "one-rpc0").await?).await?;
@@ -522,7 +522,7 @@ async fn an_evicted_pod_that_nobody_admits_is_told_and_comes_back() -> Result<()
 }
 
 #[tokio::test]
-async fn a_full_quota_stops_no_replacement() -> Result<()> {
+async fn a_full_quota_does_not_prevent_a_replacement() -> Result<()> {
     let mut scenario = Scenario::open_without_operator("pod-quota").await?;
     allow_pod_checks(&scenario).await?;
     let checked = PLATFORM.replace("settleSeconds: 0", "settleSeconds: 0, podCheck: DryRun");
@@ -606,7 +606,7 @@ async fn agree(scenario: &Scenario, metrics: &Metrics, node: &str) -> Result<boo
 }
 
 #[tokio::test]
-async fn status_conditions_gauges_and_events_tell_the_same() -> Result<()> {
+async fn status_conditions_gauges_and_events_agree() -> Result<()> {
     let mut scenario = Scenario::open_without_operator("agree").await?;
     scenario.set_image_behaviour("registry.example.org/seictl:v2", Behaviour::ImageUnpullable);
     scenario.start_with(with(PLATFORM)).await?;

@@ -38,7 +38,7 @@ fn follow_all(shell: &Shell, document: &str, namespace: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_chain_upgrade_goes_as_it_is_written() -> Result<()> {
+async fn the_chain_upgrade_commands_work_as_written() -> Result<()> {
     let scenario = Scenario::open("doc-upgrade").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     scenario.set_image_behaviour("seid:v1", Behaviour::Halted);
@@ -52,7 +52,7 @@ async fn a_chain_upgrade_goes_as_it_is_written() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_is_advised_when_a_rollout_does_not_move_can_be_typed() -> Result<()> {
+async fn the_troubleshooting_commands_work_as_written() -> Result<()> {
     let scenario = Scenario::open("doc-trouble").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     let shell = Shell::on(scenario.plane())?;

@@ -53,7 +53,7 @@ async fn a_second_signer_waits_until_the_first_ones_pod_has_ended() -> Result<()
 const SECONDS: usize = 10;
 
 #[tokio::test]
-async fn of_two_signers_made_in_one_second_only_one_starts() -> Result<()> {
+async fn of_two_signers_created_in_one_second_only_one_starts() -> Result<()> {
     let scenario = Scenario::open("key-race").await?;
     for round in 0..SECONDS {
         let [z, a] = ["z", "a"].map(|name| format!("{name}-{round}"));
@@ -79,7 +79,7 @@ async fn of_two_signers_made_in_one_second_only_one_starts() -> Result<()> {
 }
 
 #[tokio::test]
-async fn of_signers_made_all_at_once_only_one_starts() -> Result<()> {
+async fn of_signers_created_at_once_only_one_starts() -> Result<()> {
     let scenario = Scenario::open("key-crowd").await?;
     scenario.create_validator_keys("signing", "p2p").await?;
     let names = ["d", "c", "b", "a"];
@@ -106,7 +106,7 @@ async fn of_signers_made_all_at_once_only_one_starts() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_signer_without_its_volume_is_held_until_somebody_consents() -> Result<()> {
+async fn a_signer_without_its_volume_is_held_until_recreation_is_approved() -> Result<()> {
     let scenario = Scenario::open("volume-lost").await?;
     scenario.create_validator_keys("signing", "p2p").await?;
     scenario.run("val", validator("seid:v1", "signing", "p2p")).await?;
@@ -161,7 +161,7 @@ async fn copy_key(scenario: &Scenario, address: &str, signing: &str, p2p: &str) 
 }
 
 #[tokio::test]
-async fn copies_of_a_key_made_all_at_once_start_one_validator() -> Result<()> {
+async fn copies_of_a_key_created_at_once_start_one_validator() -> Result<()> {
     let scenario = Scenario::open("key-copies").await?;
     let names = ["d", "c", "b", "a"];
     for name in names {

@@ -10,7 +10,7 @@ use kube::api::DeleteParams;
 use sei_api::SeiNodeStatus;
 
 #[tokio::test]
-async fn events_that_nobody_takes_hold_up_no_pass_and_no_end() -> Result<()> {
+async fn unanswered_event_requests_delay_neither_reconciles_nor_shutdown() -> Result<()> {
     let mut scenario = Scenario::open_without_operator("no-events").await?;
     let interceptor =
         Interceptor::never_answering(|request| request.uri().path().ends_with("/events"));
@@ -27,7 +27,7 @@ async fn events_that_nobody_takes_hold_up_no_pass_and_no_end() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_edit_that_the_watch_is_silent_about_arrives_without_a_storm() -> Result<()> {
+async fn an_edit_missed_by_the_watch_is_applied_without_a_request_storm() -> Result<()> {
     let mut scenario = Scenario::open("no-watch").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     let interceptor = Interceptor::never_answering(|request| {

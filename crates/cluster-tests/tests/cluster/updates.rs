@@ -32,7 +32,7 @@ const NO_CLOCK: Duration = Duration::from_secs(10);
 
 // M2.5
 #[tokio::test]
-async fn a_halted_node_is_replaced_without_waiting_for_a_clock() -> Result<()> {
+async fn a_halted_pod_is_replaced_without_waiting_for_a_timeout() -> Result<()> {
     let scenario = Scenario::open_at_speed("halted-now", 1).await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     scenario.set_image_behaviour("seid:v1", Behaviour::Halted);
