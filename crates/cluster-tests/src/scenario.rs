@@ -1,4 +1,5 @@
-//! A scenario: a namespace with its own operator, and helpers that change nodes and wait for results.
+//! A scenario: a namespace with its own operator, and helpers that change nodes and wait for
+//! results.
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::apps::v1::StatefulSet;
@@ -44,9 +45,9 @@ impl Scenario {
     /// Starts an operator whose requests pass through a new interceptor.
     pub async fn start_intercepted_operator(
         &mut self,
-        answer: LastResponse,
+        last_response: LastResponse,
     ) -> Result<Interceptor> {
-        let interceptor = Interceptor::new(answer);
+        let interceptor = Interceptor::new(last_response);
         self.start_with(Setup { interceptor: Some(interceptor.clone()), ..Setup::default() })
             .await?;
         Ok(interceptor)
@@ -348,7 +349,8 @@ impl Scenario {
             let status = set.status.clone().unwrap_or_default();
             let is_ready = status.ready_replicas == Some(1) && status.available_replicas == Some(1);
             let is_observed = status.observed_generation == set.metadata.generation;
-            // From 1.37 on the controller updates the current revision after a roll, in a write of its own.
+            // From 1.37 on the controller updates the current revision after a roll, in a write of
+            // its own.
             let follows = minor() == "1.34" || status.current_revision == status.update_revision;
             Ok((is_ready && is_observed && follows).then_some(set))
         })
@@ -365,7 +367,7 @@ impl Scenario {
     ) -> Result<Option<Write>> {
         let settled_and_stopped = async {
             self.settled(node).await?;
-            let operator = self.operator.take().context("there is an operator")?;
+            let operator = self.operator.take().context("no operator runs")?;
             operator.stop().await
         };
         tokio::select! {
@@ -389,7 +391,8 @@ impl Scenario {
         all.iter().filter(|submission| submission.task_type == task).count()
     }
 
-    /// Ends the scenario. Fails if a status named a current image that no pod had been seen running.
+    /// Ends the scenario. Fails if a status named a current image that no pod had been seen
+    /// running.
     pub async fn close(self) -> Result<()> {
         let violations = self.world.violations().await?;
         ensure!(violations.is_empty(), "{violations:?}");

@@ -1,4 +1,4 @@
-//! Every alert on series of real runs: it fires while it should, and neither before nor after.
+//! Every alert on series of real runs: it fires during its condition, and neither before nor after.
 
 use anyhow::{Context as _, Result};
 use cluster_tests::operator::{self, PLATFORM, Setup};
@@ -14,9 +14,9 @@ use serde_json::json;
 
 use crate::recording::{ALERTS, Fires, OVERRIDE, Recording, Scrape, file, of_node, scrape};
 
-/// Deadlines of stalls are minutes in life.
+/// Deadlines of stalls are minutes in production.
 const SPEED: u32 = 50;
-/// Longer than any alert waits.
+/// Longer than the `for` of any alert.
 const MINUTES: usize = 30;
 
 /// A scenario whose operator is scraped.
@@ -33,7 +33,7 @@ impl Scraped {
         Ok(scraped)
     }
 
-    /// Starts an operator with this platform, in the place of the one that runs.
+    /// Starts an operator with this platform. A running operator is killed first.
     pub(crate) async fn start_operator(&mut self, platform: &str) -> Result<()> {
         self.scenario.kill_operator();
         self.metrics = Metrics::new();
@@ -48,42 +48,42 @@ impl Scraped {
     }
 
     pub(crate) fn namespace(&self) -> &str {
-        &self.scenario.namespace()
+        self.scenario.namespace()
     }
 
-    /// Waits until each of these is a line of the scrape, after the prefix of all names. `NS` is
-    /// the label of the scenario's namespace.
+    /// Waits until each of these is a line of the scrape. The prefix of all metric names is
+    /// omitted, and `NS` stands for the label of the scenario's namespace.
     pub(crate) async fn until(&self, series: &[&str]) -> Result<Scrape> {
         let namespace = format!("namespace=\"{}\"", self.namespace());
         let desired: Vec<String> = series
             .iter()
             .map(|line| format!("sei_controller_{}", line.replace("NS", &namespace)))
             .collect();
-        let is_there =
+        let is_present =
             |text: &str, desired_line: &String| text.lines().any(|line| line == desired_line);
         let claim = format!("{series:?} are scraped");
-        self.until_text(&claim, |text| desired.iter().all(|line| is_there(text, line))).await
+        self.until_text(&claim, |text| desired.iter().all(|line| is_present(text, line))).await
     }
 
-    async fn until_text(&self, claim: &str, is: impl Fn(&str) -> bool) -> Result<Scrape> {
+    async fn until_text(&self, claim: &str, holds: impl Fn(&str) -> bool) -> Result<Scrape> {
         let scraped = wait_for(claim, async || {
             let text = self.metrics.encode();
-            Ok(is(&text).then_some(text))
+            Ok(holds(&text).then_some(text))
         });
         let text = scraped.await.with_context(|| self.metrics.encode())?;
         scrape(&text, "sei-operator", "10.0.0.1:8080")
     }
 
-    /// Somebody approves what the node waits for.
+    /// Approves the node's pending update.
     async fn approve(&self, name: &str) -> Result<()> {
         let pending = self.scenario.status(name).await?.pending_update;
-        let hash = pending.context("an update is pending")?.target_hash;
+        let hash = pending.context("no update is pending")?.target_hash;
         let annotations = json!({ "sei.io/approve-update": hash });
         self.scenario.edit(name, json!({ "metadata": { "annotations": annotations } })).await
     }
 }
 
-/// What is scraped of a node at rest.
+/// The series of a settled node.
 const HEALTHY: &[&str] = &[
     "leader 1",
     "seinode_phase{NS,name=\"rpc\",phase=\"Running\"} 1",
@@ -93,7 +93,7 @@ const HEALTHY: &[&str] = &[
     "plan_active{controller=\"seinode\",NS} 0",
 ];
 
-/// Whether exactly these alerts fire in the middle of three parts, and none in the others.
+/// Checks that exactly these alerts fire in the middle of three parts, and none in the others.
 pub(crate) fn check(
     before: Scrape,
     during: Scrape,
@@ -123,7 +123,8 @@ async fn an_unpullable_image_fires_the_stalled_alert() -> Result<()> {
     let after = scraped.until(HEALTHY).await?;
     let mut fires = of_node("SeiNodeStalled", scraped.namespace(), "rpc", "1");
     fires.labels.push(("reason", "ImagePullFailed".to_owned()));
-    // The series go on in another process when another one leads: that is no new begin.
+    // After a change of the leader the series continue from another process: `for` is not
+    // restarted.
     let mut recording = Recording::default();
     let healthy = recording.hold(before.clone(), MINUTES);
     recording.hold(during.clone(), 3);
@@ -137,11 +138,11 @@ async fn an_unpullable_image_fires_the_stalled_alert() -> Result<()> {
 
 /// The same from another process.
 fn moved(scrape: &Scrape) -> Scrape {
-    let elsewhere = |series: &String| series.replace("10.0.0.1", "10.0.0.2");
-    scrape.iter().map(|(series, value)| (elsewhere(series), *value)).collect()
+    let from_other_process = |series: &String| series.replace("10.0.0.1", "10.0.0.2");
+    scrape.iter().map(|(series, value)| (from_other_process(series), *value)).collect()
 }
 
-/// Of what leaves the running pod alone nobody is woken; of everything else somebody is.
+/// Reasons that leave the running pod alone have an alert that does not page; all others page.
 fn alert_about(reason: Reason) -> &'static str {
     match reason {
         Reason::SidecarUnreachable => "SeiNodeSidecarUnreachable",
@@ -165,7 +166,7 @@ async fn an_invalid_spec_fires_a_warning_and_no_page() -> Result<()> {
     let during = scraped.until(&[blocked]).await?;
     scenario.edit("rpc", json!({ "spec": { "podLabels": null } })).await?;
     let after = scraped.until(HEALTHY).await?;
-    // Every other reason that a node can stall for has exactly one alert too.
+    // Every other reason of `Stalled` has exactly one alert too.
     let stalls = REASONS.iter().filter(|row| {
         row.condition == ConditionType::Stalled && row.status == ConditionStatus::True
     });
@@ -211,7 +212,7 @@ async fn a_failed_initialization_fires_an_alert() -> Result<()> {
     let failed = "seinode_phase{NS,name=\"rpc\",phase=\"Failed\"} 1";
     let during = scraped.until(&[failed]).await?;
     scenario.claims().delete("data-rpc", &DeleteParams::default()).await?;
-    wait_for("the claim is gone", async || {
+    wait_for("the claim is deleted", async || {
         Ok(scenario.claims().get_opt("data-rpc").await?.is_none().then_some(()))
     })
     .await?;
@@ -232,14 +233,14 @@ async fn a_failing_update_fires_an_alert() -> Result<()> {
     scenario.set_image("rpc", "seid:v2").await?;
     let attempts = "sei_controller_seinode_update_failed_attempts{";
     let failed = |line: &str| line.starts_with(attempts) && !line.ends_with(" 0");
-    // Of a pod that is a moment old the sidecar does not answer yet.
+    // The sidecar of a new pod does not answer yet.
     let answers = |line: &str| {
         line.starts_with("sei_controller_seinode_sidecar_unreachable{") && line.ends_with(" 0")
     };
     let is_failing = |text: &str| text.lines().any(failed) && text.lines().any(answers);
     let during = scraped.until_text("an update failed", is_failing).await?;
     let attempts = during.iter().find(|(series, _)| series.starts_with(attempts));
-    let attempts = attempts.context("it was just there")?.1.to_string();
+    let attempts = attempts.context("the series is missing")?.1.to_string();
     scenario.sidecars().release(scraped.namespace(), "rpc", "config-validate");
     scenario.set_image("rpc", "seid:v3").await?;
     let after = scraped.until(HEALTHY).await?;
@@ -248,7 +249,7 @@ async fn a_failing_update_fires_an_alert() -> Result<()> {
     scraped.scenario.close().await
 }
 
-/// The platform with another image of the sidecar: every node differs, and nobody asked for it.
+/// The platform with another sidecar image: every node drifts without an edit of its spec.
 fn next_platform(image: &str) -> String {
     PLATFORM.replace("registry.example.org/seictl:v1", image)
 }
@@ -264,10 +265,10 @@ async fn an_update_held_for_more_than_a_day_fires_an_alert() -> Result<()> {
     let held = "seinode_drifted{NS,name=\"rpc\",reason=\"Held\"} 1";
     let during = scraped.until(&[held, "plan_active{controller=\"seinode\",NS} 0"]).await?;
     let scenario = &scraped.scenario;
-    let pending = scenario.status("rpc").await?.pending_update.context("an update is pending")?;
+    let pending = scenario.status("rpc").await?.pending_update.context("no update is pending")?;
     scraped.approve("rpc").await?;
     let after = scraped.until(HEALTHY).await?;
-    // Held since the second half hour of the recording, and for a day before its last one.
+    // The update is held from the second half hour of the recording on, for a day and a half hour.
     let mut recording = Recording::default();
     let since = pending.since.0;
     recording.begin(since - SignedDuration::from_mins(i64::try_from(MINUTES)?));
@@ -330,9 +331,9 @@ async fn an_unreachable_sidecar_fires_an_alert() -> Result<()> {
         ["rpc", "new"].map(|name| scenario.set_node_behaviour(name, Behaviour::SidecarHangs));
     scenario.evict("rpc").await?;
     scenario.create("new", rpc("seid:v1")).await?;
-    let silent = "seinode_sidecar_unreachable{NS,name=\"rpc\"} 1";
-    let waits = "seinode_stalled{NS,name=\"new\",reason=\"SidecarUnreachable\"} 1";
-    let during = scraped.until(&[silent, waits]).await?;
+    let unreachable = "seinode_sidecar_unreachable{NS,name=\"rpc\"} 1";
+    let stalled = "seinode_stalled{NS,name=\"new\",reason=\"SidecarUnreachable\"} 1";
+    let during = scraped.until(&[unreachable, stalled]).await?;
     for rule in hangs {
         scenario.lift(rule);
     }
@@ -343,13 +344,13 @@ async fn an_unreachable_sidecar_fires_an_alert() -> Result<()> {
     scraped.scenario.close().await
 }
 
-/// An alert without a proof here would be one that nobody has seen firing.
+/// An alert without a test here would never have been shown to fire.
 #[test]
 fn every_alert_has_a_test() -> Result<()> {
     let own = [include_str!("alerts.rs"), include_str!("process.rs")];
-    let proofs = own.concat() + include_str!("statefulset_alert.rs");
+    let tests = own.concat() + include_str!("statefulset_alert.rs");
     for rule in crate::recording::alerts(&[file(ALERTS), file(OVERRIDE)])? {
-        assert!(proofs.contains(&format!("\"{}\"", rule.alert)), "{}", rule.alert);
+        assert!(tests.contains(&format!("\"{}\"", rule.alert)), "{}", rule.alert);
     }
     Ok(())
 }

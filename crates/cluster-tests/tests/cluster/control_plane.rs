@@ -1,4 +1,4 @@
-//! The plane itself: what it is, what it writes down, how it ends.
+//! The control plane of the rig: its version, its audit log and its end.
 
 use std::path::Path;
 
@@ -34,16 +34,16 @@ async fn the_operator_has_only_its_granted_permissions_and_its_requests_are_logg
     let refused = secrets(User::Operator)?.list(&ListParams::default()).await.unwrap_err();
     assert!(matches!(&refused, kube::Error::Api(status) if status.code == 403), "{refused}");
 
-    // The entry is written after the answer.
-    let is_here =
+    // The server writes the entry after its response.
+    let is_in_namespace =
         |entry: &AuditEntry| entry.namespace.as_deref() == Some(context.namespace.as_str());
-    let here = wait_for("the request is written down", async || {
+    let entries = wait_for("the request is in the log", async || {
         let mut entries = log.read_new()?;
-        entries.retain(is_here);
+        entries.retain(is_in_namespace);
         Ok((!entries.is_empty()).then_some(entries))
     })
     .await?;
-    let [entry] = &here[..] else { panic!("one request of one user: {here:?}") };
+    let [entry] = &entries[..] else { panic!("expected one request: {entries:?}") };
     assert_eq!(entry.user, User::Operator.name());
     assert_eq!(
         (entry.verb.as_str(), entry.resource.as_str(), entry.code),
@@ -82,7 +82,7 @@ async fn stored_objects_survive_restarted_processes() -> Result<()> {
     assert!(!is_running(before[2]));
     plane.start_controller_manager().await?;
 
-    // A connection from before the restart may be handed out once more.
+    // The client may reuse a connection from before the restart once more.
     wait_for("the server answers again", async || Ok(configs.get("kept").await.ok())).await?;
     let after = plane.process_ids();
     assert_eq!(before[0], after[0]);

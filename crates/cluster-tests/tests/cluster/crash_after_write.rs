@@ -1,4 +1,4 @@
-//! An operator that dies after each of its writes in turn, and the one that comes after it.
+//! An operator that crashes after each of its writes in turn, and its successor.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,25 +15,25 @@ use serde_json::{Value, json};
 
 use crate::modes::modes;
 
-/// What happens to a node in each round.
+/// The change of a node in each round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Happening {
+enum Change {
     /// It gets another image.
     Update,
-    /// Its pod gets another label, for which a node that signs takes a slot.
+    /// Its pod gets another label; a validator takes a slot for that.
     Relabel,
     /// Its pod is evicted.
     Eviction,
-    /// Hands take its Service and its proxy's configuration away, and change how pods are replaced.
+    /// Its Service and its proxy's ConfigMap are deleted, and the update strategy is changed.
     Repair,
-    /// It is new.
+    /// It is created.
     Creation,
     /// It is deleted.
     Deletion,
 }
 
-impl Happening {
-    /// The node of a round: one for all, unless it begins or ends.
+impl Change {
+    /// The node of a round: the same for all rounds, unless it is created or deleted in each.
     fn node(self, round: usize) -> String {
         match self {
             Self::Creation | Self::Deletion => format!("node-{round}"),
@@ -41,7 +41,7 @@ impl Happening {
         }
     }
 
-    /// Brings up what the round is about.
+    /// Creates the node that the round needs.
     async fn prepare(self, scenario: &mut Scenario, round: usize, spec: &Value) -> Result<()> {
         if self == Self::Creation || (self != Self::Deletion && round > 1) {
             return Ok(());
@@ -49,10 +49,10 @@ impl Happening {
         let node = self.node(round);
         scenario.start_intercepted_operator(LastResponse::Delivered).await?;
         scenario.run(&node, spec.clone()).await?;
-        end_politely(scenario).await
+        stop_operator(scenario).await
     }
 
-    async fn begin(self, scenario: &Scenario, round: usize, spec: &Value) -> Result<()> {
+    async fn apply(self, scenario: &Scenario, round: usize, spec: &Value) -> Result<()> {
         let (node, params) = (self.node(round), DeleteParams::default());
         match self {
             Self::Update => scenario.set_image(&node, &format!("seid:v{round}")).await?,
@@ -74,8 +74,13 @@ impl Happening {
         Ok(())
     }
 
-    /// Waits until all has been done about it. `old` is the pod from before.
-    async fn over(self, scenario: &Scenario, round: usize, old: Option<&str>) -> Result<()> {
+    /// Waits until the operator has handled the change. `old` is the uid of the pod before it.
+    async fn until_handled(
+        self,
+        scenario: &Scenario,
+        round: usize,
+        old: Option<&str>,
+    ) -> Result<()> {
         let node = &self.node(round);
         match self {
             Self::Update | Self::Creation => {}
@@ -88,7 +93,7 @@ impl Happening {
                 })
                 .await?;
                 scenario
-                    .until(node, "its slot is given back", |status| {
+                    .until(node, "its slot is released", |status| {
                         let last = status.last_update.as_ref();
                         status.plan.is_none() && last.is_some_and(|last| last.ready_at.is_some())
                     })
@@ -101,7 +106,7 @@ impl Happening {
             Self::Repair => until_repaired(scenario, node).await?,
             Self::Deletion => {
                 scenario.until_deleted(node).await?;
-                return wait_for("its claim is gone", async || {
+                return wait_for("its claim is deleted", async || {
                     let claim = scenario.claims().get_opt(&names::data_claim(node)).await?;
                     Ok(claim.is_none().then_some(()))
                 })
@@ -111,7 +116,7 @@ impl Happening {
         scenario.settled(node).await
     }
 
-    /// How many pods there have been of the node of a round when that is over.
+    /// How many pods the node of a round has had at the end of the round.
     fn pods(self, round: usize, spec: &Value) -> usize {
         let replays = !spec["fullNode"]["snapshot"]["bootstrapImage"].is_null();
         match self {
@@ -122,94 +127,96 @@ impl Happening {
 }
 
 async fn until_repaired(scenario: &Scenario, node: &str) -> Result<()> {
-    wait_for("all is as it should be", async || {
+    wait_for("the Service, the ConfigMap and the update strategy are restored", async || {
         let statefulset = StatefulSetView::from(&scenario.statefulsets().get(node).await?);
         let service = scenario.services().get_opt(node).await?;
         let config = scenario.config_maps().get_opt(&names::proxy_config(node)).await?;
-        let is_all = statefulset.on_delete && service.is_some() && config.is_some();
-        Ok(is_all.then_some(()))
+        let is_repaired = statefulset.on_delete && service.is_some() && config.is_some();
+        Ok(is_repaired.then_some(()))
     })
     .await
 }
 
-/// Ends the operator, letting it finish: what it has still to write belongs to no other round.
-async fn end_politely(scenario: &mut Scenario) -> Result<()> {
+/// Stops the operator gracefully: its remaining writes belong to this round.
+async fn stop_operator(scenario: &mut Scenario) -> Result<()> {
     let mut requests = scenario.requests();
-    let ended = scenario.operator.take().context("there is an operator")?.stop();
-    let ended = tokio::time::timeout(Duration::from_secs(60), ended).await;
-    let asked = requests.read_new()?;
-    let requests_after_stop = || {
+    let stopped = scenario.operator.take().context("no operator runs")?.stop();
+    let stopped = tokio::time::timeout(Duration::from_secs(60), stopped).await;
+    let requests = requests.read_new()?;
+    let message = || {
         format!(
-            "it does not end; once it was requests_after_stop to, it asked for\n{}",
-            format_requests(&asked)
+            "the operator did not stop; its requests since then:\n{}",
+            format_requests(&requests)
         )
     };
-    ended.with_context(requests_after_stop)?.with_context(requests_after_stop)
+    stopped.with_context(message)?.with_context(message)
 }
 
-/// Rounds in which the operator dies after a write that no operator before it died after, and the
-/// next one takes over, until one comes to its end alive. Returns what they died after.
-async fn die_after_each_write(
+/// Rounds in which the operator crashes after a write that no operator before it crashed after, and
+/// the next one takes over, until one completes the change. Returns the writes before the crashes.
+async fn crash_after_each_write(
     scenario: &mut Scenario,
-    happening: Happening,
+    change: Change,
     spec: fn(usize) -> Value,
-    answer: LastResponse,
+    last_response: LastResponse,
 ) -> Result<BTreeSet<Write>> {
-    let mut deaths = BTreeSet::new();
+    let mut crashes = BTreeSet::new();
     for round in 1.. {
-        let (node, spec) = (happening.node(round), spec(round));
+        let (node, spec) = (change.node(round), spec(round));
         scenario
             .create_validator_keys(&format!("signing-{round}"), &format!("p2p-{round}"))
             .await?;
-        happening.prepare(scenario, round, &spec).await?;
+        change.prepare(scenario, round, &spec).await?;
         let old = scenario.pod(&node).await?.map(|pod| pod.uid);
-        let interceptor = scenario.start_intercepted_operator(answer).await?;
-        interceptor.block_after_write_not_in(&deaths);
-        happening.begin(scenario, round, &spec).await?;
-        let mut death = tokio::select! {
+        let interceptor = scenario.start_intercepted_operator(last_response).await?;
+        interceptor.block_after_write_not_in(&crashes);
+        change.apply(scenario, round, &spec).await?;
+        let mut crash = tokio::select! {
             biased;
             write = interceptor.blocked() => Some(write),
-            over = happening.over(scenario, round, old.as_deref()) => over.map(|()| None)?,
+            handled = change.until_handled(scenario, round, old.as_deref()) => {
+                handled.map(|()| None)?
+            }
         };
-        if death.is_none() {
-            // What it tells people comes last.
-            death = tokio::select! {
+        if crash.is_none() {
+            // The operator publishes its events last.
+            crash = tokio::select! {
                 biased;
                 write = interceptor.blocked() => Some(write),
-                ended = end_politely(scenario) => {
-                    ended.with_context(|| format!("{happening:?}, round {round}"))?;
+                stopped = stop_operator(scenario) => {
+                    stopped.with_context(|| format!("{change:?}, round {round}"))?;
                     None
                 }
             };
         }
         let description =
-            format!("{happening:?}, round {round}, died after {death:?}, answer {answer:?}");
-        if death.is_some() {
-            scenario.start_intercepted_operator(answer).await?;
-            let over = happening.over(scenario, round, old.as_deref()).await;
-            over.with_context(|| description.clone())?;
-            end_politely(scenario).await.with_context(|| description.clone())?;
+            format!("{change:?}, round {round}, crash after {crash:?}, response {last_response:?}");
+        if crash.is_some() {
+            scenario.start_intercepted_operator(last_response).await?;
+            let handled = change.until_handled(scenario, round, old.as_deref()).await;
+            handled.with_context(|| description.clone())?;
+            stop_operator(scenario).await.with_context(|| description.clone())?;
         }
-        let (seen, pods) = (scenario.pods_seen(&node).await?, happening.pods(round, &spec));
+        let (seen, pods) = (scenario.pods_seen(&node).await?, change.pods(round, &spec));
         ensure!(seen == pods, "{seen} pods, not {pods}: {description}");
-        let Some(write) = death else { break };
-        deaths.insert(write);
+        let Some(write) = crash else { break };
+        crashes.insert(write);
     }
-    Ok(deaths)
+    Ok(crashes)
 }
 
-/// Whether there was a write of each of these kinds.
+/// Asserts that there was a write of each of these kinds.
 pub(crate) fn assert_kinds(writes: &BTreeSet<Write>, expected: &[&str]) {
     let kinds: BTreeSet<&str> = writes.iter().map(|(kind, _)| kind.as_str()).collect();
-    let missed: Vec<_> = expected.iter().filter(|kind| !kinds.contains(*kind)).collect();
-    assert!(missed.is_empty(), "there was no {missed:?}: {writes:?}");
+    let missing: Vec<_> = expected.iter().filter(|kind| !kinds.contains(*kind)).collect();
+    assert!(missing.is_empty(), "no write of {missing:?} in {writes:?}");
 }
 
-/// What the operator writes about a node at least while it gets another pod.
+/// The kinds of writes that every update of a node contains.
 pub(crate) const IN_UPDATE: [&str; 4] =
     ["DELETE pods", "PATCH seinodes/status", "PATCH statefulsets", "POST events"];
 
-/// And while it is new.
+/// The kinds of writes that every creation of a node contains.
 pub(crate) const IN_CREATION: [&str; 7] = [
     "PATCH configmaps",
     "PATCH seinodes",
@@ -220,16 +227,17 @@ pub(crate) const IN_CREATION: [&str; 7] = [
     "POST statefulsets",
 ];
 
-async fn die_in(
+async fn crash_in(
     name: &str,
-    happening: Happening,
+    change: Change,
     spec: fn(usize) -> Value,
-    answer: LastResponse,
+    last_response: LastResponse,
     expected: &[&str],
 ) -> Result<()> {
     let mut scenario = Scenario::open_without_operator(name).await?;
-    let deaths = Box::pin(die_after_each_write(&mut scenario, happening, spec, answer)).await?;
-    assert_kinds(&deaths, expected);
+    let crashes =
+        Box::pin(crash_after_each_write(&mut scenario, change, spec, last_response)).await?;
+    assert_kinds(&crashes, expected);
     scenario.close().await
 }
 
@@ -248,52 +256,59 @@ fn bootstrapped(_round: usize) -> Value {
 
 #[tokio::test]
 async fn an_update_survives_a_crash_after_each_unanswered_write() -> Result<()> {
-    die_in("die-upd", Happening::Update, rpc_node, LastResponse::Lost, &IN_UPDATE).await
+    crash_in("crash-upd", Change::Update, rpc_node, LastResponse::Lost, &IN_UPDATE).await
 }
 
 #[tokio::test]
 async fn an_update_survives_a_crash_after_each_write() -> Result<()> {
-    die_in("die-upd-told", Happening::Update, rpc_node, LastResponse::Delivered, &IN_UPDATE).await
-}
-
-#[tokio::test]
-async fn a_validators_update_survives_a_crash_after_each_unanswered_write() -> Result<()> {
-    die_in("die-val", Happening::Update, validator_node, LastResponse::Lost, &IN_UPDATE).await
-}
-
-#[tokio::test]
-async fn a_validators_update_survives_a_crash_after_each_write() -> Result<()> {
-    die_in("die-val-told", Happening::Update, validator_node, LastResponse::Delivered, &IN_UPDATE)
+    crash_in("crash-upd-answered", Change::Update, rpc_node, LastResponse::Delivered, &IN_UPDATE)
         .await
 }
 
 #[tokio::test]
+async fn a_validators_update_survives_a_crash_after_each_unanswered_write() -> Result<()> {
+    crash_in("crash-val", Change::Update, validator_node, LastResponse::Lost, &IN_UPDATE).await
+}
+
+#[tokio::test]
+async fn a_validators_update_survives_a_crash_after_each_write() -> Result<()> {
+    crash_in(
+        "crash-val-answered",
+        Change::Update,
+        validator_node,
+        LastResponse::Delivered,
+        &IN_UPDATE,
+    )
+    .await
+}
+
+#[tokio::test]
 async fn a_roll_in_a_slot_survives_a_crash_after_each_write() -> Result<()> {
-    die_in("die-slot", Happening::Relabel, validator_node, LastResponse::Lost, &IN_UPDATE).await
+    crash_in("crash-slot", Change::Relabel, validator_node, LastResponse::Lost, &IN_UPDATE).await
 }
 
 #[tokio::test]
 async fn a_gate_is_opened_despite_a_crash_after_each_write() -> Result<()> {
     let expected = ["PATCH seinodes/status"];
-    die_in("die-gate", Happening::Eviction, validator_node, LastResponse::Lost, &expected).await
+    crash_in("crash-gate", Change::Eviction, validator_node, LastResponse::Lost, &expected).await
 }
 
 #[tokio::test]
 async fn repairs_survive_a_crash_after_each_write() -> Result<()> {
     let expected = ["PATCH configmaps", "PATCH services", "PATCH statefulsets"];
-    die_in("die-repair", Happening::Repair, rpc_node, LastResponse::Lost, &expected).await
+    crash_in("crash-repair", Change::Repair, rpc_node, LastResponse::Lost, &expected).await
 }
 
 #[tokio::test]
 async fn a_creation_survives_a_crash_after_each_unanswered_write() -> Result<()> {
-    die_in("die-new", Happening::Creation, validator_node, LastResponse::Lost, &IN_CREATION).await
+    crash_in("crash-new", Change::Creation, validator_node, LastResponse::Lost, &IN_CREATION).await
 }
 
 #[tokio::test]
 async fn a_creation_survives_a_crash_after_each_write() -> Result<()> {
-    die_in(
-        "die-new-told",
-        Happening::Creation,
+    crash_in(
+        "crash-new-answered",
+        Change::Creation,
         validator_node,
         LastResponse::Delivered,
         &IN_CREATION,
@@ -305,17 +320,18 @@ async fn a_creation_survives_a_crash_after_each_write() -> Result<()> {
 async fn a_bootstrap_survives_a_crash_after_each_write() -> Result<()> {
     let own = ["POST jobs", "POST services", "DELETE jobs", "DELETE services"];
     let expected = [&IN_CREATION[..], &own].concat();
-    die_in("die-boot", Happening::Creation, bootstrapped, LastResponse::Lost, &expected).await
+    crash_in("crash-boot", Change::Creation, bootstrapped, LastResponse::Lost, &expected).await
 }
 
 #[tokio::test]
 async fn a_deletion_survives_a_crash_after_each_write() -> Result<()> {
     let expected = ["DELETE persistentvolumeclaims", "PATCH seinodes", "PATCH seinodes/status"];
-    die_in("die-gone", Happening::Deletion, rpc_node, LastResponse::Lost, &expected).await
+    crash_in("crash-del", Change::Deletion, rpc_node, LastResponse::Lost, &expected).await
 }
 
 #[tokio::test]
 async fn a_deletion_survives_a_crash_after_each_answered_write() -> Result<()> {
     let expected = ["DELETE persistentvolumeclaims", "PATCH seinodes", "PATCH seinodes/status"];
-    die_in("die-gone-told", Happening::Deletion, rpc_node, LastResponse::Delivered, &expected).await
+    crash_in("crash-del-answered", Change::Deletion, rpc_node, LastResponse::Delivered, &expected)
+        .await
 }

@@ -1,4 +1,4 @@
-//! A new node, as far as it comes without a place for its pod.
+//! The objects of a new node whose pod cannot be scheduled.
 
 use anyhow::Result;
 use cluster_tests::operator::{self, Setup};
@@ -23,11 +23,12 @@ async fn a_new_node_gets_its_objects_by_a_stored_plan() -> Result<()> {
     }))?;
     nodes.create(&PostParams::default(), &node).await?;
     let sets: Api<StatefulSet> = Api::namespaced(context.admin.clone(), &context.namespace);
-    let set = wait_for("the StatefulSet is made", async || Ok(sets.get_opt("rpc").await?)).await?;
+    let set =
+        wait_for("the StatefulSet is created", async || Ok(sets.get_opt("rpc").await?)).await?;
     let annotations = set.metadata.annotations.unwrap_or_default();
     assert!(annotations["sei.io/template-hash"].starts_with("v1:"));
     let services: Api<Service> = Api::namespaced(context.admin.clone(), &context.namespace);
-    wait_for("the Service is made", async || Ok(services.get_opt("rpc").await?)).await?;
+    wait_for("the Service is created", async || Ok(services.get_opt("rpc").await?)).await?;
     let claims: Api<PersistentVolumeClaim> =
         Api::namespaced(context.admin.clone(), &context.namespace);
     assert!(claims.get_opt("data-rpc").await?.is_some());

@@ -1,4 +1,4 @@
-//! The dashboard: every query of every panel finds something in what was scraped of a real run.
+//! The dashboard: every query of every panel returns data of a real run.
 
 use anyhow::{Context as _, Result, ensure};
 use cluster_tests::scenario::rpc;
@@ -12,13 +12,13 @@ const DASHBOARD: &str = "deploy/dashboards/sei-operator.json";
 
 /// Every query, with Grafana's own variables filled in.
 fn queries(dashboard: &Value) -> Result<Vec<String>> {
-    let panels = dashboard["panels"].as_array().context("it has panels")?;
+    let panels = dashboard["panels"].as_array().context("the dashboard has no panels")?;
     let mut queries = Vec::new();
     for panel in panels {
-        let targets = panel["targets"].as_array().context("a panel has targets")?;
+        let targets = panel["targets"].as_array().context("a panel has no targets")?;
         ensure!(!targets.is_empty(), "{panel:#}");
         for target in targets {
-            let query = target["expr"].as_str().context("a target has a query")?;
+            let query = target["expr"].as_str().context("a target has no query")?;
             queries.push(query.replace("$namespace", ".*").replace("$__rate_interval", "10m"));
         }
     }
@@ -56,20 +56,20 @@ fn the_dashboard_is_valid_for_grafana() -> Result<()> {
     for key in ["uid", "title", "schemaVersion", "templating", "time"] {
         assert!(!dashboard[key].is_null(), "{key}");
     }
-    let panels = dashboard["panels"].as_array().context("it has panels")?;
-    let place = |panel: &Value| {
-        let at = |key: &str| panel["gridPos"][key].as_i64().context("a panel has a place");
+    let panels = dashboard["panels"].as_array().context("the dashboard has no panels")?;
+    let position = |panel: &Value| {
+        let at = |key: &str| panel["gridPos"][key].as_i64().context("a panel has no position");
         anyhow::Ok((at("x")?, at("y")?, at("w")?, at("h")?))
     };
     for (index, panel) in panels.iter().enumerate() {
-        let (x, y, w, h) = place(panel)?;
+        let (x, y, w, h) = position(panel)?;
         assert!(x >= 0 && y >= 0 && w > 0 && h > 0 && x + w <= 24, "{panel:#}");
         assert!(!panel["title"].as_str().unwrap_or_default().is_empty(), "{panel:#}");
         for right in &panels[index + 1..] {
             assert_ne!(panel["id"], right["id"]);
-            let (left, top, width, height) = place(right)?;
+            let (left, top, width, height) = position(right)?;
             let apart = x + w <= left || left + width <= x || y + h <= top || top + height <= y;
-            assert!(apart, "{} lies on {}", panel["title"], right["title"]);
+            assert!(apart, "{} overlaps {}", panel["title"], right["title"]);
         }
     }
     queries(&dashboard).map(drop)

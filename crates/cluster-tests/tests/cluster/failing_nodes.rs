@@ -1,4 +1,4 @@
-//! Nodes that do not work, and how they are mended.
+//! Nodes that do not work, and how they recover.
 
 use anyhow::Result;
 use cluster_tests::operator::Setup;
@@ -10,7 +10,7 @@ use sei_operator::metrics::Metrics;
 use sei_plan::view::PodView;
 use sei_rig::Behaviour;
 
-use crate::manual_changes::{PROMISED, TRIES, answers, opened_after};
+use crate::manual_changes::{ATTEMPTS, LIMIT, answers, opened_after};
 
 #[tokio::test]
 async fn a_bad_image_at_creation_is_corrected_by_an_edit() -> Result<()> {
@@ -27,13 +27,13 @@ async fn a_bad_image_at_creation_is_corrected_by_an_edit() -> Result<()> {
     scenario.close().await
 }
 
-/// An update of a node whose sidecar is like this.
-async fn update_past(name: &str, behaviour: Behaviour) -> Result<()> {
+/// Updates a node whose sidecar behaves like this.
+async fn update_despite(name: &str, behaviour: Behaviour) -> Result<()> {
     let scenario = Scenario::open(name).await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
-    // Of the old pod only.
+    // The rule applies to the old pod only.
     scenario.set_image_behaviour("seid:v1", behaviour);
-    scenario.until_pod("rpc", "its sidecar is silent", |pod| !pod.ready).await?;
+    scenario.until_pod("rpc", "its sidecar does not answer", |pod| !pod.ready).await?;
     scenario.set_image("rpc", "seid:v2").await?;
     scenario.settled("rpc").await?;
     assert_eq!(scenario.pods_seen("rpc").await?, 2);
@@ -42,12 +42,12 @@ async fn update_past(name: &str, behaviour: Behaviour) -> Result<()> {
 
 #[tokio::test]
 async fn a_hanging_sidecar_does_not_prevent_an_update() -> Result<()> {
-    update_past("hanging", Behaviour::SidecarHangs).await
+    update_despite("hanging", Behaviour::SidecarHangs).await
 }
 
 #[tokio::test]
 async fn a_refusing_sidecar_does_not_prevent_an_update() -> Result<()> {
-    update_past("refusing", Behaviour::SidecarRefuses).await
+    update_despite("refusing", Behaviour::SidecarRefuses).await
 }
 
 #[tokio::test]
@@ -59,7 +59,7 @@ async fn a_pod_stuck_terminating_is_reported_and_the_update_resumes_when_it_ends
     scenario.set_image("rpc", "seid:v2").await?;
     let status = scenario.until_stalled("rpc", "PodTerminating").await?;
     assert_eq!(status.current_image.as_deref(), Some("seid:v1"));
-    assert_eq!(scenario.uid("rpc").await?, before, "it is not deleted by force");
+    assert_eq!(scenario.uid("rpc").await?, before, "the pod was deleted by force");
     scenario.lift(rule);
     scenario.settled("rpc").await?;
     scenario.until_not_stalled("rpc").await?;
@@ -69,7 +69,7 @@ async fn a_pod_stuck_terminating_is_reported_and_the_update_resumes_when_it_ends
 
 #[tokio::test]
 async fn an_unschedulable_pod_is_reported() -> Result<()> {
-    let scenario = Scenario::open_at_speed("no-room", 50).await?;
+    let scenario = Scenario::open_at_speed("unschedulable", 50).await?;
     let rule = scenario.set_node_behaviour("rpc", Behaviour::Unschedulable);
     scenario.create("rpc", rpc("seid:v1")).await?;
     scenario.until_stalled("rpc", "Unschedulable").await?;
@@ -87,7 +87,7 @@ async fn a_refused_configuration_fails_the_update_until_it_is_valid() -> Result<
     scenario.run("rpc", rpc("seid:v1")).await?;
     scenario.sidecars().fail(&namespace, "rpc", "config-validate", "config validation failed: bad");
     scenario.set_image("rpc", "seid:v2").await?;
-    let status = scenario.until("rpc", "the failure is seen", |status| {
+    let status = scenario.until("rpc", "the failure is reported", |status| {
         condition_text(status, ConditionType::NodeUpdateInProgress)
             .starts_with("False/UpdateFailed")
     });
@@ -97,7 +97,7 @@ async fn a_refused_configuration_fails_the_update_until_it_is_valid() -> Result<
     let status = scenario.until("rpc", "it backs off", |status| {
         condition_text(status, ConditionType::PodTemplateDrift).starts_with("True/BackingOff")
     });
-    let pending = status.await?.pending_update.unwrap_or_else(|| panic!("it is pending"));
+    let pending = status.await?.pending_update.unwrap_or_else(|| panic!("no update is pending"));
     assert!(pending.attempts >= Some(1) && pending.next_attempt_at.is_some(), "{pending:?}");
     scenario.until_pod_of("rpc", "seid:v2").await?;
     scenario.sidecars().release(&namespace, "rpc", "config-validate");
@@ -125,14 +125,14 @@ async fn one_hanging_sidecar_does_not_block_the_roll_of_twenty_nodes() -> Result
         assert_eq!(scenario.pods_seen(name).await?, 2);
     }
     let openings = scenario.sidecars().gate_openings(scenario.namespace(), "rpc-0");
-    assert_eq!(openings.len(), 1, "its own update is not through yet");
+    assert_eq!(openings.len(), 1, "its own update is complete already");
     scenario.lift(rule);
     scenario.settled("rpc-0").await?;
     assert_eq!(scenario.pods_seen("rpc-0").await?, 2);
     scenario.close().await
 }
 
-/// How many probes have found a gate open.
+/// How many health probes have found a gate open.
 fn probes_of_open_gates(metrics: &Metrics) -> usize {
     let text = metrics.encode();
     let probes = "sei_controller_seinode_sidecar_health_probes_total";
@@ -153,11 +153,12 @@ async fn a_sidecar_that_restarts_in_place_gets_its_gate_opened_again_within_a_se
     let openings = scenario.sidecars().gate_openings(&namespace, "rpc").len();
     let mut waited = Vec::new();
     let mut restarts = 0;
-    while waited.iter().all(|seconds| *seconds > PROMISED) {
-        assert!(restarts < TRIES, "gates opened after {waited:?} s");
+    while waited.iter().all(|seconds| *seconds > LIMIT) {
+        assert!(restarts < ATTEMPTS, "gates opened after {waited:?} s");
         restarts += 1;
-        // Whoever finds the gate open asks again after a minute, and is not who finds it closed.
-        wait_for("the open gate was seen", async || {
+        // After an open gate the next probe comes a minute later, so it is not what finds it
+        // closed.
+        wait_for("a probe has found the gate open", async || {
             let probes = probes_of_open_gates(&metrics);
             Ok((i32::try_from(probes)? >= restarts).then_some(()))
         })

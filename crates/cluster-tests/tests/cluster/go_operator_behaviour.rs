@@ -1,5 +1,5 @@
-//! Behaviour that people know from before, shown on real servers: what a node is made of, and what
-//! becomes of one that lacks something.
+//! Behaviour kept from the Go operator, on real servers: the objects of a node, and the state of a
+//! node whose prerequisites are missing.
 
 use anyhow::{Context as _, Result};
 use cluster_tests::operator::{PLATFORM, Setup};
@@ -15,15 +15,15 @@ use sei_rig::{Behaviour, ClaimRule};
 use serde_json::{Value, json};
 
 use crate::modes::modes;
-use crate::status_history::History;
+use crate::status_history::StatusHistory;
 
 fn mode(name: &str) -> Value {
     let found = modes().into_iter().find(|(mode, _)| *mode == name);
-    found.map(|(_, spec)| spec).expect("there is such a mode")
+    found.map(|(_, spec)| spec).expect("the mode exists")
 }
 
-/// The addresses of a node that serves.
-fn addresses(scenario: &Scenario, node: &str) -> Endpoint {
+/// The expected endpoint of a serving node.
+fn expected_endpoint(scenario: &Scenario, node: &str) -> Endpoint {
     let at = |scheme: &str, port: u16| {
         Some(format!("{scheme}://{node}.{}.svc:{port}", scenario.namespace()))
     };
@@ -35,9 +35,9 @@ fn addresses(scenario: &Scenario, node: &str) -> Endpoint {
     }
 }
 
-/// Where a node serves, as it says with the very word that it runs.
+/// The endpoint of a running node, which its status has from the phase Running on.
 async fn endpoint(scenario: &Scenario, node: &str) -> Result<Endpoint> {
-    scenario.status(node).await?.endpoint.context("a node that runs says where it serves")
+    scenario.status(node).await?.endpoint.context("a running node has no endpoint")
 }
 
 // N2, N4, N6
@@ -49,11 +49,11 @@ async fn a_validator_is_one_replica_behind_a_headless_service() -> Result<()> {
     let sets: Vec<StatefulSet> = scenario.statefulsets().list(&ListParams::default()).await?.items;
     assert_eq!(sets.len(), 1);
     assert_eq!(sets[0].spec.replicas, Some(1));
-    let template = sets[0].spec.template.spec.clone().context("has a spec")?;
+    let template = sets[0].spec.template.spec.clone().context("the object has no spec")?;
     let init = template.init_containers.unwrap_or_default();
     let names: Vec<_> = init.iter().map(|container| container.name.as_str()).collect();
     assert_eq!(names, ["seid-init", "sei-sidecar", "kube-rbac-proxy"]);
-    let service = scenario.services().get("val").await?.spec.context("has a spec")?;
+    let service = scenario.services().get("val").await?.spec.context("the object has no spec")?;
     assert_eq!(service.cluster_ip.as_deref(), Some("None"));
     assert_eq!(scenario.status("val").await?.endpoint, None);
     scenario.close().await
@@ -66,11 +66,11 @@ async fn a_full_node_has_a_volume_a_finalizer_and_an_endpoint() -> Result<()> {
     scenario.run("rpc", mode("restored")).await?;
     let finalizers = scenario.node("rpc").await?.metadata.finalizers.unwrap_or_default();
     assert!(finalizers.iter().any(|finalizer| finalizer == NODE_FINALIZER), "{finalizers:?}");
-    let claim = scenario.claims().get("data-rpc").await?.spec.context("has a spec")?;
+    let claim = scenario.claims().get("data-rpc").await?.spec.context("the object has no spec")?;
     assert_eq!(claim.access_modes, Some(vec!["ReadWriteOnce".to_owned()]));
     let endpoint = endpoint(&scenario, "rpc").await?;
-    assert_eq!(endpoint, addresses(&scenario, "rpc"));
-    let ports = scenario.services().get("rpc").await?.spec.context("has a spec")?.ports;
+    assert_eq!(endpoint, expected_endpoint(&scenario, "rpc"));
+    let ports = scenario.services().get("rpc").await?.spec.context("the object has no spec")?.ports;
     let ports: Vec<i32> = ports.unwrap_or_default().iter().map(|port| port.port).collect();
     assert!(ports.contains(&8545), "{ports:?}");
     scenario.set_image("rpc", "seid:v2").await?;
@@ -110,14 +110,14 @@ async fn a_new_nodes_sidecar_gets_its_tasks_in_order() -> Result<()> {
     ] {
         scenario.run(name, mode(name)).await?;
         let all = scenario.sidecars().submissions(scenario.namespace(), name);
-        // What is asked once more because an answer was lost runs nothing.
+        // A submission that is repeated because its response was lost has no effect.
         let all = all.iter().filter(|submission| submission.has_effect);
         let all: Vec<&str> = all.map(|submission| submission.task_type.as_str()).collect();
         assert_eq!(all, tasks, "{name}");
         if name == "replayer" {
             assert_eq!(scenario.status(name).await?.endpoint, None);
         } else {
-            assert_eq!(endpoint(&scenario, name).await?, addresses(&scenario, name));
+            assert_eq!(endpoint(&scenario, name).await?, expected_endpoint(&scenario, name));
         }
     }
     scenario.close().await
@@ -126,7 +126,7 @@ async fn a_new_nodes_sidecar_gets_its_tasks_in_order() -> Result<()> {
 // N12, N13
 #[tokio::test]
 async fn a_closed_gate_is_reported_for_a_running_node_only() -> Result<()> {
-    let scenario = Scenario::open("gate-told").await?;
+    let scenario = Scenario::open("gate-condition").await?;
     let namespace = scenario.namespace().to_owned();
     scenario.sidecars().hold(&namespace, "rpc", "mark-ready");
     scenario.create("rpc", rpc("seid:v1")).await?;
@@ -139,13 +139,13 @@ async fn a_closed_gate_is_reported_for_a_running_node_only() -> Result<()> {
     scenario.sidecars().hold(&namespace, "rpc", "mark-ready");
     scenario.kubelet().restart_sidecar(&namespace, "rpc");
     scenario
-        .until("rpc", "the gate is said to be closed", |status| {
+        .until("rpc", "SidecarReady is False", |status| {
             condition_text(status, ConditionType::SidecarReady).starts_with("False/NotReady")
         })
         .await?;
     scenario.sidecars().release(&namespace, "rpc", "mark-ready");
     scenario
-        .until("rpc", "the gate is said to be open", |status| {
+        .until("rpc", "SidecarReady is True", |status| {
             condition_text(status, ConditionType::SidecarReady).starts_with("True")
         })
         .await?;
@@ -162,16 +162,16 @@ async fn a_failed_restore_fails_the_node_and_stops_sidecar_requests() -> Result<
     let failed =
         |status: &sei_api::status::SeiNodeStatus| status.phase == Some(SeiNodePhase::Failed);
     let status = scenario.until("rpc", "it has failed", failed).await?;
-    let kept = status.plan.context("the plan is kept")?;
-    assert_eq!(kept.phase, PlanPhase::Failed);
-    let detail = kept.failed_task_detail.context("it says why")?;
+    let plan = status.plan.context("the failed plan is missing")?;
+    assert_eq!(plan.phase, PlanPhase::Failed);
+    let detail = plan.failed_task_detail.context("the failure has no detail")?;
     assert_eq!(
         (detail.r#type.as_str(), detail.error.as_str()),
         ("snapshot-restore", "no such bucket")
     );
     let before = scenario.sidecars().submissions(&namespace, "rpc").len();
     scenario.sidecars().release(&namespace, "rpc", "snapshot-restore");
-    // Somebody looks closely, and it is looked at again.
+    // The eviction causes another reconcile of the failed node.
     scenario.evict("rpc").await?;
     scenario.run("other", rpc("seid:v1")).await?;
     assert_eq!(scenario.status("rpc").await?.phase, Some(SeiNodePhase::Failed));
@@ -181,7 +181,7 @@ async fn a_failed_restore_fails_the_node_and_stops_sidecar_requests() -> Result<
     scenario.close().await
 }
 
-async fn make_claim(scenario: &Scenario, mode: &str) -> Result<()> {
+async fn create_claim(scenario: &Scenario, mode: &str) -> Result<()> {
     let claim: PersistentVolumeClaim = serde_json::from_value(json!({
         "metadata": { "name": "kept" },
         "spec": { "accessModes": [mode], "resources": { "requests": { "storage": "2Ti" } } },
@@ -190,7 +190,7 @@ async fn make_claim(scenario: &Scenario, mode: &str) -> Result<()> {
     Ok(())
 }
 
-fn importing() -> Value {
+fn spec_with_import() -> Value {
     let mut spec = rpc("seid:v1");
     spec["dataVolume"] = json!({ "import": { "pvcName": "kept" } });
     spec
@@ -201,12 +201,12 @@ fn importing() -> Value {
 async fn an_init_plan_waits_for_its_imported_volume() -> Result<()> {
     let scenario = Scenario::open("import-late").await?;
     scenario.kubelet().treat_claims(scenario.namespace(), ClaimRule::BindToVolume);
-    scenario.create("rpc", importing()).await?;
+    scenario.create("rpc", spec_with_import()).await?;
     let kind = ConditionType::ImportPvcReady;
     let waits = |status: &_| condition_text(status, kind).starts_with("False/PVCNotReady");
-    let status = scenario.until("rpc", "it is waited for", waits).await?;
+    let status = scenario.until("rpc", "it is reported as not ready", waits).await?;
     assert_eq!(status.phase, Some(SeiNodePhase::Initializing));
-    make_claim(&scenario, "ReadWriteOnce").await?;
+    create_claim(&scenario, "ReadWriteOnce").await?;
     scenario.settled("rpc").await?;
     assert!(condition_text(&scenario.status("rpc").await?, kind).starts_with("True/PVCValidated"));
     scenario.set_image("rpc", "seid:v2").await?;
@@ -220,15 +220,15 @@ async fn an_init_plan_waits_for_its_imported_volume() -> Result<()> {
 async fn an_unsuitable_imported_volume_fails_the_node() -> Result<()> {
     let scenario = Scenario::open("import-bad").await?;
     scenario.kubelet().treat_claims(scenario.namespace(), ClaimRule::BindToVolume);
-    make_claim(&scenario, "ReadOnlyMany").await?;
-    scenario.create("rpc", importing()).await?;
+    create_claim(&scenario, "ReadOnlyMany").await?;
+    scenario.create("rpc", spec_with_import()).await?;
     let status =
         scenario.until("rpc", "it has failed", |status| status.phase == Some(SeiNodePhase::Failed));
     let status = status.await?;
     assert!(condition_text(&status, ConditionType::ImportPvcReady).starts_with("False/PVCInvalid"));
-    let kept = status.plan.context("the plan is kept")?;
-    assert_eq!(kept.phase, PlanPhase::Failed);
-    let detail = kept.failed_task_detail.context("it says why")?;
+    let plan = status.plan.context("the failed plan is missing")?;
+    assert_eq!(plan.phase, PlanPhase::Failed);
+    let detail = plan.failed_task_detail.context("the failure has no detail")?;
     assert!(detail.error.contains("ReadWriteOnce"), "{}", detail.error);
     scenario.close().await
 }
@@ -240,7 +240,7 @@ async fn an_init_plan_waits_for_its_signing_key_and_a_deletion_keeps_it() -> Res
     scenario.create("val", validator("seid:v1", "signing", "p2p")).await?;
     let kind = ConditionType::SigningKeyReady;
     let waits = |status: &_| condition_text(status, kind).starts_with("False/SigningKeyNotReady");
-    let status = scenario.until("val", "it is waited for", waits).await?;
+    let status = scenario.until("val", "it is reported as not ready", waits).await?;
     assert_eq!(status.phase, Some(SeiNodePhase::Initializing));
     assert!(scenario.statefulsets().get_opt("val").await?.is_none());
     scenario.create_validator_keys("signing", "p2p").await?;
@@ -287,29 +287,30 @@ async fn peers_are_found_by_their_labels() -> Result<()> {
     spec["peers"] = json!([label, label]);
     scenario.run("c", spec).await?;
     scenario.edit("c", json!({ "metadata": { "labels": { "tier": "rpc" } } })).await?;
-    let is_whole = |peers: &[String]| {
+    let is_complete = |peers: &[String]| {
         let hosts: Vec<_> = peers.iter().filter_map(|peer| peer.split_once('@')).collect();
         let names = hosts.iter().filter_map(|(_, host)| host.split(['.', '-']).next());
         let mut names: Vec<_> = names.collect();
         names.sort_unstable();
         names == ["a", "b"] && hosts.iter().all(|(id, _)| id.len() == 40)
     };
-    let found = scenario.until("c", "both peers are found", |status| {
-        status.resolved_peers.as_deref().is_some_and(is_whole)
+    let found = scenario.until("c", "both peers are resolved", |status| {
+        status.resolved_peers.as_deref().is_some_and(is_complete)
     });
     let peers = found.await?.resolved_peers.unwrap_or_default();
     assert!(peers.is_sorted(), "{peers:?}");
 
-    // Found again, they are no news. What comes a look later than rest is told before.
+    // Resolving the same peers again writes nothing. The last status fields of a running node are
+    // written one reconcile after its plan has ended, so wait for them first.
     scenario.settled("c").await?;
     scenario.until_pod("c", "it is ready", |pod| pod.ready).await?;
     scenario
-        .until("c", "all is told", |status| {
+        .until("c", "its status is complete", |status| {
             status.endpoint.is_some()
                 && condition_text(status, ConditionType::SidecarReady).starts_with("True")
         })
         .await?;
-    scenario.operator.take().context("an operator runs")?.stop().await?;
+    scenario.operator.take().context("no operator runs")?.stop().await?;
     let before = scenario.node("c").await?.metadata.resource_version;
     scenario.start_operator(Setup::default().speed).await?;
     let mut spec = rpc("seid:v1");
@@ -320,7 +321,7 @@ async fn peers_are_found_by_their_labels() -> Result<()> {
         scenario.until("d", "its peer is resolved", |status| status.resolved_peers.is_some());
     assert_eq!(resolved.await?.resolved_peers, Some(vec!["id@host:26656".to_owned()]));
 
-    // A peer that says nothing keeps its entry, also with who never heard it.
+    // A peer that does not answer keeps its entry, also with an operator that never reached it.
     scenario.kill_operator();
     scenario.set_node_behaviour("a", Behaviour::SidecarRefuses);
     scenario.start_operator(Setup::default().speed).await?;
@@ -328,25 +329,25 @@ async fn peers_are_found_by_their_labels() -> Result<()> {
     scenario.settled("c").await?;
     assert_eq!(scenario.status("c").await?.resolved_peers, Some(peers));
 
-    // Where others see a peer from outside, that is where it is.
-    let outside = "b.example.org:26656";
-    scenario.edit("b", json!({ "spec": { "externalAddress": outside } })).await?;
+    // A peer's external address replaces its internal one.
+    let external = "b.example.org:26656";
+    scenario.edit("b", json!({ "spec": { "externalAddress": external } })).await?;
     scenario.set_image("c", "seid:v3").await?;
     scenario
-        .until("c", "it goes there", |status| {
+        .until("c", "it uses the external address", |status| {
             let peers = status.resolved_peers.iter().flatten();
-            peers.filter_map(|peer| peer.split_once('@')).any(|(_, host)| host == outside)
+            peers.filter_map(|peer| peer.split_once('@')).any(|(_, host)| host == external)
         })
         .await?;
     scenario.close().await
 }
 
-/// A platform under which the environment of sidecars is another.
+/// A platform with another environment for sidecars.
 fn other_environment() -> String {
     PLATFORM.replace("bucket: genesis,", "bucket: genesis-two,")
 }
 
-/// A platform under which templates are rendered otherwise.
+/// A platform that renders other templates.
 fn other_platform() -> String {
     PLATFORM.replace("tolerationKey: example.org/chain", "tolerationKey: example.org/other")
 }
@@ -358,10 +359,10 @@ async fn a_template_changed_by_the_platform_reaches_the_pod_once() -> Result<()>
     scenario.run("rpc", rpc("seid:v1")).await?;
     scenario.until_pod("rpc", "it is ready", |pod| pod.ready).await?;
     let before = scenario.status("rpc").await?.pod_template_hash;
-    let history = History::of(&scenario, "rpc").await?;
+    let history = StatusHistory::of(&scenario, "rpc").await?;
     let setup = Setup { platform: other_environment(), ..Setup::default() };
     scenario.start_with(setup).await?;
-    let changed = scenario.until("rpc", "another template runs", |status| {
+    let changed = scenario.until("rpc", "another template hash is recorded", |status| {
         status.pod_template_hash != before && status.plan.is_none()
     });
     let status = changed.await?;
@@ -370,7 +371,11 @@ async fn a_template_changed_by_the_platform_reaches_the_pod_once() -> Result<()>
         let condition = condition_text(status, ConditionType::NodeUpdateInProgress);
         condition.split(':').next().unwrap_or_default().to_owned()
     };
-    history.first("its end is stored", |status| progress(status) == "False/UpdateComplete").await?;
+    history
+        .first("the end of the update is recorded", |status| {
+            progress(status) == "False/UpdateComplete"
+        })
+        .await?;
     let mut conditions: Vec<String> = history.all().await?.iter().map(progress).collect();
     conditions.dedup();
     assert_eq!(conditions, ["absent", "True/UpdateStarted", "False/UpdateComplete"]);
@@ -384,7 +389,7 @@ async fn a_template_changed_by_the_platform_reaches_the_pod_once() -> Result<()>
     scenario.close().await
 }
 
-// A3: nodes that nothing is known of.
+// A3: nodes without a recorded template.
 #[tokio::test]
 async fn a_pod_behind_its_template_is_adopted_and_reported_without_a_restart() -> Result<()> {
     let mut scenario = Scenario::open("adopted").await?;

@@ -1,4 +1,4 @@
-//! What we rely on in the controllers of Kubernetes.
+//! The behaviour of Kubernetes controllers that the operator relies on.
 
 use anyhow::{Context as _, Result};
 use cluster_tests::{test_context, wait_for};
@@ -13,7 +13,9 @@ fn image(pod: &Pod) -> Option<&str> {
     pod.spec.as_ref()?.containers.first()?.image.as_deref()
 }
 
-/// The ground under every roll: with `OnDelete` a changed template waits until we delete the pod.
+/// Every roll relies on this: with `OnDelete` a changed template waits until the operator deletes
+/// the pod.
+
 #[tokio::test]
 async fn a_pod_is_replaced_only_when_it_is_deleted() -> Result<()> {
     let context = test_context("ondelete").await?;
@@ -32,29 +34,29 @@ async fn a_pod_is_replaced_only_when_it_is_deleted() -> Result<()> {
         },
     }))?;
     sets.create(&PostParams::default(), &set).await?;
-    let first = wait_for("the pod is made", async || Ok(pods.get_opt("a-0").await?)).await?;
+    let first = wait_for("the pod is created", async || Ok(pods.get_opt("a-0").await?)).await?;
     assert_eq!(image(&first), Some("seid:v1"));
-    // A change before the controller's first word would be all it ever knew.
-    wait_for("the controller has told what it made", async || {
+    // A change before the controller's first status would be the first revision it records.
+    wait_for("the controller has written its first status", async || {
         let status = sets.get("a").await?.status.unwrap_or_default();
-        let is_told = status.observed_generation.is_some() && status.current_revision.is_some();
-        Ok((is_told && status.replicas == 1).then_some(()))
+        let is_reported = status.observed_generation.is_some() && status.current_revision.is_some();
+        Ok((is_reported && status.replicas == 1).then_some(()))
     })
     .await?;
 
     let change = json!({ "spec": { "template": { "spec": {
         "containers": [{ "name": "seid", "image": "seid:v2" }] } } } });
     let changed = sets.patch("a", &PatchParams::default(), &Patch::Strategic(&change)).await?;
-    wait_for("the controller has seen the change", async || {
-        let status = sets.get("a").await?.status.context("it has a status")?;
-        let is_seen = status.observed_generation >= changed.metadata.generation;
-        Ok((is_seen && status.update_revision != status.current_revision).then_some(()))
+    wait_for("the controller has observed the change", async || {
+        let status = sets.get("a").await?.status.context("the StatefulSet has no status")?;
+        let is_observed = status.observed_generation >= changed.metadata.generation;
+        Ok((is_observed && status.update_revision != status.current_revision).then_some(()))
     })
     .await?;
     assert_eq!(pods.get("a-0").await?.metadata.uid, first.metadata.uid);
 
     pods.delete("a-0", &DeleteParams::default()).await?;
-    let second = wait_for("another pod is made", async || {
+    let second = wait_for("another pod is created", async || {
         let pod = pods.get_opt("a-0").await?;
         Ok(pod.filter(|pod| pod.metadata.uid != first.metadata.uid))
     })
@@ -79,13 +81,13 @@ async fn objects_owned_by_a_node_are_deleted_with_it() -> Result<()> {
     configs.create(&PostParams::default(), &owned).await?;
 
     nodes.delete("a", &DeleteParams::background()).await?;
-    wait_for("what it owned is gone", async || {
+    wait_for("the owned ConfigMap is deleted", async || {
         Ok(configs.get_opt("owned").await?.is_none().then_some(()))
     })
     .await
 }
 
-/// Claims are held by a finalizer until no pod uses them, and a namespace by what is in it.
+/// A claim is kept by a finalizer until no pod uses it, and a namespace by its objects.
 #[tokio::test]
 async fn a_namespace_with_a_claim_can_be_deleted() -> Result<()> {
     let context = test_context("empty").await?;
@@ -98,12 +100,13 @@ async fn a_namespace_with_a_claim_can_be_deleted() -> Result<()> {
         },
     }))?;
     let claim = claims.create(&PostParams::default(), &claim).await?;
-    let held: Vec<&str> = claim.metadata.finalizers.iter().flatten().map(String::as_str).collect();
-    assert_eq!(held, ["kubernetes.io/pvc-protection"]);
+    let finalizers: Vec<&str> =
+        claim.metadata.finalizers.iter().flatten().map(String::as_str).collect();
+    assert_eq!(finalizers, ["kubernetes.io/pvc-protection"]);
 
     let namespaces: Api<Namespace> = Api::all(context.admin.clone());
     namespaces.delete(&context.namespace, &DeleteParams::default()).await?;
-    wait_for("the namespace is gone", async || {
+    wait_for("the namespace is deleted", async || {
         Ok(namespaces.get_opt(&context.namespace).await?.is_none().then_some(()))
     })
     .await

@@ -1,4 +1,4 @@
-//! One program, so that all tests share one control plane.
+//! All tests in one program, so that they share one control plane.
 
 mod admission;
 mod adoption;

@@ -1,4 +1,4 @@
-//! Every mode from its creation until it runs, and what the operator asks for on the way.
+//! Every mode from its creation until it runs, and the permissions that the operator uses.
 
 use std::collections::BTreeSet;
 
@@ -58,7 +58,7 @@ async fn every_mode_runs_with_no_pod_deleted_and_no_second_plan() -> Result<()> 
         scenario.settled(name).await?;
         let status = scenario.status(name).await?;
         assert_eq!(status.last_update, None, "{name}");
-        // M1.4: who was never updated is not said to be.
+        // M1.4: a node that was never updated has no update condition.
         assert_eq!(
             condition_text(&status, ConditionType::NodeUpdateInProgress),
             "absent",
@@ -70,7 +70,7 @@ async fn every_mode_runs_with_no_pod_deleted_and_no_second_plan() -> Result<()> 
     scenario.close().await
 }
 
-/// Does everything that the operator has a permission for.
+/// Causes the operator to use every permission.
 async fn use_every_permission(scenario: &Scenario) -> Result<()> {
     scenario.create_validator_keys("signing", "p2p").await?;
     scenario.kubelet().treat_claims(scenario.namespace(), ClaimRule::BindToVolume);
@@ -93,16 +93,18 @@ async fn use_every_permission(scenario: &Scenario) -> Result<()> {
     }
     scenario.set_image("signer", "seid:v2").await?;
     scenario.settled("signer").await?;
-    // What a wiped status leaves is judged by the server.
+    // Without a recorded template the operator compares by a dry run on the server.
     let nodes: Api<SeiNode> = scenario.nodes();
     let wiped = json!({ "status": { "podTemplateHash": null, "podTemplate": null } });
     let patch = kube::api::Patch::Merge(&wiped);
     nodes.patch_status("imported", &kube::api::PatchParams::default(), &patch).await?;
     scenario
-        .until("imported", "is judged again", |status| status.pod_template_hash.is_some())
+        .until("imported", "its template hash is recorded again", |status| {
+            status.pod_template_hash.is_some()
+        })
         .await?;
     nodes.delete("boot", &DeleteParams::default()).await?;
-    cluster_tests::wait_for("the node is gone", async || {
+    cluster_tests::wait_for("the node is deleted", async || {
         Ok(nodes.get_opt("boot").await?.is_none().then_some(()))
     })
     .await
@@ -143,7 +145,7 @@ async fn the_role_grants_exactly_what_is_used() -> Result<()> {
         .collect();
     let unused: Vec<_> = granted.difference(&used).collect();
     let ungranted: Vec<_> = used.difference(&granted).collect();
-    // An event is patched when it is repeated within minutes, which nothing here is.
+    // An event is patched only when it is repeated within minutes, which does not occur here.
     let rare = [("events.k8s.io/events", "patch")];
     let unused: Vec<_> = unused
         .into_iter()

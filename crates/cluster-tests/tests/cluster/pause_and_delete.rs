@@ -1,4 +1,4 @@
-//! Nodes that are told to wait, to stop, and to go.
+//! Nodes with paused updates, stopped nodes and deleted nodes.
 
 use anyhow::{Context as _, Result};
 use cluster_tests::scenario::{Scenario, condition_text, rpc};
@@ -39,14 +39,14 @@ async fn a_stopped_node_starts_with_its_latest_spec() -> Result<()> {
     let scenario = Scenario::open("stopped").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     scenario.edit("rpc", json!({ "spec": { "paused": true } })).await?;
-    wait_for("its pod is gone", async || {
+    wait_for("its pod is deleted", async || {
         Ok(scenario.pods().get_opt("rpc-0").await?.is_none().then_some(()))
     })
     .await?;
     scenario.set_image("rpc", "seid:v2").await?;
-    wait_for("its next start is prepared", async || {
+    wait_for("its StatefulSet has the new image", async || {
         let template = scenario.statefulsets().get("rpc").await?.spec.template;
-        let containers = template.spec.context("has a spec")?.containers;
+        let containers = template.spec.context("the template has no spec")?.containers;
         let is_next =
             containers.iter().any(|container| container.image.as_deref() == Some("seid:v2"));
         Ok(is_next.then_some(()))
@@ -59,8 +59,8 @@ async fn a_stopped_node_starts_with_its_latest_spec() -> Result<()> {
     scenario.close().await
 }
 
-async fn until_claim_gone(scenario: &Scenario, name: &str) -> Result<()> {
-    wait_for(&format!("claim {name} is gone"), async || {
+async fn until_claim_deleted(scenario: &Scenario, name: &str) -> Result<()> {
+    wait_for(&format!("claim {name} is deleted"), async || {
         Ok(scenario.claims().get_opt(name).await?.is_none().then_some(()))
     })
     .await
@@ -72,12 +72,12 @@ async fn deleting_a_node_deletes_its_volume() -> Result<()> {
     scenario.run("rpc", rpc("seid:v1")).await?;
     scenario.nodes().delete("rpc", &DeleteParams::default()).await?;
     scenario.until_deleted("rpc").await?;
-    until_claim_gone(&scenario, "data-rpc").await?;
+    until_claim_deleted(&scenario, "data-rpc").await?;
     assert!(scenario.statefulsets().get_opt("rpc").await?.is_none());
     scenario.close().await
 }
 
-async fn make_claim(scenario: &Scenario, name: &str) -> Result<PersistentVolumeClaim> {
+async fn create_claim(scenario: &Scenario, name: &str) -> Result<PersistentVolumeClaim> {
     let claim = serde_json::from_value(json!({
         "metadata": { "name": name },
         "spec": {
@@ -92,18 +92,18 @@ async fn make_claim(scenario: &Scenario, name: &str) -> Result<PersistentVolumeC
 async fn deleting_a_node_keeps_its_imported_volume() -> Result<()> {
     let scenario = Scenario::open("imported").await?;
     scenario.kubelet().treat_claims(scenario.namespace(), ClaimRule::BindToVolume);
-    let made = make_claim(&scenario, "kept").await?;
+    let created = create_claim(&scenario, "kept").await?;
     let mut spec: Value = rpc("seid:v1");
     spec["dataVolume"] = json!({ "import": { "pvcName": "kept" } });
     scenario.run("rpc", spec).await?;
     scenario.nodes().delete("rpc", &DeleteParams::default()).await?;
     scenario.until_deleted("rpc").await?;
-    wait_for("its pod is gone", async || {
+    wait_for("its pod is deleted", async || {
         Ok(scenario.pods().get_opt("rpc-0").await?.is_none().then_some(()))
     })
     .await?;
     let kept = scenario.claims().get("kept").await?;
-    assert_eq!(kept.metadata.uid, made.metadata.uid);
+    assert_eq!(kept.metadata.uid, created.metadata.uid);
     assert!(kept.metadata.deletion_timestamp.is_none());
     scenario.close().await
 }
@@ -111,10 +111,10 @@ async fn deleting_a_node_keeps_its_imported_volume() -> Result<()> {
 #[tokio::test]
 async fn a_foreign_volume_is_neither_used_nor_deleted() -> Result<()> {
     let scenario = Scenario::open("foreign").await?;
-    let made = make_claim(&scenario, "data-rpc").await?;
+    let created = create_claim(&scenario, "data-rpc").await?;
     scenario.create("rpc", rpc("seid:v1")).await?;
     scenario
-        .until("rpc", "it says so", |status| {
+        .until("rpc", "its plan reports the foreign claim", |status| {
             let failed = status.plan.as_ref().and_then(|plan| plan.failed_task_detail.as_ref());
             failed.is_some_and(|detail| detail.error.contains("not owned by this node"))
         })
@@ -123,7 +123,7 @@ async fn a_foreign_volume_is_neither_used_nor_deleted() -> Result<()> {
     scenario.nodes().delete("rpc", &DeleteParams::default()).await?;
     scenario.until_deleted("rpc").await?;
     let kept = scenario.claims().get("data-rpc").await?;
-    assert_eq!(kept.metadata.uid, made.metadata.uid);
+    assert_eq!(kept.metadata.uid, created.metadata.uid);
     assert!(kept.metadata.deletion_timestamp.is_none());
     scenario.close().await
 }

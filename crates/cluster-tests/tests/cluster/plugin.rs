@@ -1,4 +1,4 @@
-//! `kubectl sei` beside an operator at work.
+//! `kubectl sei` next to a running operator.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -28,7 +28,7 @@ use sei_rig::{AuditEntry, User};
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 
-/// The configuration that comes next: another sidecar, another pool for all but validators.
+/// The next configuration: another sidecar, and another node pool for all but validators.
 fn next_platform() -> String {
     PLATFORM
         .replace("seictl:v1", "seictl:v2")
@@ -41,7 +41,7 @@ fn file(text: &str) -> Result<NamedTempFile> {
     Ok(file)
 }
 
-/// Runs the plugin as this user, in the namespace of the scenario.
+/// Runs the plugin as this user, in the scenario's namespace.
 async fn sei_as(user: User, scenario: &Scenario, line: &str) -> Result<(String, Exit)> {
     let surroundings = Surroundings {
         client: Some(scenario.plane().client(user)?),
@@ -59,12 +59,12 @@ async fn sei(scenario: &Scenario, line: &str) -> Result<String> {
     Ok(sei_as(User::Admin, scenario, line).await?.0)
 }
 
-/// Another operator takes over, with this configuration.
+/// Replaces the operator by one with this configuration.
 async fn take_over(scenario: &mut Scenario, platform: &str) -> Result<()> {
     scenario.start_with(Setup { platform: platform.to_owned(), ..Setup::default() }).await
 }
 
-/// An RPC node that no change of the operator rolls by itself.
+/// The spec of an RPC node that holds operator changes.
 fn held_rpc() -> Value {
     let mut spec = rpc("seid:v1");
     spec["update"] = json!({ "onOperatorChange": "Hold" });
@@ -75,7 +75,7 @@ async fn until_held(scenario: &Scenario, name: &str) -> Result<String> {
     let status = scenario.until(name, "its update is held", |status| {
         condition_text(status, ConditionType::PodTemplateDrift).starts_with("True/Held")
     });
-    let pending = status.await?.pending_update.context("an update is pending")?;
+    let pending = status.await?.pending_update.context("no update is pending")?;
     Ok(pending.target_hash)
 }
 
@@ -109,10 +109,10 @@ async fn a_held_update_is_shown_and_released_by_the_right_hash_only() -> Result<
 
     let wrong_hash = format!("v1:{}", "0".repeat(64));
     let refused = sei(&scenario, &format!("approve rpc --hash {wrong_hash}")).await.unwrap_err();
-    let words = format!(
+    let message = format!(
         "{namespace}/rpc: {wrong_hash} is not what the pending update leads to; that is {target}"
     );
-    assert_eq!(refused.to_string(), words);
+    assert_eq!(refused.to_string(), message);
     assert_eq!(scenario.node("rpc").await?.annotations().get("sei.io/approve-update"), None);
     assert_eq!(scenario.uid("rpc").await?, before);
 
@@ -156,12 +156,12 @@ async fn a_pause_holds_an_update_and_a_resume_releases_it() -> Result<()> {
 
 #[tokio::test]
 async fn a_mistyped_name_changes_nothing() -> Result<()> {
-    let scenario = Scenario::open("plugin-slip").await?;
+    let scenario = Scenario::open("plugin-typo").await?;
     let namespace = scenario.namespace().to_owned();
     scenario.run("rpc", rpc("seid:v1")).await?;
     let refused = sei(&scenario, "pause rpc rcp").await.unwrap_err().to_string();
-    let words = format!("there is no SeiNode rcp in namespace {namespace}; there are rpc");
-    assert_eq!(refused, words);
+    let message = format!("there is no SeiNode rcp in namespace {namespace}; there are rpc");
+    assert_eq!(refused, message);
     assert!(!scenario.node("rpc").await?.spec.updates_are_paused());
     let refused = sei(&scenario, "explain Stuck").await.unwrap_err().to_string();
     assert!(refused.starts_with("no condition gives the reason Stuck"), "{refused}");
@@ -169,21 +169,21 @@ async fn a_mistyped_name_changes_nothing() -> Result<()> {
     scenario.close().await
 }
 
-/// What the operator's user asks to change in this namespace meanwhile.
+/// The write requests of the operator's user in this namespace while `act` runs.
 async fn writes_during<T>(
     scenario: &Scenario,
     act: impl Future<Output = Result<T>>,
 ) -> Result<(T, String)> {
     let mut requests = scenario.requests();
-    read_up_to(scenario, &mut requests, "the-first-one").await?;
-    let done = act.await?;
-    let mut seen = read_up_to(scenario, &mut requests, "the-last-one").await?;
+    read_up_to(scenario, &mut requests, "start-of-log").await?;
+    let output = act.await?;
+    let mut seen = read_up_to(scenario, &mut requests, "end-of-log").await?;
     seen.retain(|entry| !["get", "list"].contains(&entry.verb.as_str()));
-    Ok((done, format_requests(&seen)))
+    Ok((output, format_requests(&seen)))
 }
 
-/// The log up to a request made now. The server writes it after its answers, so that only an entry
-/// of ours tells that those before it are there.
+/// Reads the log up to a request made now. The server writes the log after its responses, so only
+/// an entry of this request shows that all earlier entries are present.
 async fn read_up_to(
     scenario: &Scenario,
     log: &mut Requests,
@@ -207,8 +207,8 @@ async fn the_same_config_rolls_nothing_and_writes_nothing() -> Result<()> {
     scenario.create_validator_keys("signing", "p2p").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     scenario.run("val", validator("seid:v1", "signing", "p2p")).await?;
-    // It comes to an end with all it has asked for: the log is to be of the plugin alone.
-    scenario.operator.take().context("an operator runs")?.stop().await?;
+    // A graceful stop: afterwards the log contains requests of the plugin only.
+    scenario.operator.take().context("no operator runs")?.stop().await?;
     let config = file(PLATFORM)?;
     let line = format!("preview --config {}", config.path().display());
     let previewed = Box::pin(sei_as(User::Operator, &scenario, &line));
@@ -219,25 +219,27 @@ async fn the_same_config_rolls_nothing_and_writes_nothing() -> Result<()> {
     scenario.close().await
 }
 
-/// What the operator said of nodes that differed.
+/// The pending updates that the operator has reported.
 #[derive(Default)]
-struct Heard {
-    /// The fields, by node.
+struct PendingUpdates {
+    /// The changed fields, by node.
     changes: BTreeMap<String, Vec<FieldChange>>,
-    /// Who rolled, in the order of the server's writes: times of a status are whole seconds.
+    /// The nodes that rolled, in the order of the server's writes: times in a status are whole
+    /// seconds.
     rolled: Vec<String>,
-    /// Nobody listens any more, so nothing can be said.
-    is_over: bool,
+    /// The watch has ended, so the record is incomplete.
+    has_ended: bool,
 }
 
+/// Watches nodes and records their pending updates.
 #[derive(Clone, Default)]
-struct Said(Arc<Mutex<Heard>>);
+struct UpdateWatcher(Arc<Mutex<PendingUpdates>>);
 
-impl Said {
-    async fn listen(scenario: &Scenario) -> Result<Self> {
-        let said = Self::default();
+impl UpdateWatcher {
+    async fn start(scenario: &Scenario) -> Result<Self> {
+        let watcher = Self::default();
         let mut stream = scenario.nodes().watch(&WatchParams::default(), "0").await?.boxed();
-        let heard = said.clone();
+        let recorder = watcher.clone();
         tokio::spawn(async move {
             while let Ok(Some(event)) = stream.try_next().await {
                 let (WatchEvent::Added(node) | WatchEvent::Modified(node)) = event else {
@@ -247,31 +249,31 @@ impl Said {
                 let (Some(pending), name) = (status.pending_update, node.name_any()) else {
                     continue;
                 };
-                let mut heard = heard.all();
-                if pending.state == UpdateState::Rolling && !heard.rolled.contains(&name) {
-                    heard.rolled.push(name.clone());
+                let mut updates = recorder.updates();
+                if pending.state == UpdateState::Rolling && !updates.rolled.contains(&name) {
+                    updates.rolled.push(name.clone());
                 }
-                heard.changes.insert(name, pending.changes);
+                updates.changes.insert(name, pending.changes);
             }
-            heard.0.lock().unwrap_or_else(PoisonError::into_inner).is_over = true;
+            recorder.0.lock().unwrap_or_else(PoisonError::into_inner).has_ended = true;
         });
-        Ok(said)
+        Ok(watcher)
     }
 
-    fn all(&self) -> std::sync::MutexGuard<'_, Heard> {
-        let heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        assert!(!heard.is_over, "the watch of nodes has ended");
-        heard
+    fn updates(&self) -> std::sync::MutexGuard<'_, PendingUpdates> {
+        let updates = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        assert!(!updates.has_ended, "the watch of nodes has ended");
+        updates
     }
 }
 
 /// The nodes of a preview with this effect, with their changes, in order.
-fn foreseen(report: &Value, effect: &str) -> Result<Vec<(String, Vec<FieldChange>)>> {
-    let nodes = report["nodes"].as_array().context("it lists nodes")?;
+fn previewed_nodes(report: &Value, effect: &str) -> Result<Vec<(String, Vec<FieldChange>)>> {
+    let nodes = report["nodes"].as_array().context("the preview has no nodes")?;
     let of_effect = nodes.iter().filter(|node| node["effect"] == effect);
     of_effect
         .map(|node| {
-            let name = node["node"].as_str().context("it has a name")?.to_owned();
+            let name = node["node"].as_str().context("the node has no name")?.to_owned();
             Ok((name, serde_json::from_value(node["changes"].clone())?))
         })
         .collect()
@@ -281,7 +283,7 @@ fn foreseen(report: &Value, effect: &str) -> Result<Vec<(String, Vec<FieldChange
 async fn a_preview_names_exactly_the_nodes_and_paths_that_then_roll() -> Result<()> {
     let mut scenario = Scenario::open("plugin-preview").await?;
     scenario.create_validator_keys("signing", "p2p").await?;
-    // Its name would make it the first.
+    // By its name alone it would roll first.
     scenario.create("a-val", validator("seid:v1", "signing", "p2p")).await?;
     scenario.create("held", held_rpc()).await?;
     scenario.create("rpc-0", rpc("seid:v1")).await?;
@@ -294,20 +296,20 @@ async fn a_preview_names_exactly_the_nodes_and_paths_that_then_roll() -> Result<
         scenario.until_pod(name, "it is ready", |pod| pod.ready).await?;
     }
     scenario.kill_operator();
-    // `own` names a sidecar itself, so that nothing of this reaches it.
+    // The spec of `own` names a sidecar image, so this change does not affect it.
     let sidecar_only = PLATFORM.replace("seictl:v1", "seictl:v2");
     let config = file(&sidecar_only)?;
     let line = format!("preview -o json --all --config {}", config.path().display());
     let (text, exit) = sei_as(User::Operator, &scenario, &line).await?;
     assert_eq!(exit, Exit::WouldRoll);
     let report: Value = serde_json::from_str(&text)?;
-    let rolls = foreseen(&report, "RollsInTurn")?;
+    let rolls = previewed_nodes(&report, "RollsInTurn")?;
     let names: Vec<&str> = rolls.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["rpc-0", "rpc-1", "a-val"], "{text}");
-    let held = foreseen(&report, "Held")?;
+    let held = previewed_nodes(&report, "Held")?;
     assert_eq!(held.len(), 1, "{text}");
 
-    let said = Said::listen(&scenario).await?;
+    let watcher = UpdateWatcher::start(&scenario).await?;
     take_over(&mut scenario, &sidecar_only).await?;
     until_held(&scenario, "held").await?;
     for (name, _) in &rolls {
@@ -317,16 +319,16 @@ async fn a_preview_names_exactly_the_nodes_and_paths_that_then_roll() -> Result<
         scenario.settled(name).await?;
     }
     for (name, changes) in rolls.iter().chain(&held) {
-        assert_eq!(said.all().changes.get(name), Some(changes), "{name}");
+        assert_eq!(watcher.updates().changes.get(name), Some(changes), "{name}");
     }
     for name in &names {
         assert_eq!(scenario.pods_seen(name).await?, 2, "{name}");
     }
-    assert_eq!(said.all().rolled, names);
+    assert_eq!(watcher.updates().rolled, names);
     for name in ["held", "own"] {
         assert_eq!(scenario.pods_seen(name).await?, 1, "{name}");
     }
-    assert!(!said.all().changes.contains_key("own"));
+    assert!(!watcher.updates().changes.contains_key("own"));
     let (text, exit) = sei_as(User::Operator, &scenario, &line).await?;
     assert_eq!(exit, Exit::Fine, "{text}");
     scenario.close().await
@@ -334,7 +336,7 @@ async fn a_preview_names_exactly_the_nodes_and_paths_that_then_roll() -> Result<
 
 #[tokio::test]
 async fn the_server_compares_a_pod_without_a_recorded_template() -> Result<()> {
-    let mut scenario = Scenario::open("plugin-judged").await?;
+    let mut scenario = Scenario::open("plugin-unrecorded").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     scenario.kill_operator();
     scenario.edit_status("rpc", json!({ "podTemplateHash": null, "podTemplate": null })).await?;
@@ -358,23 +360,23 @@ async fn the_server_compares_a_pod_without_a_recorded_template() -> Result<()> {
     let (text, exit) = sei_as(User::Operator, &scenario, &line).await?;
     assert_eq!(exit, Exit::WouldRoll, "{text}");
     assert!(text.contains("turn 1, cause Adoption"), "{text}");
-    // The dry runs left nothing behind.
+    // The dry runs changed nothing.
     let after = scenario.statefulsets().get("rpc").await?;
     assert_eq!(after.metadata.resource_version, before.metadata.resource_version);
     scenario.close().await
 }
 
-/// A writer that others can read.
+/// A writer whose text can be read while it is written.
 #[derive(Clone, Default)]
-struct Shared(Arc<Mutex<Vec<u8>>>);
+struct SharedWriter(Arc<Mutex<Vec<u8>>>);
 
-impl Shared {
+impl SharedWriter {
     fn text(&self) -> String {
         String::from_utf8_lossy(&self.0.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
     }
 }
 
-impl Write for Shared {
+impl Write for SharedWriter {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
         Ok(bytes.len())
@@ -390,7 +392,7 @@ async fn a_watch_prints_each_change() -> Result<()> {
     let scenario = Scenario::open("plugin-watch").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     scenario.run("other", rpc("seid:v1")).await?;
-    let out = Shared::default();
+    let out = SharedWriter::default();
     let surroundings = Surroundings {
         client: Some(scenario.admin()),
         namespace: scenario.namespace().to_owned(),
@@ -400,11 +402,11 @@ async fn a_watch_prints_each_change() -> Result<()> {
     let mut writer = out.clone();
     let watching =
         tokio::spawn(async move { run(&flags, &surroundings, &mut writer).await.map(drop) });
-    wait_for("the table is there", async || Ok(out.text().contains("InSync").then_some(())))
+    wait_for("the table is printed", async || Ok(out.text().contains("InSync").then_some(())))
         .await?;
     scenario.set_image("rpc", "seid:v2").await?;
     scenario.set_image("other", "seid:v2").await?;
-    wait_for("the end is told", async || {
+    wait_for("the end of the update is printed", async || {
         let text = out.text();
         let is_final = |line: &&str| line.contains("Running   seid:v2") && line.contains("InSync");
         Ok(text.lines().rev().find(is_final).map(drop))
@@ -418,23 +420,24 @@ async fn a_watch_prints_each_change() -> Result<()> {
     scenario.close().await
 }
 
-/// The program, built by cargo beside this test.
+/// The plugin's program, built by cargo into the folder of this test.
 fn program() -> Result<PathBuf> {
     let built = sei_rig::cargo().args(["build", "--quiet", "--package", "kubectl-sei"]).status()?;
     ensure!(built.success(), "failed to build kubectl-sei");
     let test = std::env::current_exe()?;
-    let folder = test.parent().and_then(Path::parent).context("the test has a folder")?;
+    let folder =
+        test.parent().and_then(Path::parent).context("the test program has no parent folder")?;
     Ok(folder.join("kubectl-sei"))
 }
 
 #[tokio::test]
 async fn kubectl_finds_the_plugin_and_returns_its_exit_code() -> Result<()> {
     let mut scenario = Scenario::open_without_operator("plugin-kubectl").await?;
-    // Of the program's own version: an older one would hold what a newer one rolled.
+    // The operator has the plugin's version: an older one would hold what a newer one rolled.
     let setup = Setup { version: env!("CARGO_PKG_VERSION").to_owned(), ..Setup::default() };
     scenario.start_with(setup).await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
-    let folder = program()?.parent().context("it is in a folder")?.to_owned();
+    let folder = program()?.parent().context("the program has no parent folder")?.to_owned();
     let plane = scenario.plane();
     let path = std::env::join_paths([folder.as_path(), plane.bin_dir()])?;
     let kubectl = |arguments: &[&str]| {
@@ -462,22 +465,23 @@ async fn kubectl_finds_the_plugin_and_returns_its_exit_code() -> Result<()> {
         let (text, code) = kubectl(&["sei", "preview", "-n", namespace, "--config", &config])?;
         assert_eq!(code, Some(expected), "{text}");
     }
-    // What kubectl wrote down tells the same as the cluster.
+    // A preview of exported manifests equals a preview of the cluster.
     let (manifests, _) = kubectl(&["get", "seinodes,statefulsets", "-n", namespace, "-o", "yaml"])?;
     let (manifests, config) = (file(&manifests)?, next.path().display().to_string());
     let live = ["sei", "preview", "-o", "json", "-n", namespace, "--config", &config];
     let manifests = manifests.path().display().to_string();
     let offline = [&live[..], &["--manifests", &manifests]].concat();
     assert_eq!(kubectl(&live)?, kubectl(&offline)?);
-    let (text, code) = kubectl(&["sei", "preview", "-n", namespace, "--config", "gone.yaml"])?;
+    let (text, code) = kubectl(&["sei", "preview", "-n", namespace, "--config", "missing.yaml"])?;
     assert_eq!((text.lines().count(), code), (1, Some(1)), "{text}");
     let (text, code) = kubectl(&["sei", "status", "--no-such-flag"])?;
     assert_eq!(code, Some(1), "{text}");
     scenario.close().await
 }
 
-/// Cargo has built the program already, in another profile: to install it would take minutes.
-const INSTALLS: &str = "cargo install --path crates/kubectl-sei";
+/// Skipped: cargo has built the program already, in another profile, and an installation would take
+/// minutes.
+const INSTALL_COMMAND: &str = "cargo install --path crates/kubectl-sei";
 
 #[tokio::test]
 async fn the_readme_commands_of_the_plugin_work() -> Result<()> {
@@ -487,7 +491,7 @@ async fn the_readme_commands_of_the_plugin_work() -> Result<()> {
     scenario.run("rpc", rpc("seid:v1")).await?;
     let folder = tempfile::tempdir()?;
     std::fs::write(folder.path().join("new.yaml"), next_platform())?;
-    let programs = program()?.parent().context("it is in a folder")?.to_owned();
+    let programs = program()?.parent().context("the program has no parent folder")?.to_owned();
     let plane = scenario.plane();
     let path = std::env::join_paths([
         programs.as_path(),
@@ -499,7 +503,7 @@ async fn the_readme_commands_of_the_plugin_work() -> Result<()> {
     let mut ran = 0;
     for line in lines.lines() {
         let command = line.split('#').next().unwrap_or_default().trim();
-        if command == INSTALLS {
+        if command == INSTALL_COMMAND {
             continue;
         }
         let output = Command::new("sh")
@@ -508,9 +512,9 @@ async fn the_readme_commands_of_the_plugin_work() -> Result<()> {
             .env("PATH", &path)
             .env("KUBECONFIG", plane.kubeconfig(User::Admin))
             .output()?;
-        // 2 tells that something would roll.
+        // The exit code 2 means that something would roll.
         let expected = if command.contains("preview") { [0, 2] } else { [0, 0] };
-        let code = output.status.code().context("it ended by itself")?;
+        let code = output.status.code().context("the command was killed")?;
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(expected.contains(&code), "{command}: {code} {stderr}");
         ran += 1;
@@ -519,15 +523,15 @@ async fn the_readme_commands_of_the_plugin_work() -> Result<()> {
     scenario.close().await
 }
 
-/// Where time stands still for the transcript: what is shown of it are ages.
-static THEN: OnceLock<Timestamp> = OnceLock::new();
+/// The fixed time of the transcript, which shows ages.
+static TRANSCRIPT_TIME: OnceLock<Timestamp> = OnceLock::new();
 
-fn then() -> Timestamp {
-    THEN.get().copied().unwrap_or_else(Timestamp::now)
+fn transcript_time() -> Timestamp {
+    TRANSCRIPT_TIME.get().copied().unwrap_or_else(Timestamp::now)
 }
 
-/// A context in a namespace whose name stands in the docs.
-async fn demo() -> Result<TestContext> {
+/// A test context in the namespace that the docs show.
+async fn demo_context() -> Result<TestContext> {
     let lane = shared_lane().await?;
     let admin: Client = lane.plane().client(User::Admin)?;
     let metadata = ObjectMeta { name: Some("demo".to_owned()), ..ObjectMeta::default() };
@@ -538,23 +542,24 @@ async fn demo() -> Result<TestContext> {
 
 const DRIFT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/drift.md");
 
-/// Compares a transcript with the one in the docs; `UPDATE_EXPECT=1` puts it there.
+/// Compares a transcript with the one in the docs; `UPDATE_EXPECT=1` updates the docs.
 fn check_transcript(name: &str, text: &str) -> Result<()> {
     let page = std::fs::read_to_string(DRIFT)?;
     let begin = format!("<!-- transcript: {name} -->\n```text\n");
-    let (before, rest) = page.split_once(&begin).with_context(|| format!("no place for {name}"))?;
-    let (shown, after) = rest.split_once("```\n").context("the transcript ends")?;
+    let (before, rest) =
+        page.split_once(&begin).with_context(|| format!("no transcript {name} in the docs"))?;
+    let (shown, after) = rest.split_once("```\n").context("the transcript has no end")?;
     if shown != text && std::env::var_os("UPDATE_EXPECT").is_some() {
         std::fs::write(DRIFT, format!("{before}{begin}{text}```\n{after}"))?;
         return Ok(());
     }
-    assert_eq!(shown, text, "UPDATE_EXPECT=1 puts it right");
+    assert_eq!(shown, text, "UPDATE_EXPECT=1 updates the docs");
     Ok(())
 }
 
 #[tokio::test]
 async fn the_transcripts_in_the_docs_are_what_the_commands_print() -> Result<()> {
-    let mut scenario = Scenario::open_on(demo().await?);
+    let mut scenario = Scenario::open_on(demo_context().await?);
     scenario.start_operator(10).await?;
     scenario.create_validator_keys("signing", "p2p").await?;
     scenario.create("validator-0", validator("seid:v1", "signing", "p2p")).await?;
@@ -584,10 +589,14 @@ async fn the_transcripts_in_the_docs_are_what_the_commands_print() -> Result<()>
             .await?;
         scenario.settled(name).await?;
     }
-    let since = scenario.status("rpc-0").await?.pending_update.context("it is held")?.since.0;
-    let _ = THEN.set(since + SignedDuration::from_mins(42));
-    let surroundings =
-        Surroundings { client: Some(scenario.admin()), now: then, ..Surroundings::default() };
+    let since =
+        scenario.status("rpc-0").await?.pending_update.context("no update is held")?.since.0;
+    let _ = TRANSCRIPT_TIME.set(since + SignedDuration::from_mins(42));
+    let surroundings = Surroundings {
+        client: Some(scenario.admin()),
+        now: transcript_time,
+        ..Surroundings::default()
+    };
     let flags = Flags::try_parse_from(["kubectl-sei", "diff", "-n", "demo"])?;
     let mut out = Vec::new();
     run(&flags, &surroundings, &mut out).await?;

@@ -1,4 +1,4 @@
-//! What an edit can mend: nodes that are stuck through something which somebody takes back.
+//! Stuck nodes that recover when an edit removes the cause.
 
 use anyhow::Result;
 use cluster_tests::scenario::{Scenario, rpc};
@@ -39,7 +39,7 @@ async fn another_image_is_applied_although_a_restore_never_ends() -> Result<()> 
     scenario.create("rpc", spec).await?;
     scenario.until_submitted("rpc", "snapshot-restore", 0).await?;
     scenario.set_image("rpc", "seid:v2").await?;
-    // The task of the plan before is taken back, or the next one would never be run.
+    // The operator cancels the task of the previous plan; otherwise the next one would never run.
     scenario.until_submitted("rpc", "snapshot-restore", 1).await?;
     scenario.sidecars().set(&namespace, None, "snapshot-restore", Doing::Usual);
     scenario.settled("rpc").await?;
@@ -48,11 +48,11 @@ async fn another_image_is_applied_although_a_restore_never_ends() -> Result<()> 
 
 #[tokio::test]
 async fn removed_labels_of_a_statefulset_are_restored() -> Result<()> {
-    let scenario = Scenario::open("labels-taken").await?;
+    let scenario = Scenario::open("labels-removed").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     let patch = Patch::Merge(json!({ "metadata": { "labels": { "sei.io/node": null } } }));
     scenario.statefulsets().patch("rpc", &PatchParams::default(), &patch).await?;
-    wait_for("the label is back", async || {
+    wait_for("the label is restored", async || {
         let found = scenario.statefulsets().get("rpc").await?;
         let labels = found.metadata.labels.unwrap_or_default();
         Ok(labels.contains_key("sei.io/node").then_some(()))
@@ -83,28 +83,28 @@ async fn peers_are_in_the_first_configuration() -> Result<()> {
     scenario.close().await
 }
 
-/// Labels of the node's pod that the spec asked for.
-async fn asked_labels(scenario: &Scenario) -> Result<Vec<String>> {
+/// The labels of the node's pod that come from the spec.
+async fn spec_labels(scenario: &Scenario) -> Result<Vec<String>> {
     let labels = scenario.pods().get("rpc-0").await?.metadata.labels.unwrap_or_default();
-    let asked = labels.into_keys().filter(|key| key.starts_with("example.org/"));
-    Ok(asked.collect())
+    let from_spec = labels.into_keys().filter(|key| key.starts_with("example.org/"));
+    Ok(from_spec.collect())
 }
 
 #[tokio::test]
 async fn labels_removed_from_the_spec_are_removed_from_the_pod() -> Result<()> {
-    let scenario = Scenario::open("taken-out").await?;
+    let scenario = Scenario::open("spec-labels").await?;
     let mut spec = rpc("seid:v1");
     spec["podLabels"] = json!({ "example.org/a": "1", "example.org/b": "1", "example.org/c": "1" });
     scenario.run("rpc", spec).await?;
-    assert_eq!(asked_labels(&scenario).await?.len(), 3);
+    assert_eq!(spec_labels(&scenario).await?.len(), 3);
     scenario.edit("rpc", json!({ "spec": { "podLabels": { "example.org/b": null } } })).await?;
     scenario.settled("rpc").await?;
-    assert_eq!(asked_labels(&scenario).await?, ["example.org/a", "example.org/c"]);
+    assert_eq!(spec_labels(&scenario).await?, ["example.org/a", "example.org/c"]);
     assert_eq!(scenario.pods_seen("rpc").await?, 2);
-    // Now after an apply: the create's part in it is over.
+    // The second removal follows an apply: the create owns no field any more.
     scenario.edit("rpc", json!({ "spec": { "podLabels": { "example.org/c": null } } })).await?;
     scenario.settled("rpc").await?;
-    assert_eq!(asked_labels(&scenario).await?, ["example.org/a"]);
+    assert_eq!(spec_labels(&scenario).await?, ["example.org/a"]);
     assert_eq!(scenario.pods_seen("rpc").await?, 3);
     scenario.close().await
 }

@@ -1,4 +1,4 @@
-//! Nodes that go without a word.
+//! A node that disappears because its finalizer was removed.
 
 use anyhow::Result;
 use cluster_tests::interceptor::Interceptor;
@@ -11,7 +11,7 @@ use sei_api::status::SeiNodePhase;
 use sei_operator::metrics::Metrics;
 use serde_json::json;
 
-/// The lines that speak of this node.
+/// The series of this node.
 fn series(metrics: &Metrics, node: &str) -> Vec<String> {
     let named = format!("name=\"{node}\"");
     metrics.encode().lines().filter(|line| line.contains(&named)).map(str::to_owned).collect()
@@ -20,7 +20,7 @@ fn series(metrics: &Metrics, node: &str) -> Vec<String> {
 #[tokio::test]
 async fn a_node_whose_finalizer_was_removed_leaves_no_metrics() -> Result<()> {
     let mut scenario = Scenario::open_without_operator("stripped").await?;
-    // Its end fails for as long as the volume cannot be deleted.
+    // The finalizer's cleanup does not complete as long as the volume cannot be deleted.
     let interceptor = Interceptor::never_answering(|request| {
         request.method() == Method::DELETE && request.uri().path().contains("persistentvolume")
     });
@@ -33,10 +33,10 @@ async fn a_node_whose_finalizer_was_removed_leaves_no_metrics() -> Result<()> {
     scenario.nodes().delete("rpc", &DeleteParams::background()).await?;
     let terminating =
         |status: &sei_api::SeiNodeStatus| status.phase == Some(SeiNodePhase::Terminating);
-    scenario.until("rpc", "its end begins", terminating).await?;
+    scenario.until("rpc", "its deletion has started", terminating).await?;
     let strip = json!({ "metadata": { "finalizers": null } });
     scenario.nodes().patch("rpc", &PatchParams::default(), &Patch::Merge(&strip)).await?;
-    wait_for("nothing is told of it any more", async || {
+    wait_for("it has no series any more", async || {
         Ok(series(&metrics, "rpc").is_empty().then_some(()))
     })
     .await?;

@@ -1,4 +1,4 @@
-//! What an operator asks of the server, and when it asks for nothing.
+//! The number of an operator's requests to the server, for updates and for settled nodes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,43 +13,47 @@ use sei_api::SeiNode;
 use sei_rig::{AuditEntry, User};
 use tokio::time::Instant;
 
-/// How long nothing may be asked.
-const REST: Duration = Duration::from_secs(60);
+/// How long the operator must send no request.
+const NO_REQUEST: Duration = Duration::from_secs(60);
 
-/// How long nothing may be written after a start, once a node that came later has been served.
-const QUIET: Duration = Duration::from_secs(5);
+/// How long the operator must not write after a start, once it has set up a node created later.
+const NO_WRITE: Duration = Duration::from_secs(5);
 
-/// What was under way comes to its end first.
-const ENDS_WITHIN: Duration = Duration::from_secs(60);
+/// The additional time for work that is in progress.
+const SETTLES_WITHIN: Duration = Duration::from_secs(60);
 
-/// Waits until nothing of this kind was asked for that long; returns what was before.
+/// Waits until there was no request of this kind for that long; returns the requests before that.
 async fn until_quiet(
     requests: &mut Requests,
     time: Duration,
     counts: fn(&AuditEntry) -> bool,
 ) -> Result<Vec<AuditEntry>> {
-    let deadline = Instant::now() + ENDS_WITHIN + time;
+    let deadline = Instant::now() + SETTLES_WITHIN + time;
     let (mut quiet_since, mut seen) = (Instant::now(), Vec::new());
     while quiet_since.elapsed() < time {
         tokio::time::sleep(Duration::from_millis(100)).await;
-        let mut news = requests.read_new()?;
-        news.retain(counts);
-        if !news.is_empty() {
+        let mut entries = requests.read_new()?;
+        entries.retain(counts);
+        if !entries.is_empty() {
             quiet_since = Instant::now();
         }
-        seen.extend(news);
-        ensure!(Instant::now() < deadline, "never quiet for {time:?}:\n{}", format_requests(&seen));
+        seen.extend(entries);
+        ensure!(
+            Instant::now() < deadline,
+            "requests never paused for {time:?}:\n{}",
+            format_requests(&seen)
+        );
     }
     Ok(seen)
 }
 
-/// What the server would have to store something for.
+/// Whether the server would store something for the request.
 fn is_write(entry: &AuditEntry) -> bool {
     ["create", "update", "patch", "delete"].contains(&entry.verb.as_str())
         && !entry.uri.contains("dryRun=")
 }
 
-/// Versions of all objects by kind and name.
+/// The versions of all objects by kind and name.
 async fn versions(scenario: &Scenario) -> Result<BTreeMap<String, Option<String>>> {
     let mut all = BTreeMap::new();
     let params = ListParams::default();
@@ -57,7 +61,7 @@ async fn versions(scenario: &Scenario) -> Result<BTreeMap<String, Option<String>
         all.insert(format!("node {}", node.name_any()), node.metadata.resource_version);
     }
     for set in scenario.statefulsets().list(&params).await? {
-        // Its status is others' to write.
+        // The StatefulSet controller writes its status.
         let generation = set.metadata.generation.map(|number| number.to_string());
         all.insert(format!("StatefulSet {}", set.name_any()), generation);
     }
@@ -92,17 +96,17 @@ async fn fifty_nodes_at_rest_cost_no_request_and_a_restart_no_write() -> Result<
         scenario.until_pod(name, "it is ready", |pod| pod.ready).await?;
     }
     let mut requests = scenario.requests();
-    until_quiet(&mut requests, REST, |_| true).await?;
+    until_quiet(&mut requests, NO_REQUEST, |_| true).await?;
 
     scenario.kill_operator();
     let before = versions(&scenario).await?;
     requests.read_new()?;
     scenario.start_operator(1).await?;
-    // What comes in after this was done by an operator that has seen all nodes.
+    // When this node is settled, the operator has reconciled all nodes.
     scenario.create("later", rpc("seid:v1")).await?;
     scenario.settled("later").await?;
-    let mut writes = until_quiet(&mut requests, QUIET, is_write).await?;
-    // What is made has no name in the log, and is seen below.
+    let mut writes = until_quiet(&mut requests, NO_WRITE, is_write).await?;
+    // A create has no name in the log; new objects are found by the comparison below.
     writes.retain(|entry| entry.verb != "create" && !entry.uri.contains("later"));
     assert!(writes.is_empty(), "{}", format_requests(&writes));
     let mut after = versions(&scenario).await?;
@@ -111,13 +115,13 @@ async fn fifty_nodes_at_rest_cost_no_request_and_a_restart_no_write() -> Result<
     scenario.close().await
 }
 
-/// The log up to a request made now. The server writes it after its answers, so that only an entry
-/// of ours tells that those before it are there.
+/// Reads the log up to a request made now. The server writes the log after its responses, so only
+/// an entry of this request shows that all earlier entries are present.
 async fn read_to_the_end(scenario: &Scenario, log: &mut Requests) -> Result<Vec<AuditEntry>> {
     let client = scenario.plane().client(User::Operator)?;
     let nodes: Api<SeiNode> = Api::namespaced(client, scenario.namespace());
-    nodes.get_opt("the-last-one").await?;
-    let is_last = |entry: &AuditEntry| entry.name.as_deref() == Some("the-last-one");
+    nodes.get_opt("end-of-log").await?;
+    let is_last = |entry: &AuditEntry| entry.name.as_deref() == Some("end-of-log");
     let mut seen = Vec::new();
     wait_for("the request is in the log", async || {
         seen.extend(log.read_new()?);
@@ -128,14 +132,14 @@ async fn read_to_the_end(scenario: &Scenario, log: &mut Requests) -> Result<Vec<
     Ok(seen)
 }
 
-/// Updates a node's image and returns what that cost. Progress of a roll that takes long is stored
-/// every 5 s, and where a cache lags behind a write of others, the conflict costs a look: those are
-/// the machine's fault, and not counted.
+/// Updates a node's image and returns the operator's requests. Two kinds are caused by a slow
+/// machine and are removed: the progress of a long roll, stored every 5 s, and the read after a
+/// conflict with a write that the cache had not seen yet.
 async fn requests_of_update(scenario: &mut Scenario, name: &str) -> Result<Vec<AuditEntry>> {
-    // At rest is also who looks at its pods: a late word of theirs would have to be read again. And
-    // people have been told what came before.
+    // Late writes of the StatefulSet controller would cause more reads, and events of the creation
+    // more writes: wait for both first.
     scenario.until_statefulset_is_current(name).await?;
-    wait_for("it was told that it runs", async || {
+    wait_for("the event about the phase Running is published", async || {
         let events = scenario.events(name).await?;
         Ok(events.iter().any(|event| event.ends_with("-> Running")).then_some(()))
     })
@@ -143,8 +147,8 @@ async fn requests_of_update(scenario: &mut Scenario, name: &str) -> Result<Vec<A
     let (mut requests, begin) = (scenario.requests(), Instant::now());
     scenario.set_image(name, "seid:v2").await?;
     scenario.settled(name).await?;
-    // Ended politely, it has asked for all there was to ask for.
-    scenario.operator.take().context("an operator runs")?.stop().await?;
+    // After a graceful stop the operator has sent all its requests.
+    scenario.operator.take().context("no operator runs")?.stop().await?;
     let mut all = read_to_the_end(scenario, &mut requests).await?;
     for _ in 0..begin.elapsed().as_secs() / 5 {
         let statuses = all.iter().filter(|entry| entry.subresource.is_some()).count();

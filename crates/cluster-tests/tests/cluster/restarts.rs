@@ -1,4 +1,4 @@
-//! Operators and servers that end in the middle of something.
+//! Operators and API servers that are restarted in the middle of an update.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use sei_rig::Lane;
 
 const SPEED: u32 = 10;
 
-/// Moments between nothing and most of an update, other ones in each run.
-struct Moments(u64);
+/// Random delays between zero and most of an update, different in each run.
+struct RandomDelays(u64);
 
-impl Moments {
+impl RandomDelays {
     fn new() -> Self {
         let now = jiff::Timestamp::now().as_nanosecond();
         Self(u64::try_from(now).unwrap_or_default())
@@ -34,15 +34,15 @@ impl Moments {
 async fn an_operator_killed_at_a_random_time_completes_the_update_after_a_restart() -> Result<()> {
     let mut scenario = Scenario::open("killed").await?;
     scenario.run("rpc", rpc("seid:v0")).await?;
-    let mut moments = Moments::new();
+    let mut random_delays = RandomDelays::new();
     for round in 1..=10 {
-        let (image, moment) = (format!("seid:v{round}"), moments.next());
+        let (image, delay) = (format!("seid:v{round}"), random_delays.next());
         scenario.set_image("rpc", &image).await?;
-        tokio::time::sleep(moment).await;
+        tokio::time::sleep(delay).await;
         scenario.start_operator(SPEED).await?;
         let settled = scenario.settled("rpc").await;
-        settled.with_context(|| format!("killed after {moment:?}, round {round}"))?;
-        assert_eq!(scenario.pods_seen("rpc").await?, round + 1, "killed after {moment:?}");
+        settled.with_context(|| format!("killed after {delay:?}, round {round}"))?;
+        assert_eq!(scenario.pods_seen("rpc").await?, round + 1, "killed after {delay:?}");
     }
     scenario.close().await
 }
@@ -51,12 +51,12 @@ async fn an_operator_killed_at_a_random_time_completes_the_update_after_a_restar
 async fn five_edits_at_random_times_end_on_the_last() -> Result<()> {
     let scenario = Scenario::open("edits").await?;
     scenario.run("rpc", rpc("seid:v0")).await?;
-    let (mut moments, mut delays) = (Moments::new(), Vec::new());
+    let (mut random_delays, mut delays) = (RandomDelays::new(), Vec::new());
     for edit in 1..=5 {
-        let moment = moments.next();
-        tokio::time::sleep(moment).await;
+        let delay = random_delays.next();
+        tokio::time::sleep(delay).await;
         scenario.set_image("rpc", &format!("seid:v{edit}")).await?;
-        delays.push(moment);
+        delays.push(delay);
     }
     scenario.settled("rpc").await.with_context(|| format!("edited after {delays:?}"))?;
     assert_eq!(scenario.until_pod_of("rpc", "seid:v5").await?.uid, scenario.uid("rpc").await?);
@@ -73,25 +73,25 @@ async fn an_operator_killed_ten_times_during_a_creation_completes_it() -> Result
     let mut scenario = Scenario::open("killed-new").await?;
     scenario.create_validator_keys("signing", "p2p").await?;
     scenario.create("val", validator("seid:v1", "signing", "p2p")).await?;
-    let mut moments = Moments::new();
+    let mut random_delays = RandomDelays::new();
     for _ in 0..10 {
         scenario.start_operator(SPEED).await?;
-        tokio::time::sleep(moments.next() / 5).await;
+        tokio::time::sleep(random_delays.next() / 5).await;
     }
     scenario.settled("val").await?;
     assert_eq!(scenario.pods_seen("val").await?, 1);
     scenario.close().await
 }
 
-/// How many events there are about the two nodes.
+/// The number of events about the two nodes.
 async fn event_count(scenario: &Scenario) -> Result<usize> {
     let events: Api<Event> = Api::namespaced(scenario.admin(), scenario.namespace());
     let events = events.list(&ListParams::default()).await?;
-    let is_theirs = |event: &&Event| {
-        let name = event.regarding.as_ref().and_then(|about| about.name.as_deref());
+    let is_about_them = |event: &&Event| {
+        let name = event.regarding.as_ref().and_then(|object| object.name.as_deref());
         matches!(name, Some("val" | "rpc"))
     };
-    Ok(events.items.iter().filter(is_theirs).count())
+    Ok(events.items.iter().filter(is_about_them).count())
 }
 
 #[tokio::test]
@@ -102,26 +102,26 @@ async fn a_restarted_operator_writes_nothing_for_settled_nodes() -> Result<()> {
     scenario.run("rpc", rpc("seid:v1")).await?;
     scenario.set_image("rpc", "seid:v2").await?;
     scenario.settled("rpc").await?;
-    // Politely: what it tells people comes after what it stores.
-    scenario.operator.take().context("there is an operator")?.stop().await?;
+    // A graceful stop: the operator publishes events after its status writes.
+    scenario.operator.take().context("no operator runs")?.stop().await?;
     let (before, events) =
         ([scenario.node("val").await?, scenario.node("rpc").await?], event_count(&scenario).await?);
     let mut requests = scenario.requests();
     scenario.start_operator(SPEED).await?;
-    // What comes in after this was done by an operator that has seen both nodes.
-    scenario.create("other", rpc("seid:v1")).await?;
-    scenario.settled("other").await?;
+    // When this node is settled, the operator has reconciled both nodes.
+    scenario.create("later", rpc("seid:v1")).await?;
+    scenario.settled("later").await?;
     let mut writes = requests.read_new()?;
     writes.retain(|entry| {
-        let is_others = entry.uri.contains("other") || entry.name.as_deref() == Some("other");
+        let is_later = entry.uri.contains("later") || entry.name.as_deref() == Some("later");
         let is_write = ["create", "update", "patch", "delete"].contains(&entry.verb.as_str());
-        // What is made has no name in the log. All objects are there; events are counted below.
-        is_write && !is_others && entry.verb != "create"
+        // A create has no name in the log. All objects exist already; events are counted below.
+        is_write && !is_later && entry.verb != "create"
     });
     assert!(writes.is_empty(), "{}", format_requests(&writes));
     assert_eq!(event_count(&scenario).await?, events);
     for old in before {
-        let name = old.metadata.name.context("has a name")?;
+        let name = old.metadata.name.context("the node has no name")?;
         assert_eq!(
             scenario.node(&name).await?.metadata.resource_version,
             old.metadata.resource_version
@@ -151,7 +151,7 @@ async fn a_status_wiped_during_an_update_does_not_prevent_it() -> Result<()> {
     let scenario = Scenario::open("wiped-mid").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     scenario.set_image("rpc", "seid:v2").await?;
-    scenario.until("rpc", "an update runs", |status| status.plan.is_some()).await?;
+    scenario.until("rpc", "an update has started", |status| status.plan.is_some()).await?;
     scenario.wipe_status("rpc").await?;
     scenario.settled("rpc").await?;
     wait_for("it runs the new image", async || {
@@ -180,11 +180,11 @@ async fn an_api_server_restarted_during_a_roll_does_not_prevent_it() -> Result<(
     scenario.until_pod_of(&names[0], "seid:v2").await?;
     scenario.plane().restart_apiserver().await?;
     for name in &names {
-        // A connection from before the restart may be handed out once more.
-        wait_for(&format!("{name} runs the new image and is at rest"), async || {
+        // The client may reuse a connection from before the restart once more.
+        wait_for(&format!("{name} runs the new image and has no plan"), async || {
             let Ok(status) = scenario.status(name).await else { return Ok(None) };
-            let arrived = status.current_image.as_deref() == Some("seid:v2");
-            Ok((arrived && status.plan.is_none()).then_some(()))
+            let is_updated = status.current_image.as_deref() == Some("seid:v2");
+            Ok((is_updated && status.plan.is_none()).then_some(()))
         })
         .await?;
         scenario.settled(name).await?;

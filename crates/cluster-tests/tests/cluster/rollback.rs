@@ -1,4 +1,4 @@
-//! Forwards, back, and to and fro: the way to every image is the same.
+//! Updates, rollbacks and repeated edits of the image.
 
 use anyhow::Result;
 use cluster_tests::scenario::{Scenario, condition_text, rpc, validator};
@@ -7,34 +7,34 @@ use sei_api::status::UpdateOutcome;
 use sei_plan::view::PodView;
 use sei_rig::Behaviour;
 
-/// Waits until the pod of the new image shows what is wrong with it, and the update has come as far
-/// as it can: what never runs keeps its plan waiting, all else has ended and is called complete.
+/// Waits until the pod of the new image shows its defect, and the update has come as far as it can:
+/// the plan of an image that never runs keeps waiting, all other updates are complete.
 async fn until_broken(scenario: &Scenario, node: &str, behaviour: &Behaviour) -> Result<()> {
-    let is_shown = |pod: &PodView| match behaviour {
+    let has_defect = |pod: &PodView| match behaviour {
         Behaviour::Halted => pod.seid.started && !pod.ready,
         Behaviour::ImageUnpullable => !pod.troubles.is_empty(),
         _ => pod.seid.restarts > 1,
     };
     scenario
-        .until_pod(node, &format!("{behaviour:?} is seen"), |pod| {
-            pod.seid.image == "seid:v2" && is_shown(pod)
+        .until_pod(node, &format!("its pod shows {behaviour:?}"), |pod| {
+            pod.seid.image == "seid:v2" && has_defect(pod)
         })
         .await?;
     if *behaviour == Behaviour::ImageUnpullable {
-        scenario.until(node, "its update goes on", |status| status.plan.is_some()).await?;
+        scenario.until(node, "its update has a plan", |status| status.plan.is_some()).await?;
         return Ok(());
     }
     scenario
-        .until(node, "its update has ended", |status| {
+        .until(node, "its update is complete", |status| {
             status.plan.is_none() && status.current_image.as_deref() == Some("seid:v2")
         })
         .await?;
     Ok(())
 }
 
-/// Nodes that were at `seid:v1`, are told to be at `seid:v2`, and back once that has gone wrong. One
-/// of them signs: what it is, the operator never takes from a cache.
-async fn there_and_back(name: &str, behaviour: Behaviour) -> Result<()> {
+/// Updates nodes from `seid:v1` to `seid:v2`, and reverts them once that has failed. One of them is
+/// a validator, which the operator never reads from a cache.
+async fn update_and_revert(name: &str, behaviour: Behaviour) -> Result<()> {
     let scenario = Scenario::open(name).await?;
     scenario.create_validator_keys("signing", "p2p").await?;
     scenario.create("rpc", rpc("seid:v1")).await?;
@@ -59,7 +59,7 @@ async fn there_and_back(name: &str, behaviour: Behaviour) -> Result<()> {
 
 #[tokio::test]
 async fn an_update_and_its_revert_end_at_the_first_image() -> Result<()> {
-    let scenario = Scenario::open("there-back").await?;
+    let scenario = Scenario::open("update-revert").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     scenario.set_image("rpc", "seid:v2").await?;
     scenario.settled("rpc").await?;
@@ -72,17 +72,17 @@ async fn an_update_and_its_revert_end_at_the_first_image() -> Result<()> {
 
 #[tokio::test]
 async fn a_halted_node_is_rolled_back() -> Result<()> {
-    there_and_back("back-halted", Behaviour::Halted).await
+    update_and_revert("back-halted", Behaviour::Halted).await
 }
 
 #[tokio::test]
 async fn an_unpullable_image_is_rolled_back() -> Result<()> {
-    there_and_back("back-unpullable", Behaviour::ImageUnpullable).await
+    update_and_revert("back-unpullable", Behaviour::ImageUnpullable).await
 }
 
 #[tokio::test]
 async fn a_crash_looping_image_is_rolled_back() -> Result<()> {
-    there_and_back("back-crashing", Behaviour::CrashesAtOnce).await
+    update_and_revert("back-crashing", Behaviour::CrashesAtOnce).await
 }
 
 #[tokio::test]
@@ -144,16 +144,16 @@ async fn five_edits_while_pods_are_replaced_end_on_the_last() -> Result<()> {
 
 #[tokio::test]
 async fn a_revert_before_the_template_was_applied_restarts_nothing() -> Result<()> {
-    // As slow as in life: a task that is left unanswered for too long is not waited for.
+    // At production speed: at a higher speed the operator would give up the held task too early.
     let scenario = Scenario::open_at_speed("revert", 1).await?;
     let namespace = scenario.namespace().to_owned();
     scenario.run("rpc", rpc("seid:v1")).await?;
     let before = scenario.uid("rpc").await?;
     scenario.sidecars().hold(&namespace, "rpc", "config-validate");
     scenario.set_image("rpc", "seid:v2").await?;
-    scenario.until("rpc", "an update runs", |status| status.plan.is_some()).await?;
+    scenario.until("rpc", "an update has started", |status| status.plan.is_some()).await?;
     scenario.set_image("rpc", "seid:v1").await?;
-    let status = scenario.until("rpc", "it is given up", |status| {
+    let status = scenario.until("rpc", "the update is superseded", |status| {
         let outcome = status.last_update.as_ref().map(|update| update.outcome);
         status.plan.is_none() && outcome == Some(UpdateOutcome::Superseded)
     });

@@ -1,4 +1,4 @@
-//! The commands of the pages for people at work, run as they are written.
+//! The commands of the operational documents, run as written.
 
 use anyhow::{Context as _, Result, ensure};
 use cluster_tests::docs::sections;
@@ -6,17 +6,17 @@ use cluster_tests::install::Shell;
 use cluster_tests::scenario::{Scenario, rpc};
 use sei_rig::Behaviour;
 
-/// A command with names in the places of the capitals that stand for them.
+/// A command with its placeholders in capitals replaced.
 fn filled(block: &str, namespace: &str) -> String {
-    // The longer word first: it holds the shorter one.
+    // The longer placeholder first: it contains the shorter one.
     block.replace("NAMESPACE", namespace).replace("IMAGE", "seid:v2").replace("NAME", "rpc")
 }
 
-/// Runs a block. What would never end is ended, and logs are asked for in vain: there are none where
-/// no container runs, but it is the server that says so, not kubectl that cannot read the command.
+/// Runs a block. A watch is stopped after two seconds. A request for logs must fail in the server,
+/// because no container runs here, and not in kubectl, which would mean a malformed command.
 fn run(shell: &Shell, block: &str) -> Result<()> {
     if block.contains(" logs ") {
-        let refused = shell.run(block).err().context("there are no logs here")?;
+        let refused = shell.run(block).err().context("the server returned logs")?;
         ensure!(format!("{refused:#}").contains("Error from server"), "{refused:#}");
         return Ok(());
     }
@@ -27,7 +27,7 @@ fn run(shell: &Shell, block: &str) -> Result<()> {
     shell.run(block).map(drop)
 }
 
-/// Runs every command of a document, from its begin to its end.
+/// Runs every command of a document in order.
 fn follow_all(shell: &Shell, document: &str, namespace: &str) -> Result<()> {
     for section in sections(document)? {
         for block in section.blocks {
@@ -42,7 +42,7 @@ async fn the_chain_upgrade_commands_work_as_written() -> Result<()> {
     let scenario = Scenario::open("doc-upgrade").await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     scenario.set_image_behaviour("seid:v1", Behaviour::Halted);
-    scenario.until_pod("rpc", "it stands at the height", |pod| !pod.ready).await?;
+    scenario.until_pod("rpc", "it is halted at the upgrade height", |pod| !pod.ready).await?;
     let shell = Shell::on(scenario.plane())?;
     follow_all(&shell, "docs/chain-upgrade.md", scenario.namespace())?;
     scenario.settled("rpc").await?;

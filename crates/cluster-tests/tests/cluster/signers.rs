@@ -1,4 +1,4 @@
-//! One key, one signer; one volume, and no other without consent.
+//! One signer for each key, and no new volume without an approval.
 
 use anyhow::{Context as _, Result, bail};
 use cluster_tests::scenario::{Scenario, condition_text, rpc, validator};
@@ -9,8 +9,8 @@ use sei_api::condition::ConditionType;
 use sei_rig::Behaviour;
 use serde_json::json;
 
-/// Two validators with one key: the first runs, the second is told why it does not.
-async fn conflict(name: &str) -> Result<Scenario> {
+/// Two validators with one key: the first runs, the second reports a conflict.
+async fn two_validators_with_one_key(name: &str) -> Result<Scenario> {
     let scenario = Scenario::open(name).await?;
     scenario.create_validator_keys("signing", "p2p").await?;
     scenario.run("a", validator("seid:v1", "signing", "p2p")).await?;
@@ -23,7 +23,7 @@ async fn conflict(name: &str) -> Result<Scenario> {
 
 #[tokio::test]
 async fn a_second_signer_starts_when_the_first_is_deleted() -> Result<()> {
-    let scenario = conflict("key-freed").await?;
+    let scenario = two_validators_with_one_key("key-freed").await?;
     scenario.nodes().delete("a", &DeleteParams::default()).await?;
     scenario.settled("b").await?;
     assert!(scenario.pods().get_opt("a-0").await?.is_none());
@@ -32,12 +32,12 @@ async fn a_second_signer_starts_when_the_first_is_deleted() -> Result<()> {
 
 #[tokio::test]
 async fn a_second_signer_waits_until_the_first_ones_pod_has_ended() -> Result<()> {
-    let scenario = conflict("key-held").await?;
+    let scenario = two_validators_with_one_key("key-held").await?;
     let rule = scenario.set_node_behaviour("a", Behaviour::StuckTerminating);
     scenario.nodes().delete("a", &DeleteParams::default()).await?;
     scenario.until_deleted("a").await?;
     scenario
-        .until("b", "it is told that the pod has the key", |status| {
+        .until("b", "its condition names the pod that has the key", |status| {
             condition_text(status, ConditionType::Stalled)
                 .contains("pod a-0 still has the signing key")
         })
@@ -49,23 +49,26 @@ async fn a_second_signer_waits_until_the_first_ones_pod_has_ended() -> Result<()
     scenario.close().await
 }
 
-/// How many seconds are tried: a busy machine may need longer than one for the first node.
-const SECONDS: usize = 10;
+/// How many attempts there are: a busy machine may need more than a second for the first node.
+const ATTEMPTS: usize = 10;
 
 #[tokio::test]
 async fn of_two_signers_created_in_one_second_only_one_starts() -> Result<()> {
     let scenario = Scenario::open("key-race").await?;
-    for round in 0..SECONDS {
+    for round in 0..ATTEMPTS {
         let [z, a] = ["z", "a"].map(|name| format!("{name}-{round}"));
         let (signing, p2p) = (format!("signing-{round}"), format!("p2p-{round}"));
         scenario.create_validator_keys(&signing, &p2p).await?;
-        // Times of creation are whole seconds: both should fall into one.
-        wait_for("a second begins", async || {
+        // Creation timestamps are whole seconds: both must be in the same second.
+        wait_for("a second starts", async || {
             Ok((Timestamp::now().subsec_nanosecond() < 150_000_000).then_some(()))
         })
         .await?;
         scenario.create(&z, validator("seid:v1", &signing, &p2p)).await?;
-        wait_for("it is made", async || Ok(scenario.statefulsets().get_opt(&z).await?)).await?;
+        wait_for("its StatefulSet is created", async || {
+            Ok(scenario.statefulsets().get_opt(&z).await?)
+        })
+        .await?;
         scenario.create(&a, validator("seid:v1", &signing, &p2p)).await?;
         scenario.until_stalled(&a, "SigningKeyConflict").await?;
         scenario.settled(&z).await?;
@@ -75,7 +78,7 @@ async fn of_two_signers_created_in_one_second_only_one_starts() -> Result<()> {
             return scenario.close().await;
         }
     }
-    bail!("no two nodes were made in one second")
+    bail!("no two nodes were created in one second")
 }
 
 #[tokio::test]
@@ -110,22 +113,23 @@ async fn a_signer_without_its_volume_is_held_until_recreation_is_approved() -> R
     let scenario = Scenario::open("volume-lost").await?;
     scenario.create_validator_keys("signing", "p2p").await?;
     scenario.run("val", validator("seid:v1", "signing", "p2p")).await?;
-    let lost = scenario.claims().get("data-val").await?.metadata.uid.context("has a uid")?;
+    let lost =
+        scenario.claims().get("data-val").await?.metadata.uid.context("the claim has no uid")?;
     scenario.claims().delete("data-val", &DeleteParams::default()).await?;
     scenario.until_stalled("val", "DataVolumeLost").await?;
     scenario.evict("val").await?;
-    wait_for("it is held at no replicas", async || {
+    wait_for("it is scaled to zero replicas", async || {
         let set = scenario.statefulsets().get("val").await?;
         Ok((set.spec.replicas == Some(0)).then_some(()))
     })
     .await?;
-    wait_for("its pod is gone", async || {
+    wait_for("its pod is deleted", async || {
         Ok(scenario.pods().get_opt("val-0").await?.is_none().then_some(()))
     })
     .await?;
-    assert!(scenario.claims().get_opt("data-val").await?.is_none(), "nothing is recreated");
+    assert!(scenario.claims().get_opt("data-val").await?.is_none(), "the volume was recreated");
     scenario.until_stalled("val", "DataVolumeLost").await?;
-    // An annotation is no new generation; a field that changes nothing here makes it one.
+    // An annotation does not change the generation; a spec field without an effect here does.
     let before = scenario.node("val").await?.metadata.generation;
     scenario
         .edit(
@@ -137,11 +141,14 @@ async fn a_signer_without_its_volume_is_held_until_recreation_is_approved() -> R
         )
         .await?;
     scenario
-        .until("val", "that was looked at", |status| status.observed_generation > before)
+        .until("val", "the edit is observed", |status| status.observed_generation > before)
         .await?;
-    // Whatever was begun then is done by the time that a whole node has been made.
+    // Any action started by then is complete once another node has been created.
     scenario.run("later", rpc("seid:v1")).await?;
-    assert!(scenario.claims().get_opt("data-val").await?.is_none(), "that was another uid");
+    assert!(
+        scenario.claims().get_opt("data-val").await?.is_none(),
+        "the volume was recreated by the approval of another uid"
+    );
     scenario
         .edit("val", json!({ "metadata": { "annotations": { "sei.io/recreate-volume": lost } } }))
         .await?;
@@ -152,11 +159,11 @@ async fn a_signer_without_its_volume_is_held_until_recreation_is_approved() -> R
     scenario.close().await
 }
 
-/// A copy of a key under another name.
+/// Creates a copy of a key under another name.
 async fn copy_key(scenario: &Scenario, address: &str, signing: &str, p2p: &str) -> Result<()> {
     let key = json!({ "type": "t", "value": "v" });
-    let signs = json!({ "address": address, "pub_key": key, "priv_key": key });
-    scenario.create_secret(signing, "priv_validator_key.json", &signs).await?;
+    let signing_key = json!({ "address": address, "pub_key": key, "priv_key": key });
+    scenario.create_secret(signing, "priv_validator_key.json", &signing_key).await?;
     scenario.create_secret(p2p, "node_key.json", &json!({ "priv_key": key })).await
 }
 
@@ -195,28 +202,28 @@ async fn a_stopped_signer_does_not_start_again_beside_another() -> Result<()> {
     scenario.create_validator_keys("signing", "p2p").await?;
     scenario.run("a", validator("seid:v1", "signing", "p2p")).await?;
     scenario.edit("a", json!({ "spec": { "paused": true } })).await?;
-    wait_for("its pod is gone", async || {
+    wait_for("its pod is deleted", async || {
         Ok(scenario.pods().get_opt("a-0").await?.is_none().then_some(()))
     })
     .await?;
-    // Somebody runs the same key by hand meanwhile.
+    // A manually created pod uses the same key meanwhile.
     let pod = serde_json::from_value(json!({
         "apiVersion": "v1", "kind": "Pod",
-        "metadata": { "name": "by-hand", "labels": { "sei.io/node": "by-hand" } },
+        "metadata": { "name": "manual", "labels": { "sei.io/node": "manual" } },
         "spec": { "containers": [{ "name": "seid", "image": "seid:v1" }],
                   "volumes": [{ "name": "k", "secret": { "secretName": "signing" } }] },
     }))?;
     scenario.pods().create(&kube::api::PostParams::default(), &pod).await?;
     scenario.edit("a", json!({ "spec": { "paused": false } })).await?;
     scenario
-        .until("a", "it is told that the pod has the key", |status| {
+        .until("a", "its condition names the pod that has the key", |status| {
             condition_text(status, ConditionType::Stalled)
-                .contains("pod by-hand still has the signing key")
+                .contains("pod manual still has the signing key")
         })
         .await?;
     assert_eq!(scenario.pods_seen("a").await?, 1);
     let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
-    scenario.pods().delete("by-hand", &now).await?;
+    scenario.pods().delete("manual", &now).await?;
     scenario.settled("a").await?;
     scenario.close().await
 }

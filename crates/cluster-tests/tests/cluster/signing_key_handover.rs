@@ -1,4 +1,4 @@
-//! A signing key that moves from one node to another, and is never used by both.
+//! A signing key that moves from one node to another and is never used by both.
 
 use anyhow::{Result, ensure};
 use cluster_tests::scenario::{Scenario, validator};
@@ -43,7 +43,7 @@ async fn a_key_in_use_is_not_taken_by_an_older_node() -> Result<()> {
     let scenario = observer_and_signer("key-older").await?;
     scenario.edit("a", with_keys()).await?;
     scenario.until_stalled("a", "SigningKeyConflict").await?;
-    assert_eq!(scenario.pods_seen("a").await?, 1, "it goes on as it was");
+    assert_eq!(scenario.pods_seen("a").await?, 1, "its pod was replaced");
     assert_eq!(holders(&scenario).await?, ["b-0"]);
     scenario.nodes().delete("b", &DeleteParams::default()).await?;
     scenario.settled("a").await?;
@@ -58,20 +58,24 @@ async fn a_key_handed_over_is_taken_when_its_last_pod_has_ended() -> Result<()> 
     let rule = scenario.set_node_behaviour("b", Behaviour::StuckTerminating);
     scenario.edit("b", without_keys()).await?;
     scenario.edit("a", with_keys()).await?;
-    scenario.until_pod("b", "it is being stopped", PodView::is_terminating).await?;
+    scenario.until_pod("b", "its pod is terminating", PodView::is_terminating).await?;
     scenario.until_stalled("a", "SigningKeyConflict").await?;
     assert_eq!(holders(&scenario).await?, ["b-0"]);
-    assert_eq!(scenario.pods_seen("a").await?, 1, "it goes on as it was");
+    assert_eq!(scenario.pods_seen("a").await?, 1, "its pod was replaced");
     scenario.lift(rule);
     scenario.settled("b").await?;
     scenario.settled("a").await?;
     assert_eq!(holders(&scenario).await?, ["a-0"]);
-    let gave = scenario.status("b").await?;
-    ensure!(gave.signing_identity.is_none(), "b still counts as {:?}", gave.signing_identity);
+    let status = scenario.status("b").await?;
+    ensure!(
+        status.signing_identity.is_none(),
+        "b still has the signing identity {:?}",
+        status.signing_identity
+    );
 
-    // The one that has the key now starts again beside the older one that had it.
+    // The new holder of the key stops and starts again beside the older node that had the key.
     scenario.edit("a", json!({ "spec": { "paused": true } })).await?;
-    wait_for("its pod has ended", async || {
+    wait_for("its pod is deleted", async || {
         Ok(scenario.pods().get_opt("a-0").await?.is_none().then_some(()))
     })
     .await?;

@@ -1,5 +1,5 @@
-//! Everything that was ever stored of a node's status: what is true for a moment only is missed by
-//! whoever begins to look when it is expected.
+//! All stored versions of a node's status. A test that polls the status could miss a state that
+//! lasts only a short time.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,69 +13,72 @@ use sei_api::SeiNode;
 use sei_api::status::SeiNodeStatus;
 use tokio::task::JoinSet;
 
-/// The statuses of one node in their order, from a moment on.
-pub(crate) struct History {
+/// The statuses of one node in order, from its creation on.
+pub(crate) struct StatusHistory {
     seen: Arc<Mutex<Seen>>,
-    /// Aborted with it.
+    /// The watch; aborted on drop.
     _task: JoinSet<()>,
 }
 
 #[derive(Default)]
 struct Seen {
-    all: Vec<SeiNodeStatus>,
-    has_begun: bool,
-    /// The watch began anew: some may be missing.
+    statuses: Vec<SeiNodeStatus>,
+    is_initialized: bool,
+    /// The watch was restarted, so statuses may be missing.
     has_gap: bool,
 }
 
-impl History {
-    /// Begins with what is stored now.
+impl StatusHistory {
+    /// Starts with the status that is stored now.
     pub(crate) async fn of(scenario: &Scenario, node: &str) -> Result<Self> {
         let config = watcher::Config::default().fields(&format!("metadata.name={node}"));
         let (nodes, seen) = (scenario.nodes(), Arc::<Mutex<Seen>>::default());
-        let (mut task, ours) = (JoinSet::new(), seen.clone());
+        let (mut task, recorded) = (JoinSet::new(), seen.clone());
         task.spawn(async move {
             let mut events = std::pin::pin!(watcher(nodes, config).default_backoff());
             while let Some(event) = events.next().await {
-                ours.lock().unwrap_or_else(PoisonError::into_inner).see(event);
+                recorded.lock().unwrap_or_else(PoisonError::into_inner).record(event);
             }
         });
         let history = Self { seen, _task: task };
-        history.find("its history is written", |seen| seen.has_begun.then_some(())).await?;
+        history
+            .find("its status history has started", |seen| seen.is_initialized.then_some(()))
+            .await?;
         Ok(history)
     }
 
-    /// Waits until one of the statuses is like this, and returns the first that was.
+    /// Waits until one of the statuses satisfies the predicate, and returns the first of them.
     pub(crate) async fn first(
         &self,
         claim: &str,
-        is: impl Fn(&SeiNodeStatus) -> bool,
+        predicate: impl Fn(&SeiNodeStatus) -> bool,
     ) -> Result<SeiNodeStatus> {
-        self.find(claim, |seen| seen.all.iter().find(|status| is(status)).cloned()).await
+        self.find(claim, |seen| seen.statuses.iter().find(|status| predicate(status)).cloned())
+            .await
     }
 
-    /// All of them so far.
+    /// All statuses so far.
     pub(crate) async fn all(&self) -> Result<Vec<SeiNodeStatus>> {
-        self.find("there is some", |seen| Some(seen.all.clone())).await
+        self.find("the history is readable", |seen| Some(seen.statuses.clone())).await
     }
 
-    async fn find<T>(&self, claim: &str, find: impl Fn(&Seen) -> Option<T>) -> Result<T> {
+    async fn find<T>(&self, claim: &str, select: impl Fn(&Seen) -> Option<T>) -> Result<T> {
         wait_for(claim, async || {
             let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-            ensure!(!seen.has_gap, "the history has a gap: its watch began anew");
-            Ok(find(&seen))
+            ensure!(!seen.has_gap, "the history has a gap: its watch was restarted");
+            Ok(select(&seen))
         })
         .await
     }
 }
 
 impl Seen {
-    fn see(&mut self, event: watcher::Result<Event<SeiNode>>) {
+    fn record(&mut self, event: watcher::Result<Event<SeiNode>>) {
         match event {
-            Ok(Event::Apply(node) | Event::InitApply(node)) => self.all.extend(node.status),
-            Ok(Event::InitDone) => self.has_begun = true,
-            Ok(Event::Init) if self.has_begun => self.has_gap = true,
-            // After an error it goes on where it was, or begins anew.
+            Ok(Event::Apply(node) | Event::InitApply(node)) => self.statuses.extend(node.status),
+            Ok(Event::InitDone) => self.is_initialized = true,
+            Ok(Event::Init) if self.is_initialized => self.has_gap = true,
+            // After an error the watch continues, or restarts with `Init`.
             Ok(Event::Init | Event::Delete(_)) | Err(_) => {}
         }
     }

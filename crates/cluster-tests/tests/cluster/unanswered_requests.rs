@@ -1,4 +1,4 @@
-//! Servers that take a request and never answer it.
+//! Requests that the server never answers.
 
 use std::time::Duration;
 
@@ -20,9 +20,11 @@ async fn unanswered_event_requests_delay_neither_reconciles_nor_shutdown() -> Re
     scenario.settled("rpc").await?;
     let events = scenario.events("rpc").await?;
     assert!(!events.iter().any(|text| text.starts_with("PhaseTransition")), "{events:?}");
-    let operator = scenario.operator.take().context("it runs")?;
-    // A kubelet that asked for the end kills after 30 s.
-    tokio::time::timeout(Duration::from_secs(20), operator.stop()).await.context("it ends")??;
+    let operator = scenario.operator.take().context("no operator runs")?;
+    // A kubelet kills the process 30 s after the termination signal.
+    tokio::time::timeout(Duration::from_secs(20), operator.stop())
+        .await
+        .context("the operator did not stop")??;
     scenario.close().await
 }
 
@@ -37,10 +39,10 @@ async fn an_edit_missed_by_the_watch_is_applied_without_a_request_storm() -> Res
     scenario.start_with(Setup { interceptor: Some(interceptor), ..Setup::default() }).await?;
     let mut requests = scenario.requests();
     scenario.set_image("rpc", "seid:v2").await?;
-    // Something to write about, on the strength of a node that is not like this any more.
+    // The deletion causes a status write that is based on an outdated node.
     scenario.pods().delete("rpc-0", &DeleteParams::default()).await?;
-    let is_seen = |status: &SeiNodeStatus| status.observed_generation == Some(2);
-    scenario.until("rpc", "the edit is seen", is_seen).await?;
+    let is_observed = |status: &SeiNodeStatus| status.observed_generation == Some(2);
+    scenario.until("rpc", "the edit is observed", is_observed).await?;
     let mut all = requests.read_new()?;
     all.retain(|entry| entry.resource == "seinodes" && entry.verb == "patch");
     assert!(all.len() < 10, "{} writes", all.len());

@@ -1,4 +1,4 @@
-//! A node from its creation through updates, healthy and not.
+//! Updates of healthy and of halted nodes.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ async fn a_new_node_runs_with_no_pod_deleted_and_no_second_plan() -> Result<()> 
     scenario.run("rpc", rpc("seid:v1")).await?;
     assert_eq!(scenario.pods_seen("rpc").await?, 1);
     let status = scenario.status("rpc").await?;
-    assert_eq!(status.last_update, None, "an update plan would have left a record");
+    assert_eq!(status.last_update, None, "an update plan has run");
     scenario.close().await
 }
 
@@ -28,7 +28,7 @@ async fn an_image_update_replaces_the_pod_once() -> Result<()> {
 }
 
 /// Less than an update waits for a sidecar that does not answer, and more than a busy machine adds.
-const NO_CLOCK: Duration = Duration::from_secs(10);
+const WITHOUT_TIMEOUT: Duration = Duration::from_secs(10);
 
 // M2.5
 #[tokio::test]
@@ -37,11 +37,11 @@ async fn a_halted_pod_is_replaced_without_waiting_for_a_timeout() -> Result<()> 
     scenario.run("rpc", rpc("seid:v1")).await?;
     scenario.set_image_behaviour("seid:v1", Behaviour::Halted);
     scenario.until_pod("rpc", "it is halted", |pod| !pod.ready).await?;
-    let begin = Instant::now();
+    let start = Instant::now();
     scenario.set_image("rpc", "seid:v2").await?;
     scenario.until_pod_of("rpc", "seid:v2").await?;
-    let waited = begin.elapsed();
-    assert!(waited < NO_CLOCK, "the pod was made anew after {waited:?}");
+    let waited = start.elapsed();
+    assert!(waited < WITHOUT_TIMEOUT, "the pod was replaced after {waited:?}");
     scenario.settled("rpc").await?;
     scenario.close().await
 }

@@ -1,4 +1,4 @@
-//! What people and machines do to a node in the middle of a plan, and how it must end.
+//! Disturbances of a node in the middle of a plan, and the checks of the final state.
 
 use std::fmt::Debug;
 
@@ -16,61 +16,61 @@ use sei_plan::view::{PodView, StatefulSetView};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-/// What is desired in the end by who changes their mind.
-const THIRD: &str = "seid:v3";
+/// The image that `Disturbance::Edit` sets.
+const THIRD_IMAGE: &str = "seid:v3";
 
-/// What somebody does in the middle of a plan.
+/// A change by a person or another program in the middle of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Hand {
+pub(super) enum Disturbance {
     /// Deletes the node, which has a volume of its own.
     Delete,
-    /// Deletes the node, whose volume was there before it; another one bears the name that its own
-    /// would have had.
+    /// Deletes the node, whose volume is imported; an unrelated claim has the name that the node's
+    /// own claim would have had.
     DeleteImported,
     /// Evicts the pod, if there is one.
     Evict,
-    /// Wants a third image.
+    /// Sets a third image.
     Edit,
-    /// Wants the first image again.
+    /// Sets the first image again.
     Revert,
-    /// Takes all fields out of the status.
+    /// Removes all fields from the status.
     Wipe,
-    /// Says in the status that the plan has done all it had to.
+    /// Marks all tasks of the plan in the status as complete.
     ForgeTasks,
-    /// Says in the status that the plan leads to an image that nobody wants.
+    /// Changes the target image of the plan in the status to one that no spec has.
     ForgeTarget,
-    /// Says in the status that the pod was made from what is desired.
+    /// Sets the template hash in the status to the hash of the plan's target.
     ForgeHash,
 }
 
-/// A node as it was when the hand came in.
+/// The state of a node before the disturbance.
 pub(super) struct Before {
     pub(super) node: String,
     pub(super) uid: String,
-    /// What it was told to run first.
+    /// The first image of its spec.
     image: String,
-    /// Its pod, unless that was on its way out.
+    /// The uid of its pod, unless the pod was terminating.
     pod: Option<String>,
-    /// Whether that pod is of the first image.
+    /// Whether that pod has the first image.
     runs_first_image: bool,
     /// Whether it has never run.
     is_new: bool,
 }
 
-/// What came of a hand.
+/// The effect of a disturbance.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Deed {
-    Done,
-    /// There was nothing to do it to.
-    Vain,
+pub(super) enum Effect {
+    Applied,
+    /// There was no object to disturb.
+    NoOp,
 }
 
 impl Before {
-    /// `image` is what the node was told to run first.
+    /// `image` is the first image of the node's spec.
     pub(super) async fn of(scenario: &Scenario, node: &str, image: &str) -> Result<Self> {
-        let found = scenario.node(node).await?;
-        let uid = found.metadata.uid.context("it has a uid")?;
-        let is_new = found.status.is_none_or(|status| status.current_image.is_none());
+        let object = scenario.node(node).await?;
+        let uid = object.metadata.uid.context("the node has no uid")?;
+        let is_new = object.status.is_none_or(|status| status.current_image.is_none());
         let pod = scenario.pod(node).await?.filter(|pod| !pod.is_terminating());
         let runs_first_image = pod.as_ref().is_some_and(|pod| pod.seid.image == image);
         Ok(Self {
@@ -84,21 +84,21 @@ impl Before {
     }
 }
 
-/// Evicts the pod that is there. One that goes already, or has gone meanwhile, is none: the next may
-/// have its name by then.
-async fn evict(scenario: &Scenario, node: &str) -> Result<Deed> {
-    let found = scenario.pod(node).await?.filter(|pod| !pod.is_terminating());
-    let Some(pod) = found else { return Ok(Deed::Vain) };
+/// Evicts the node's current pod. A pod that is terminating or was deleted meanwhile does not
+/// count: its successor may have the same name by then.
+async fn evict(scenario: &Scenario, node: &str) -> Result<Effect> {
+    let current = scenario.pod(node).await?.filter(|pod| !pod.is_terminating());
+    let Some(pod) = current else { return Ok(Effect::NoOp) };
     let uid = Preconditions { uid: Some(pod.uid), resource_version: None };
     let params = DeleteParams { preconditions: Some(uid), ..DeleteParams::default() };
     match scenario.pods().delete(&names::pod(node), &params).await {
-        Err(kube::Error::Api(answer)) if [404, 409].contains(&answer.code) => Ok(Deed::Vain),
-        deleted => deleted.map(|_| Deed::Done).map_err(Into::into),
+        Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => Ok(Effect::NoOp),
+        deleted => deleted.map(|_| Effect::Applied).map_err(Into::into),
     }
 }
 
-impl Hand {
-    /// The spec that this is done to, with all that it needs.
+impl Disturbance {
+    /// Creates what the disturbance needs, and returns the spec to use.
     pub(super) async fn prepare(
         self,
         scenario: &Scenario,
@@ -107,35 +107,35 @@ impl Hand {
     ) -> Result<Value> {
         if self == Self::DeleteImported {
             for name in [format!("history-{node}"), format!("data-{node}")] {
-                make_claim(scenario, &name).await?;
+                create_claim(scenario, &name).await?;
             }
             spec["dataVolume"] = json!({ "import": { "pvcName": format!("history-{node}") } });
         }
         Ok(spec)
     }
 
-    pub(super) async fn act(self, scenario: &Scenario, before: &Before) -> Result<Deed> {
+    pub(super) async fn apply(self, scenario: &Scenario, before: &Before) -> Result<Effect> {
         let (node, params) = (before.node.as_str(), DeleteParams::default());
         match self {
             Self::Evict => return evict(scenario, node).await,
-            Self::Edit => scenario.set_image(node, THIRD).await?,
+            Self::Edit => scenario.set_image(node, THIRD_IMAGE).await?,
             Self::Revert => scenario.set_image(node, &before.image).await?,
             Self::Wipe => scenario.wipe_status(node).await?,
             Self::ForgeTasks | Self::ForgeTarget | Self::ForgeHash => {
                 self.forge(scenario, node).await?;
             }
             Self::Delete | Self::DeleteImported => {
-                drop(scenario.nodes().delete(node, &params).await?)
+                drop(scenario.nodes().delete(node, &params).await?);
             }
         }
-        Ok(Deed::Done)
+        Ok(Effect::Applied)
     }
 
-    /// Writes a lie. Where no plan is stored any more there is less to lie about.
+    /// Forges the status. Without a stored plan there is no target to forge.
     async fn forge(self, scenario: &Scenario, node: &str) -> Result<()> {
         let status = scenario.status(node).await?;
         let target = status.plan.as_ref().and_then(|plan| plan.target.as_ref());
-        let lie = match self {
+        let forged = match self {
             Self::ForgeHash => json!({ "podTemplateHash": target.map(|target| &target.hash) }),
             Self::ForgeTarget => json!({ "plan": { "target": { "image": "seid:forged" } } }),
             _ => {
@@ -147,56 +147,58 @@ impl Hand {
             }
         };
         if target.is_some() {
-            scenario.edit_status(node, lie).await?;
+            scenario.edit_status(node, forged).await?;
         }
         Ok(())
     }
 
-    /// Whether all is as it should be in the end. Without a hand it would have taken this many pods.
+    /// Checks the final state. Without the disturbance the node would have had this many pods.
     pub(super) async fn check(
         self,
         scenario: &Scenario,
         before: &Before,
-        deed: Deed,
+        effect: Effect,
         pods: usize,
     ) -> Result<()> {
         let node = before.node.as_str();
         match self {
-            Self::Delete | Self::DeleteImported => return self.check_gone(scenario, before).await,
+            Self::Delete | Self::DeleteImported => {
+                return self.check_deleted(scenario, before).await;
+            }
             Self::Revert => return check_reverted(scenario, before, pods).await,
             _ => scenario.settled(node).await?,
         }
         let expected = match self {
-            // What is new is never replaced, so each eviction costs a pod.
+            // The pod of a new node is never replaced, so each eviction costs a pod.
             Self::Evict if before.is_new => {
-                let evicted = usize::from(deed == Deed::Done);
+                let evicted = usize::from(effect == Effect::Applied);
                 pods + evicted..=pods + evicted
             }
-            // The pod may have been the one to be replaced.
-            Self::Evict => pods..=pods + usize::from(deed == Deed::Done),
-            // What came up of the image before is replaced too.
+            // The evicted pod may have been the one that the update replaces.
+            Self::Evict => pods..=pods + usize::from(effect == Effect::Applied),
+            // A pod of the second image is replaced too.
             Self::Edit => pods..=pods + 1,
-            // Words in a status are no reason to replace anything.
+            // A changed status is no reason to replace a pod.
             _ => pods..=pods,
         };
         let seen = scenario.pods_seen(node).await?;
         ensure!(expected.contains(&seen), "{node}: {seen} pods, not {expected:?}");
         if before.is_new {
-            // However often it began anew: no gate was opened on a blank configuration.
+            // The gate must not open on an empty configuration, however often the plan restarted.
             ensure!(scenario.submitted(node, "config-apply") > 0, "{node} was never configured");
         }
         Ok(())
     }
 
-    async fn check_gone(self, scenario: &Scenario, before: &Before) -> Result<()> {
+    async fn check_deleted(self, scenario: &Scenario, before: &Before) -> Result<()> {
         let node = before.node.as_str();
         scenario.until_deleted(node).await?;
-        let mut left = Vec::new();
-        let cleared = wait_for("nothing is left of it", async || {
-            left = left_behind(scenario, before).await?;
-            Ok(left.is_empty().then_some(()))
+        let mut remaining = Vec::new();
+        let cleared = wait_for("all its objects are deleted", async || {
+            remaining = remaining_objects(scenario, before).await?;
+            Ok(remaining.is_empty().then_some(()))
         });
-        cleared.await.with_context(|| format!("{left:?}"))?;
+        cleared.await.with_context(|| format!("remaining: {remaining:?}"))?;
         if self == Self::DeleteImported {
             for name in [format!("history-{node}"), format!("data-{node}")] {
                 let claim = scenario.claims().get(&name).await?;
@@ -207,8 +209,8 @@ impl Hand {
     }
 }
 
-/// A pod of the first image that was still there when its owner desired it back has not been
-/// replaced; and whatever there was, an eviction brings up the first image and nothing else.
+/// A pod of the first image that still existed at the time of the revert is not replaced; in any
+/// case, the pod that follows an eviction has the first image.
 async fn check_reverted(scenario: &Scenario, before: &Before, pods: usize) -> Result<()> {
     let (node, image) = (before.node.as_str(), before.image.as_str());
     scenario.settled(node).await?;
@@ -219,7 +221,7 @@ async fn check_reverted(scenario: &Scenario, before: &Before, pods: usize) -> Re
     } else {
         ensure!((pods..=pods + 1).contains(&seen), "{node}: {seen} pods");
     }
-    wait_for(&format!("{node}: new pods are made like its own"), async || {
+    wait_for(&format!("{node}: the StatefulSet's revision is that of its pod"), async || {
         let statefulset = StatefulSetView::from(&scenario.statefulsets().get(node).await?);
         let revision = statefulset.observed_revision();
         Ok((revision.is_some() && revision == pod.revision.as_deref()).then_some(()))
@@ -227,10 +229,14 @@ async fn check_reverted(scenario: &Scenario, before: &Before, pods: usize) -> Re
     .await?;
     scenario.evict(node).await?;
     let is_next = |next: &PodView| next.uid != pod.uid && !next.is_terminating();
-    let next = scenario.until_pod(node, "it has another pod", is_next).await?;
-    ensure!(next.seid.image == image, "{node}: the eviction brought up {}", next.seid.image);
+    let next = scenario.until_pod(node, "it has a new pod", is_next).await?;
+    ensure!(
+        next.seid.image == image,
+        "{node}: the pod after the eviction has image {}",
+        next.seid.image
+    );
     let opens = |next: &PodView| next.uid != pod.uid && next.seid.started;
-    scenario.until_pod(node, "the gate of that opens", opens).await?;
+    scenario.until_pod(node, "the gate of the new pod is open", opens).await?;
     scenario.settled(node).await?;
     ensure!(
         scenario.pods_seen(node).await? == seen + 1,
@@ -240,7 +246,7 @@ async fn check_reverted(scenario: &Scenario, before: &Before, pods: usize) -> Re
     Ok(())
 }
 
-async fn make_claim(scenario: &Scenario, name: &str) -> Result<()> {
+async fn create_claim(scenario: &Scenario, name: &str) -> Result<()> {
     let claim = serde_json::from_value(json!({
         "metadata": { "name": name },
         "spec": { "accessModes": ["ReadWriteOnce"],
@@ -250,18 +256,19 @@ async fn make_claim(scenario: &Scenario, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// What there still is that belongs to the node.
-async fn left_behind(scenario: &Scenario, before: &Before) -> Result<Vec<String>> {
+/// The objects that still exist and belong to the node.
+async fn remaining_objects(scenario: &Scenario, before: &Before) -> Result<Vec<String>> {
     let uid = before.uid.as_str();
-    let mut left = owned::<StatefulSet>(scenario, uid).await?;
-    left.extend(owned::<Job>(scenario, uid).await?);
-    left.extend(owned::<Service>(scenario, uid).await?);
-    left.extend(owned::<ConfigMap>(scenario, uid).await?);
-    left.extend(owned::<PersistentVolumeClaim>(scenario, uid).await?);
+    let mut remaining = owned::<StatefulSet>(scenario, uid).await?;
+    remaining.extend(owned::<Job>(scenario, uid).await?);
+    remaining.extend(owned::<Service>(scenario, uid).await?);
+    remaining.extend(owned::<ConfigMap>(scenario, uid).await?);
+    remaining.extend(owned::<PersistentVolumeClaim>(scenario, uid).await?);
     let labelled = ListParams::default().labels(&format!("{}={}", label::NODE, before.node));
     let pods: Api<Pod> = scenario.pods();
-    left.extend(pods.list(&labelled).await?.iter().map(|pod| format!("Pod {}", pod.name_any())));
-    Ok(left)
+    remaining
+        .extend(pods.list(&labelled).await?.iter().map(|pod| format!("Pod {}", pod.name_any())));
+    Ok(remaining)
 }
 
 async fn owned<K>(scenario: &Scenario, uid: &str) -> Result<Vec<String>>
@@ -271,7 +278,7 @@ where
 {
     let all: Api<K> = Api::namespaced(scenario.admin(), scenario.namespace());
     let all = all.list(&ListParams::default()).await?;
-    let is_its = |object: &&K| object.owner_references().iter().any(|owner| owner.uid == uid);
+    let is_owned = |object: &&K| object.owner_references().iter().any(|owner| owner.uid == uid);
     let name = |object: &K| format!("{} {}", K::kind(&()), object.name_any());
-    Ok(all.iter().filter(is_its).map(name).collect())
+    Ok(all.iter().filter(is_owned).map(name).collect())
 }

@@ -1,4 +1,4 @@
-//! Where a plan can be made to wait.
+//! Points at which a plan can be made to wait.
 
 use anyhow::Result;
 use cluster_tests::scenario::{Scenario, condition_text};
@@ -9,51 +9,54 @@ use sei_plan::view::PodView;
 use sei_rig::{Behaviour, RuleId};
 use serde_json::{Value, json};
 
-/// What keeps a plan at one of its tasks.
+/// A condition that keeps a plan at one of its tasks.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Stop {
-    /// Tasks of this type do not end.
+pub(super) enum StopPoint {
+    /// Sidecar tasks of this type do not complete.
     Sidecar(&'static str),
-    /// A Secret that a key task checks is not there.
+    /// A Secret that a key task checks does not exist.
     Secret(&'static str, ConditionType),
-    /// The old pod does not go, so it is never replaced.
+    /// The old pod stays terminating, so it is never replaced.
     OldPodStays,
-    /// The new pod's image cannot be pulled, so it is never observed.
+    /// The image of the new pod cannot be pulled, so it is never observed.
     NewImageUnpullable,
 }
 
-/// A moment of an update, and whether the gate of an evicted pod opens while it lasts: later than
-/// the delete, the plan itself is on its way to the gate.
-pub(super) struct Moment {
-    pub(super) stop: Stop,
+/// A step of an update, and whether the gate of an evicted pod opens during it: after the delete,
+/// opening the gate is a later task of the plan itself.
+pub(super) struct Step {
+    pub(super) stop_point: StopPoint,
     pub(super) gate_opens: bool,
 }
 
-const fn moment(stop: Stop, gate_opens: bool) -> Moment {
-    Moment { stop, gate_opens }
+const fn step(stop_point: StopPoint, gate_opens: bool) -> Step {
+    Step { stop_point, gate_opens }
 }
 
-pub(super) const EARLY: [Moment; 8] = [
-    moment(Stop::Secret("signing", ConditionType::SigningKeyReady), true),
-    moment(Stop::Secret("p2p", ConditionType::NodeKeyReady), true),
-    moment(Stop::Secret("ring", ConditionType::OperatorKeyringReady), true),
-    moment(Stop::Sidecar("config-patch"), true),
-    moment(Stop::Sidecar("config-validate"), true),
-    moment(Stop::OldPodStays, false),
-    moment(Stop::NewImageUnpullable, false),
-    moment(Stop::Sidecar("mark-ready"), false),
+/// The steps of an update while the sidecar of the old pod answers.
+pub(super) const STEPS_WITH_SIDECAR: [Step; 8] = [
+    step(StopPoint::Secret("signing", ConditionType::SigningKeyReady), true),
+    step(StopPoint::Secret("p2p", ConditionType::NodeKeyReady), true),
+    step(StopPoint::Secret("ring", ConditionType::OperatorKeyringReady), true),
+    step(StopPoint::Sidecar("config-patch"), true),
+    step(StopPoint::Sidecar("config-validate"), true),
+    step(StopPoint::OldPodStays, false),
+    step(StopPoint::NewImageUnpullable, false),
+    step(StopPoint::Sidecar("mark-ready"), false),
 ];
 
-pub(super) const LATE: [Moment; 5] = [
-    moment(Stop::OldPodStays, false),
-    moment(Stop::NewImageUnpullable, false),
-    moment(Stop::Sidecar("config-patch"), false),
-    moment(Stop::Sidecar("config-validate"), false),
-    moment(Stop::Sidecar("mark-ready"), false),
+/// The steps of an update while the sidecar of the old pod does not answer: its configuration is
+/// written after the replacement.
+pub(super) const STEPS_WITHOUT_SIDECAR: [Step; 5] = [
+    step(StopPoint::OldPodStays, false),
+    step(StopPoint::NewImageUnpullable, false),
+    step(StopPoint::Sidecar("config-patch"), false),
+    step(StopPoint::Sidecar("config-validate"), false),
+    step(StopPoint::Sidecar("mark-ready"), false),
 ];
 
-impl Stop {
-    /// Sets it up, for tasks that come from now on.
+impl StopPoint {
+    /// Sets it up for the tasks that start from now on.
     pub(super) async fn set(self, scenario: &Scenario, node: &str) -> Result<Option<RuleId>> {
         match self {
             Self::Sidecar(task) => scenario.sidecars().hold(scenario.namespace(), node, task),
@@ -73,8 +76,8 @@ impl Stop {
         Ok(None)
     }
 
-    /// Waits until the plan stands there.
-    pub(super) async fn reached(
+    /// Waits until the plan has reached it.
+    pub(super) async fn until_reached(
         self,
         scenario: &Scenario,
         node: &str,
@@ -84,11 +87,11 @@ impl Stop {
             Self::Sidecar(task) => scenario.until_submitted(node, task, before).await,
             Self::Secret(_, kind) => {
                 let waits = |status: &_| condition_text(status, kind).starts_with("False");
-                scenario.until(node, "its key is missed", waits).await.map(drop)
+                scenario.until(node, "its key is reported as missing", waits).await.map(drop)
             }
             Self::OldPodStays => {
-                let what = "its old pod is to go";
-                scenario.until_pod(node, what, PodView::is_terminating).await.map(drop)
+                let claim = "its old pod is terminating";
+                scenario.until_pod(node, claim, PodView::is_terminating).await.map(drop)
             }
             Self::NewImageUnpullable => {
                 scenario.until_pod_of(node, &format!("seid:v2-{node}")).await.map(drop)
@@ -104,9 +107,9 @@ impl Stop {
     ) -> Result<()> {
         match (self, rule) {
             (Self::Sidecar(task), _) => {
-                scenario.sidecars().release(scenario.namespace(), node, task)
+                scenario.sidecars().release(scenario.namespace(), node, task);
             }
-            (Self::Secret(name, _), _) => make_secret(scenario, name, node).await?,
+            (Self::Secret(name, _), _) => create_key_secret(scenario, name, node).await?,
             (_, Some(rule)) => scenario.lift(rule),
             _ => {}
         }
@@ -118,8 +121,8 @@ fn secrets(scenario: &Scenario) -> Api<Secret> {
     Api::namespaced(scenario.admin(), scenario.namespace())
 }
 
-/// One of the Secrets of a validator that has all kinds of keys.
-pub(super) async fn make_secret(scenario: &Scenario, name: &str, node: &str) -> Result<()> {
+/// Creates one of the Secrets of a validator that has all kinds of keys.
+pub(super) async fn create_key_secret(scenario: &Scenario, name: &str, node: &str) -> Result<()> {
     let key = json!({ "type": "t", "value": "v" });
     let signing = json!({ "address": node, "pub_key": key, "priv_key": key }).to_string();
     let files = match name {
@@ -135,8 +138,8 @@ pub(super) async fn make_secret(scenario: &Scenario, name: &str, node: &str) -> 
     Ok(())
 }
 
-/// A validator with all kinds of keys.
-pub(super) fn keyed(node: &str) -> Value {
+/// The spec of a validator with all kinds of keys.
+pub(super) fn validator_with_all_keys(node: &str) -> Value {
     let secret = |name: &str| json!({ "secretName": format!("{name}-{node}") });
     let mut ring = secret("ring");
     ring["keyName"] = json!("treasury");
