@@ -1,4 +1,4 @@
-//! Commands that people read: what stands in ```` ```sh ```` blocks of documents, by its heading.
+//! Commands in documents: the content of ```` ```sh ```` blocks, by heading.
 
 use std::fs;
 
@@ -6,14 +6,14 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::install::repository;
 
-/// The blocks of commands under a heading, each as it is written.
+/// The command blocks under a heading, verbatim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Section {
     pub heading: String,
     pub blocks: Vec<String>,
 }
 
-/// The sections of a document that have commands.
+/// The sections of a document that contain commands.
 pub fn sections(document: &str) -> Result<Vec<Section>> {
     let text = fs::read_to_string(repository().join(document));
     Ok(parse(&text.with_context(|| format!("failed to read {document}"))?))

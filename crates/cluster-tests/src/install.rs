@@ -1,4 +1,4 @@
-//! What people install with, and the operator started from its image as a kubelet would start it.
+//! The installation tools, and the operator started from its image as a kubelet would start it.
 
 use std::ffi::OsString;
 use std::fs;
@@ -15,7 +15,7 @@ use sei_rig::{ControlPlane, User};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The namespace in all documents and in the kustomize base.
+/// The namespace that all documents and the kustomize base use.
 pub const NAMESPACE: &str = "sei-operator-system";
 
 /// Root of the repository.
@@ -23,10 +23,10 @@ pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).map(Path::to_owned).unwrap_or_default()
 }
 
-/// A tool of `tools`, asked for once.
+/// A tool of `tools`, located once and cached.
 fn tool(place: &'static OnceLock<Result<PathBuf, String>>, name: &str) -> Result<PathBuf> {
     let found = place.get_or_init(|| sei_rig::tool(name).map_err(|error| error.to_string()));
-    found.clone().map_err(|told| anyhow!("there is no {name}: {told}"))
+    found.clone().map_err(|message| anyhow!("failed to find {name}: {message}"))
 }
 
 pub fn helm() -> Result<PathBuf> {
@@ -34,7 +34,7 @@ pub fn helm() -> Result<PathBuf> {
     tool(&PLACE, "helm")
 }
 
-/// The definitions that opt-ins for Prometheus are made of.
+/// The CRDs of the Prometheus objects that the chart can install.
 pub fn prometheus_definitions() -> Result<Vec<String>> {
     static PLACE: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let folder = tool(&PLACE, "prometheus-operator")?.join("example/prometheus-operator-crd");
@@ -45,8 +45,8 @@ pub fn prometheus_definitions() -> Result<Vec<String>> {
     ["servicemonitors", "prometheusrules"].into_iter().map(read).collect()
 }
 
-/// A shell on a plane as somebody who may do everything has it: helm and kubectl are found, and the
-/// repository is checked out.
+/// An administrator's shell on a control plane: helm and kubectl are in `PATH`, and the working
+/// folder is the repository.
 pub struct Shell {
     home: TempDir,
     path: OsString,
@@ -59,14 +59,14 @@ impl Shell {
         Self::new(plane.bin_dir(), Some(plane.kubeconfig(User::Admin)))
     }
 
-    /// One that reaches no cluster.
+    /// A shell without access to a cluster.
     pub fn without_cluster() -> Result<Self> {
         Self::new(&sei_rig::bin_dir(&crate::minor())?, None)
     }
 
     fn new(programs: &Path, kubeconfig: Option<PathBuf>) -> Result<Self> {
         let helm = helm()?;
-        let folder = helm.parent().context("helm lies in a folder")?;
+        let folder = helm.parent().context("helm has no parent folder")?;
         let present = std::env::var_os("PATH").unwrap_or_default();
         let folders = [programs.to_owned(), folder.to_owned()];
         let path =
@@ -82,31 +82,31 @@ impl Shell {
         self
     }
 
-    /// Runs a script, and returns what it said; an error tells what it complained about.
+    /// Runs a script and returns its stdout. The error of a failed script contains its stderr.
     pub fn run(&self, script: &str) -> Result<String> {
         self.run_with(script, "")
     }
 
-    /// The same with an input.
+    /// The same with this stdin.
     pub fn run_with(&self, script: &str, input: &str) -> Result<String> {
-        // People may wait for minutes; a test that has to is one that fails.
+        // A script that takes longer than two minutes has failed.
         let mut shell = Command::new("timeout");
         shell.args(["120", "sh", "-eu", "-c", script]).current_dir(repository());
-        // Neither reads nor writes anything of whoever runs the tests.
+        // Isolated from the home folder and kubeconfig of the user who runs the tests.
         shell.env("HOME", self.home.path()).env("PATH", &self.path).env_remove("KUBECONFIG");
         shell.envs(self.variables.iter().map(|(name, value)| (name, value)));
         shell.envs(self.kubeconfig.iter().map(|path| ("KUBECONFIG", path)));
         shell.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = shell.spawn().context("failed to start sh")?;
-        let mut stdin = child.stdin.take().context("it has an input")?;
+        let mut stdin = child.stdin.take().context("the shell has no stdin")?;
         let input = input.to_owned();
         let writer = std::thread::spawn(move || stdin.write_all(input.as_bytes()));
         let output = child.wait_with_output()?;
-        // Who needs no input may be gone before it is written.
+        // A script that reads no input may exit before the input is written.
         let _ = writer.join();
         if !output.status.success() {
-            let told = String::from_utf8_lossy(&output.stderr);
-            bail!("`{script}` ended with {}: {}", output.status, told.trim());
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            bail!("`{script}` ended with {}: {}", output.status, stderr.trim());
         }
         Ok(String::from_utf8(output.stdout)?)
     }
@@ -132,8 +132,8 @@ pub fn documents(text: &str) -> Result<Vec<Value>> {
         .collect()
 }
 
-/// The operator's image, written once for all tests. The profile is the one that these tests are
-/// built with, so that the operator is built once.
+/// The operator's image, written once for all tests. It uses the profile that these tests are built
+/// with, so that the operator is built once.
 fn image() -> Result<&'static [u8]> {
     static IMAGE: OnceLock<Result<Vec<u8>, String>> = OnceLock::new();
     let write = || {
@@ -145,11 +145,11 @@ fn image() -> Result<&'static [u8]> {
             .current_dir(repository())
             .stdout(Stdio::null())
             .status()?;
-        ensure!(built.success(), "`cargo xtask image` failed; what it said stands above");
+        ensure!(built.success(), "`cargo xtask image` failed; its output is above");
         Ok(fs::read(archive)?)
     };
     let image = IMAGE.get_or_init(|| write().map_err(|error: anyhow::Error| format!("{error:#}")));
-    image.as_deref().map_err(|told| anyhow!("there is no image: {told}"))
+    image.as_deref().map_err(|message| anyhow!("failed to write the image: {message}"))
 }
 
 /// The root file system in the operator's image.
@@ -165,15 +165,15 @@ impl ImageRoot {
         tar::Archive::new(image()?).unpack(&layout)?;
         let root = folder.path().join("root");
         fs::create_dir(&root)?;
-        // Temporary folders are closed to others, and the operator will be somebody else.
+        // Temporary folders are closed to other users, and the operator runs as another user.
         fs::set_permissions(&root, fs::Permissions::from_mode(0o755))?;
         let read = |path: &Path| -> Result<Value> { Ok(serde_json::from_slice(&fs::read(path)?)?) };
-        let blob = |stored: &Value| -> Result<PathBuf> {
-            let digest = stored["digest"].as_str().context("a descriptor has a digest")?;
+        let blob = |descriptor: &Value| -> Result<PathBuf> {
+            let digest = descriptor["digest"].as_str().context("a descriptor has no digest")?;
             Ok(layout.join("blobs").join(digest.replace(':', "/")))
         };
         let manifest = read(&blob(&read(&layout.join("index.json"))?["manifests"][0])?)?;
-        for layer in manifest["layers"].as_array().context("there are layers")? {
+        for layer in manifest["layers"].as_array().context("the manifest has no layers")? {
             tar::Archive::new(GzDecoder::new(fs::File::open(blob(layer)?)?)).unpack(&root)?;
         }
         Ok(Self { folder })
@@ -185,22 +185,22 @@ impl ImageRoot {
 
     fn write(&self, path: &str, content: &str) -> Result<()> {
         let path = self.path().join(path.trim_start_matches('/'));
-        fs::create_dir_all(path.parent().context("a file lies in a folder")?)?;
+        fs::create_dir_all(path.parent().context("the path has no parent folder")?)?;
         Ok(fs::write(path, content)?)
     }
 }
 
-/// An operator that runs as its Deployment says; killed when it is dropped.
-pub struct Contained {
+/// An operator that runs as its Deployment specifies; killed on drop.
+pub struct InstalledOperator {
     child: Child,
     root: ImageRoot,
-    /// What it shows to the API server, and to sidecars.
+    /// The token that it presents to the API server and to sidecars.
     pub token: String,
     pub health: u16,
     pub metrics: u16,
 }
 
-impl Drop for Contained {
+impl Drop for InstalledOperator {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -209,13 +209,13 @@ impl Drop for Contained {
 
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-impl Contained {
+impl InstalledOperator {
     /// Does what a kubelet does with the first pod of the installed Deployment: mounts its
     /// ConfigMap and the token of its service account, and starts its container as its user with
-    /// its arguments and variables. Only the ports are others, since all tests share a machine.
+    /// its arguments and variables. Only the ports differ, since all tests share a machine.
     pub fn start(plane: &ControlPlane, shell: &Shell) -> Result<Self> {
         let is_root = Command::new("id").arg("-u").output()?.stdout.starts_with(b"0\n");
-        ensure!(is_root, "this test changes its root file system: run it as root");
+        ensure!(is_root, "this test calls chroot: run it as root");
         let root = ImageRoot::unpack()?;
         let get = format!("kubectl --namespace {NAMESPACE} get deployment sei-operator -o json");
         let deployment: Value = serde_json::from_str(&shell.run(&get)?)?;
@@ -231,15 +231,15 @@ impl Contained {
             .arg(root.path())
             .arg("/sei-operator")
             .env_clear()
-            // For finding chroot; in the image there is nothing to find.
+            // Needed to find chroot; the image itself needs no PATH.
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .envs(variables(container)?)
             .envs(server(plane)?)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log);
-        for argument in container["args"].as_array().context("it has arguments")? {
-            let argument = argument.as_str().context("an argument is a text")?;
+        for argument in container["args"].as_array().context("the container has no arguments")? {
+            let argument = argument.as_str().context("an argument is not a string")?;
             let argument = argument.replace("=:8080", &format!("=127.0.0.1:{metrics}"));
             command.arg(argument.replace("=:8081", &format!("=127.0.0.1:{health}")));
         }
@@ -247,29 +247,29 @@ impl Contained {
         Ok(Self { child, root, token, health, metrics })
     }
 
-    /// What it said so far.
+    /// Its log so far.
     pub fn log(&self) -> String {
         fs::read_to_string(self.root.folder.path().join("log")).unwrap_or_default()
     }
 }
 
-/// What is mounted into the pod; returns the token of its account.
+/// Writes the pod's mounts into the root file system; returns the token of its service account.
 fn mount(root: &ImageRoot, pod: &Value, plane: &ControlPlane, shell: &Shell) -> Result<String> {
     let volume = &pod["volumes"][0];
-    let map = volume["configMap"]["name"].as_str().context("the volume is a ConfigMap")?;
+    let map = volume["configMap"]["name"].as_str().context("the volume is not a ConfigMap")?;
     let get = format!("kubectl --namespace {NAMESPACE} get configmap {map} -o json");
     let map: Value = serde_json::from_str(&shell.run(&get)?)?;
     let mount = pod["containers"][0]["volumeMounts"][0]["mountPath"].as_str();
-    let mount = mount.context("the volume is mounted")?;
-    for (name, content) in map["data"].as_object().context("the ConfigMap has data")? {
+    let mount = mount.context("the volume is not mounted")?;
+    for (name, content) in map["data"].as_object().context("the ConfigMap has no data")? {
         root.write(&format!("{mount}/{name}"), content.as_str().unwrap_or_default())?;
     }
-    let account = pod["serviceAccountName"].as_str().context("it has a service account")?;
+    let account = pod["serviceAccountName"].as_str().context("the pod has no service account")?;
     let token = shell.run(&format!("kubectl --namespace {NAMESPACE} create token {account}"))?;
     root.write(&format!("{SERVICE_ACCOUNT}/token"), token.trim())?;
     root.write(&format!("{SERVICE_ACCOUNT}/namespace"), NAMESPACE)?;
     let authority = cluster(plane)?["certificate-authority"].as_str().map(PathBuf::from);
-    let authority = fs::read_to_string(authority.context("the kubeconfig names an authority")?)?;
+    let authority = fs::read_to_string(authority.context("the kubeconfig names no authority")?)?;
     root.write(&format!("{SERVICE_ACCOUNT}/ca.crt"), &authority)?;
     Ok(token.trim().to_owned())
 }
@@ -280,31 +280,32 @@ fn cluster(plane: &ControlPlane) -> Result<Value> {
     Ok(config["clusters"][0]["cluster"].clone())
 }
 
-/// How a pod finds the API server.
+/// The variables by which a pod finds the API server.
 fn server(plane: &ControlPlane) -> Result<[(&'static str, String); 2]> {
     let cluster = cluster(plane)?;
     let url = cluster["server"].as_str().and_then(|url| url.strip_prefix("https://"));
-    let (host, port) = url.and_then(|url| url.rsplit_once(':')).context("the server has a port")?;
+    let (host, port) =
+        url.and_then(|url| url.rsplit_once(':')).context("the server's address has no port")?;
     Ok([("KUBERNETES_SERVICE_HOST", host.to_owned()), ("KUBERNETES_SERVICE_PORT", port.to_owned())])
 }
 
-/// The variables of a container, with what it wants to know of its pod.
+/// The variables of a container, with the pod fields that they refer to.
 fn variables(container: &Value) -> Result<Vec<(String, String)>> {
-    let entries = container["env"].as_array().context("it has variables")?;
+    let entries = container["env"].as_array().context("the container has no variables")?;
     let variable = |entry: &Value| {
-        let name = entry["name"].as_str().context("a variable has a name")?;
+        let name = entry["name"].as_str().context("a variable has no name")?;
         let value = match entry["valueFrom"]["fieldRef"]["fieldPath"].as_str() {
             Some("metadata.name") => POD_NAME,
             Some("metadata.namespace") => NAMESPACE,
-            Some(other) => bail!("{name}: no kubelet of ours knows {other}"),
-            None => entry["value"].as_str().context("a variable has a value")?,
+            Some(path) => bail!("{name}: the field path {path} is not supported here"),
+            None => entry["value"].as_str().context("a variable has no value")?,
         };
         Ok((name.to_owned(), value.to_owned()))
     };
     entries.iter().map(variable).collect()
 }
 
-/// Of the pod that the container believes to be in.
+/// The pod name that the container is given.
 pub const POD_NAME: &str = "sei-operator-5d8f7c9b6d-x2x4z";
 
 fn free_port() -> Result<u16> {

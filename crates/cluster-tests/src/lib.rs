@@ -1,20 +1,20 @@
-//! Claims that only real servers can prove.
+//! Tests that need a real control plane.
 //!
-//! What it is for: running against a real control plane what was thought out without one. The tests
-//! are one program, so that they share one plane; each has a namespace of its own and they run side
-//! by side. The plane ends with the process, see `sei_rig`.
+//! What it is for: testing the operator against a real control plane. The tests are one program, so
+//! that they share one plane; each has a namespace of its own and they run in parallel. The plane
+//! ends with the process, see `sei_rig`.
 //!
 //! What it never does: run with `cargo test` alone. `cargo xtask test` runs it once for each minor
-//! of Kubernetes; by hand it is `SEI_KUBERNETES=1.34 cargo test -p cluster-tests`.
+//! of Kubernetes; the direct command is `SEI_KUBERNETES=1.34 cargo test -p cluster-tests`.
 //!
 //! Invariants:
-//! - What is tested is the minor that was asked for. Guarded by `the_plane_is_of_its_minor`.
+//! - The tests run on the requested minor. Guarded by `the_plane_runs_the_requested_minor`.
 
 pub mod docs;
 pub mod install;
+pub mod interceptor;
 pub mod operator;
-pub mod play;
-pub mod wire;
+pub mod scenario;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -30,22 +30,22 @@ use sei_rig::{ControlPlane, Kubelet, Lane, Options, User};
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
-/// What people install.
+/// The installed CRD.
 pub const SEINODE_CRD: &str = include_str!("../../../deploy/crds/seinodes.sei.io.yaml");
 
-/// What the operator may do.
+/// The operator's installed permissions.
 pub const CLUSTER_ROLE: &str = include_str!("../../../deploy/rbac/cluster-role.yaml");
 
-/// Bound for what a server does by itself. Long, because the machine may be busy: only a failure
-/// waits for it.
-const WITHIN: Duration = Duration::from_secs(60);
+/// How long to wait for an expected state. Long, because the machine may be busy; only a failing
+/// test waits that long.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The minor under test.
 pub fn minor() -> String {
     std::env::var("SEI_KUBERNETES").unwrap_or_else(|_| "1.34".to_owned())
 }
 
-/// Boots a plane of the minor under test for one test alone: one that disturbs it.
+/// Boots a plane of the minor under test for a single test that disturbs it.
 pub async fn boot() -> Result<ControlPlane> {
     let folder = sei_rig::bin_dir(&minor())?;
     let crd: CustomResourceDefinition = serde_saphyr::from_str(SEINODE_CRD)?;
@@ -58,7 +58,7 @@ pub async fn boot() -> Result<ControlPlane> {
     Ok(plane)
 }
 
-/// Gives the operator's user what people install, and nothing else.
+/// Grants the operator's user the installed role, and nothing else.
 fn binding() -> ClusterRoleBinding {
     ClusterRoleBinding {
         metadata: ObjectMeta { name: Some("sei-operator".to_owned()), ..ObjectMeta::default() },
@@ -78,23 +78,23 @@ fn binding() -> ClusterRoleBinding {
 
 /// The lane that all tests share.
 pub async fn shared_lane() -> Result<Arc<Lane>> {
-    // A failure is kept too: the second test would fail as slowly as the first.
+    // A failure is cached too: otherwise every test would fail as slowly as the first.
     static LANE: OnceCell<Result<Arc<Lane>, String>> = OnceCell::const_new();
     let start = || async { anyhow::Ok(Arc::new(Lane::start(boot().await?)?)) };
     let lane = LANE.get_or_init(|| async { start().await.map_err(|error| format!("{error:#}")) });
     let lane = lane.await.as_ref();
-    lane.cloned().map_err(|told| anyhow!("there is no control plane: {told}"))
+    lane.cloned().map_err(|message| anyhow!("failed to start the control plane: {message}"))
 }
 
-/// What a test works in.
-pub struct Scene {
+/// The namespace of a test, and the lane it is on.
+pub struct TestContext {
     pub lane: Arc<Lane>,
     pub admin: Client,
-    /// Of this test alone.
+    /// Used by this test only.
     pub namespace: String,
 }
 
-impl Scene {
+impl TestContext {
     pub fn plane(&self) -> &ControlPlane {
         self.lane.plane()
     }
@@ -104,13 +104,13 @@ impl Scene {
     }
 }
 
-/// A namespace of its own on the shared plane.
-pub async fn scene(name: &str) -> Result<Scene> {
-    scene_on(shared_lane().await?, name).await
+/// Creates a namespace for a test on the shared plane.
+pub async fn test_context(name: &str) -> Result<TestContext> {
+    test_context_on(shared_lane().await?, name).await
 }
 
-/// A namespace of its own on this plane.
-pub async fn scene_on(lane: Arc<Lane>, name: &str) -> Result<Scene> {
+/// Creates a namespace for a test on this plane.
+pub async fn test_context_on(lane: Arc<Lane>, name: &str) -> Result<TestContext> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let admin = lane.plane().client(User::Admin)?;
     let namespace = format!("{name}-{}", COUNT.fetch_add(1, Ordering::Relaxed));
@@ -119,22 +119,22 @@ pub async fn scene_on(lane: Arc<Lane>, name: &str) -> Result<Scene> {
     Api::all(admin.clone())
         .create(&PostParams::default(), &object)
         .await
-        .with_context(|| format!("failed to make namespace {namespace}"))?;
-    Ok(Scene { lane, admin, namespace })
+        .with_context(|| format!("failed to create namespace {namespace}"))?;
+    Ok(TestContext { lane, admin, namespace })
 }
 
-/// Looks until there is something to see, and returns it.
+/// Polls until `check` returns a value, and returns that value.
 pub async fn wait_for<T>(
     claim: &str,
-    mut look: impl AsyncFnMut() -> Result<Option<T>>,
+    mut check: impl AsyncFnMut() -> Result<Option<T>>,
 ) -> Result<T> {
-    let deadline = Instant::now() + WITHIN;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
-        if let Some(seen) = look().await? {
-            return Ok(seen);
+        if let Some(value) = check().await? {
+            return Ok(value);
         }
         if Instant::now() > deadline {
-            bail!("within {} s it did not happen that {claim}", WITHIN.as_secs());
+            bail!("timed out after {} s waiting until {claim}", TIMEOUT.as_secs());
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

@@ -1,4 +1,4 @@
-//! An operator for one test, on the nodes of its namespace.
+//! An operator for one test, restricted to the test's namespace.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use sei_plan::timing::Timing;
 use sei_rig::User;
 use tower::layer::layer_fn;
 
-use crate::Scene;
-use crate::wire::Wire;
+use crate::TestContext;
+use crate::interceptor::Interceptor;
 
 /// The platform that tests run on.
 pub const PLATFORM: &str = "
@@ -38,17 +38,17 @@ images:
 rollout: { settleSeconds: 0 }
 ";
 
-/// How an operator of a test is set up.
+/// The setup of an operator under test.
 pub struct Setup {
     pub user: User,
     pub platform: String,
     pub speed: u32,
     pub version: String,
-    /// What it counts into.
+    /// The registry that the operator's metrics go to.
     pub metrics: Metrics,
     pub algorithm: Algorithm,
-    /// What its requests go through, if anything.
-    pub wire: Option<Wire>,
+    /// The interceptor that its requests pass through, if any.
+    pub interceptor: Option<Interceptor>,
 }
 
 impl Default for Setup {
@@ -60,39 +60,41 @@ impl Default for Setup {
             version: "1.0.0".to_owned(),
             metrics: Metrics::new(),
             algorithm: Algorithm::CURRENT,
-            wire: None,
+            interceptor: None,
         }
     }
 }
 
-/// Starts an operator for the nodes of the scene's namespace.
-pub async fn start(scene: &Scene, setup: Setup) -> Result<Operator> {
+/// Starts an operator for the nodes of the test's namespace.
+pub async fn start(context: &TestContext, setup: Setup) -> Result<Operator> {
     let platform = Platform::parse(&setup.platform, "platform.yaml")?;
-    // There is no election here: it leads as soon as it runs.
+    // There is no leader election here: the operator leads as soon as it runs.
     setup.metrics.leading(true);
     let options = Options {
         platform: Arc::new(platform),
         platform_path: None,
-        namespace: Some(scene.namespace.clone()),
+        namespace: Some(context.namespace.clone()),
         sidecar_token: None,
         timing: Timing::faster(setup.speed),
         version: setup.version,
         algorithm: setup.algorithm,
         metrics: setup.metrics,
     };
-    let path = scene.plane().kubeconfig(setup.user);
+    let path = context.plane().kubeconfig(setup.user);
     let kubeconfig = Kubeconfig::read_from(&path).context("failed to read a kubeconfig")?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-    let mut operator = Operator::start(move || client(config, setup.wire), options)?;
+    let mut operator = Operator::start(move || client(config, setup.interceptor), options)?;
     operator.ready().await?;
     Ok(operator)
 }
 
-/// A client like that of the process.
-fn client(config: Config, wire: Option<Wire>) -> Result<Client> {
+/// A client configured like the one of the operator's process.
+fn client(config: Config, interceptor: Option<Interceptor>) -> Result<Client> {
     let builder = ClientBuilder::try_from(sei_operator::client::hardened(config))?;
-    Ok(match wire {
-        Some(wire) => builder.with_layer(&layer_fn(|inner| wire.clone().around(inner))).build(),
+    Ok(match interceptor {
+        Some(interceptor) => {
+            builder.with_layer(&layer_fn(|inner| interceptor.clone().wrap(inner))).build()
+        }
         None => builder.build(),
     })
 }

@@ -11,7 +11,7 @@
 //! Invariants:
 //! - `status`, `diff` and `preview` write nothing. Guarded by
 //!   `the_same_config_rolls_nothing_and_writes_nothing` and
-//!   `the_server_judges_a_pod_of_which_nothing_is_known`.
+//!   `the_server_compares_a_pod_without_a_recorded_template`.
 //! - The nodes and fields of a preview are those that roll afterwards. Guarded by
 //!   `a_preview_names_exactly_the_nodes_and_paths_that_then_roll`.
 //! - An approval is valid for one template. Guarded by

@@ -22,16 +22,16 @@
 //!   `a_leader_gives_up_before_its_lease_runs_out`.
 //! - Every call has a deadline, and no reconcile waits for an event. Guarded by
 //!   `a_list_that_is_never_answered_is_asked_for_again` and
-//!   `events_that_nobody_takes_hold_up_no_pass_and_no_end`.
+//!   `unanswered_event_requests_delay_neither_reconciles_nor_shutdown`.
 //! - A panic over one object is a failed reconcile of that object, and harms no other. Guarded by
 //!   `a_panic_fails_only_its_own_reconcile`.
 //! - A reconcile ends although its controller was dropped, and the operator stops in time or reports
 //!   what it waits for. Guarded by `a_reconcile_that_the_controller_drops_runs_to_its_end` and
 //!   `a_late_stop_names_what_is_in_flight`.
 //! - A leader is ready once it has listed its nodes, and reports what keeps it from that. Guarded by
-//!   `a_leader_that_sees_no_nodes_says_so_until_it_does`.
+//!   `a_leader_without_the_crd_reports_it_until_the_crd_exists`.
 //! - Of a deleted node nothing is kept and nothing is published. Guarded by
-//!   `nothing_is_told_of_a_node_whose_finalizer_was_taken_away`.
+//!   `a_node_whose_finalizer_was_removed_leaves_no_metrics`.
 //! - The gauges of a node come from its last observed status alone. Guarded by
 //!   `observing_twice_changes_nothing`.
 

@@ -17,12 +17,12 @@
 //!   reads a pipe held by us, and a pipe closes however its holder ends. Guarded by
 //!   `a_killed_owner_leaves_nothing`.
 //! - A pod's chain process is held until this very pod's sidecar says that it may start. Guarded by
-//!   `a_pod_is_held_until_its_own_sidecar_is_told_that_it_is_ready`.
+//!   `a_pod_is_not_ready_until_its_own_sidecar_runs_mark_ready`.
 //! - Records of tasks live as long as the claim, the ready flag as long as the process. Guarded by
-//!   `records_survive_the_pod_and_the_flag_does_not` and
-//!   `a_volume_that_is_lost_takes_the_records_along`.
+//!   `task_records_survive_the_pod_and_the_ready_flag_does_not` and
+//!   `task_records_are_lost_with_their_volume`.
 //! - A claimed image that no pod has run is found. Guarded by
-//!   `a_stamp_that_no_pod_bears_out_is_a_violation`.
+//!   `a_current_image_that_no_pod_ran_is_a_violation`.
 //! - A component that fails is told with the end of its log. Guarded by
 //!   `a_component_that_fails_is_told_with_its_log`.
 

@@ -1,8 +1,8 @@
-//! What the server accepts and refuses. The same is shown without a server by the tests of
-//! `sei-api`; here it is shown that those are right.
+//! Manifests that the server accepts and refuses. The tests of `sei-api` check the same without a
+//! server; these tests check that a real server agrees.
 
 use anyhow::{Context as _, Result};
-use cluster_tests::{SEINODE_CRD, Scene, scene};
+use cluster_tests::{SEINODE_CRD, TestContext, test_context};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams, ValidationDirective};
@@ -20,8 +20,8 @@ const ACCEPTED: &[&str] = &[
 
 const REFUSED: &str = include_str!("../../../sei-api/testdata/refuse.yaml");
 
-fn nodes(scene: &Scene) -> Api<SeiNode> {
-    Api::namespaced(scene.admin.clone(), &scene.namespace)
+fn nodes(context: &TestContext) -> Api<SeiNode> {
+    Api::namespaced(context.admin.clone(), &context.namespace)
 }
 
 fn named(name: &str, spec: &Value) -> Value {
@@ -29,48 +29,50 @@ fn named(name: &str, spec: &Value) -> Value {
         "metadata": { "name": name }, "spec": spec })
 }
 
-/// Server-side apply, strictly: an unknown field in the file would be an error. It also proves that
-/// the server finds every rule cheap enough.
+/// Uses a strict server-side apply: an unknown field in the file would be an error. It also proves
+/// that every rule is within the server's cost limit.
 #[tokio::test]
-async fn the_crd_is_accepted_as_it_is_written() -> Result<()> {
-    let scene = scene("crd").await?;
+async fn the_crd_is_accepted_as_written() -> Result<()> {
+    let context = test_context("crd").await?;
     let file: Value = serde_saphyr::from_str(SEINODE_CRD)?;
-    let crds: Api<CustomResourceDefinition> = Api::all(scene.admin.clone());
-    let mut parameters = PatchParams::apply("people").force();
+    let crds: Api<CustomResourceDefinition> = Api::all(context.admin.clone());
+    let mut parameters = PatchParams::apply("test").force();
     parameters.field_validation = Some(ValidationDirective::Strict);
     let crd = crds.patch("seinodes.sei.io", &parameters, &Patch::Apply(&file)).await?;
-    let conditions = crd.status.context("it has a status")?.conditions.unwrap_or_default();
-    let told: Vec<String> =
-        conditions.iter().map(|one| format!("{}={}", one.type_, one.status)).collect();
-    assert!(told.contains(&"Established=True".to_owned()), "{told:?}");
-    assert!(told.contains(&"NamesAccepted=True".to_owned()), "{told:?}");
-    assert!(!told.contains(&"NonStructuralSchema=True".to_owned()), "{told:?}");
+    let conditions = crd.status.context("the CRD has no status")?.conditions.unwrap_or_default();
+    let conditions: Vec<String> = conditions
+        .iter()
+        .map(|condition| format!("{}={}", condition.type_, condition.status))
+        .collect();
+    assert!(conditions.contains(&"Established=True".to_owned()), "{conditions:?}");
+    assert!(conditions.contains(&"NamesAccepted=True".to_owned()), "{conditions:?}");
+    assert!(!conditions.contains(&"NonStructuralSchema=True".to_owned()), "{conditions:?}");
     Ok(())
 }
 
 #[tokio::test]
 async fn the_server_accepts_every_example() -> Result<()> {
-    let scene = scene("accept").await?;
+    let context = test_context("accept").await?;
     let documents = ACCEPTED.iter().flat_map(|file| file.split("\n---\n"));
     let parameters = PatchParams {
         field_validation: Some(ValidationDirective::Strict),
-        ..PatchParams::apply("people")
+        ..PatchParams::apply("test")
     };
     for document in documents {
         let mut manifest: Value = serde_saphyr::from_str(document)?;
-        // Examples are of several namespaces, this test has one.
+        // The examples use several namespaces, this test has one.
         let of = manifest["metadata"]["namespace"].take();
         let name = format!("{}-{}", manifest["metadata"]["name"], of).replace('"', "");
         manifest["metadata"]["name"] = json!(name);
-        manifest["metadata"]["namespace"] = json!(scene.namespace);
-        let stored = nodes(&scene).patch(&name, &parameters, &Patch::Apply(&manifest)).await;
+        manifest["metadata"]["namespace"] = json!(context.namespace);
+        let stored = nodes(&context).patch(&name, &parameters, &Patch::Apply(&manifest)).await;
         let stored = serde_json::to_value(stored.with_context(|| name)?)?;
         assert_contains(&stored["spec"], &manifest["spec"]);
     }
     Ok(())
 }
 
-/// Defaults may have been added; what was written must be there.
+/// Asserts that all written fields are stored; the server may have added defaults.
 fn assert_contains(stored: &Value, written: &Value) {
     match written {
         Value::Object(fields) => {
@@ -90,16 +92,16 @@ fn assert_contains(stored: &Value, written: &Value) {
 
 #[derive(Deserialize)]
 struct Refusal {
-    /// What is stored before, if it is an update.
+    /// The spec that is stored before, if the case is an update.
     from: Option<Value>,
     spec: Value,
     path: String,
     rule: String,
 }
 
-/// How a server words what the tests without one name by the keyword of the schema. A rule in CEL
-/// has its own words.
-fn words(rule: &str) -> &str {
+/// The server's message for a schema keyword, which is how the tests without a server name a rule.
+/// A CEL rule has its own message.
+fn server_message(rule: &str) -> &str {
     match rule {
         "duplicate" => "Duplicate value",
         "maxLength" => "Too long: may not be more than",
@@ -112,18 +114,18 @@ fn words(rule: &str) -> &str {
     }
 }
 
-/// Created or replaced, as a tool without apply does it: an apply itself stumbles over duplicates
-/// in a set, with an answer of 500 that says the same.
+/// Uses create and replace, because a server-side apply fails on duplicates in a set by itself,
+/// with a response of 500 and the same message.
 #[tokio::test]
 async fn the_server_refuses_every_counterexample() -> Result<()> {
-    let scene = scene("refuse").await?;
-    // Untyped, because many of them are no nodes.
+    let context = test_context("refuse").await?;
+    // Untyped, because many of the specs do not parse as a SeiNode.
     let resource = ApiResource::erase::<SeiNode>(&());
     let nodes: Api<DynamicObject> =
-        Api::namespaced_with(scene.admin.clone(), &scene.namespace, &resource);
+        Api::namespaced_with(context.admin.clone(), &context.namespace, &resource);
     let dry = PostParams { dry_run: true, ..PostParams::default() };
-    let cases: Vec<Refusal> = serde_saphyr::from_str(REFUSED)?;
-    for (index, Refusal { from, spec, path, rule }) in cases.iter().enumerate() {
+    let refusals: Vec<Refusal> = serde_saphyr::from_str(REFUSED)?;
+    for (index, Refusal { from, spec, path, rule }) in refusals.iter().enumerate() {
         let name = format!("case-{index}");
         let outcome = if let Some(from) = from {
             let stored = serde_json::from_value(named(&name, from))?;
@@ -137,23 +139,24 @@ async fn the_server_refuses_every_counterexample() -> Result<()> {
             panic!("{spec} was not refused: {outcome:?}");
         };
         assert_eq!(refusal.code, 422, "{spec}: {refusal:?}");
-        let told = refusal.details.map(|details| details.causes).unwrap_or_default();
-        // Of a list with duplicates it names the second of them.
-        let is_told =
-            told.iter().any(|one| one.field.starts_with(path) && one.message.contains(words(rule)));
-        assert!(is_told, "{spec}: desired {path}: {}, got {told:#?}", words(rule));
+        let causes = refusal.details.map(|details| details.causes).unwrap_or_default();
+        // For a list with duplicates the server names the second of them.
+        let is_named = causes.iter().any(|cause| {
+            cause.field.starts_with(path) && cause.message.contains(server_message(rule))
+        });
+        assert!(is_named, "{spec}: expected {path}: {}, got {causes:#?}", server_message(rule));
     }
     Ok(())
 }
 
 #[tokio::test]
 async fn a_name_has_at_most_52_characters() -> Result<()> {
-    let scene = scene("name").await?;
+    let context = test_context("name").await?;
     let spec = json!({ "chainId": "demo-1", "image": "seid:v1", "fullNode": {} });
     let parameters = PostParams { dry_run: true, ..PostParams::default() };
     let create = async |length: usize| {
         let node: SeiNode = serde_json::from_value(named(&"a".repeat(length), &spec))?;
-        anyhow::Ok(nodes(&scene).create(&parameters, &node).await)
+        anyhow::Ok(nodes(&context).create(&parameters, &node).await)
     };
     create(52).await??;
     let refusal = create(53).await?.unwrap_err().to_string();

@@ -1,10 +1,10 @@
-//! Taking over a fleet that another operator made: nothing restarts, and everything is told.
+//! Taking over a fleet from another operator: no pod restarts, and every difference is reported.
 
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, ensure};
 use cluster_tests::operator::{PLATFORM, Setup};
-use cluster_tests::play::{Play, rpc, says, validator};
+use cluster_tests::scenario::{Scenario, condition_text, rpc, validator};
 use cluster_tests::wait_for;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use kube::api::{Patch, PatchParams};
@@ -17,7 +17,7 @@ use sei_plan::platform::Platform;
 use sei_plan::request::{SidecarCall, SidecarRequest};
 use serde_json::{Value, json};
 
-/// What the other operator renders differently, and we do not render at all.
+/// The fields that only the other operator renders.
 const DIFFERS: [&str; 5] = [
     "containers[seid].env[PEER_ONLY]",
     "containers[seid].workingDir",
@@ -30,90 +30,94 @@ fn fleet() -> Vec<String> {
     (0..10).map(|at| format!("rpc{at:02}")).chain(["val0".into(), "val1".into()]).collect()
 }
 
-/// Nodes that run, made by our own hands, with nobody in charge.
-async fn running(play: &mut Play, names: &[String]) -> Result<()> {
-    play.start_with(Setup { speed: 50, ..Setup::default() }).await?;
+/// Creates running nodes, and leaves them without an operator.
+async fn create_running(scenario: &mut Scenario, names: &[String]) -> Result<()> {
+    scenario.start_with(Setup { speed: 50, ..Setup::default() }).await?;
     for name in names {
         let spec = if name.starts_with("val") {
             let (signing, p2p) = (format!("{name}-signing"), format!("{name}-p2p"));
-            play.validator_keys(&signing, &p2p).await?;
+            scenario.create_validator_keys(&signing, &p2p).await?;
             validator("seid:v1", &signing, &p2p)
         } else {
             rpc("seid:v1")
         };
-        play.create(name, spec).await?;
+        scenario.create(name, spec).await?;
     }
     for name in names {
-        play.settled(name).await?;
+        scenario.settled(name).await?;
     }
-    play.kill_operator();
+    scenario.kill_operator();
     Ok(())
 }
 
 /// The StatefulSet as the other operator renders it.
-async fn theirs(play: &Play, name: &str) -> Result<StatefulSet> {
+async fn statefulset_of_other_operator(scenario: &Scenario, name: &str) -> Result<StatefulSet> {
     let platform = Platform::parse(PLATFORM, "platform.yaml")?;
-    let node = play.node(name).await?;
+    let node = scenario.node(name).await?;
     let mut set = render_desired(&node, &platform, &[], &[])?.statefulset;
     let metadata = set.spec.template.metadata.get_or_insert_default();
     let annotations = metadata.annotations.get_or_insert_default();
     annotations.insert("peer.example.org/revision".to_owned(), "7".to_owned());
-    let mut pod = serde_json::to_value(set.spec.template.spec.take().context("a template")?)?;
+    let mut pod =
+        serde_json::to_value(set.spec.template.spec.take().context("the template has no spec")?)?;
     pod["terminationGracePeriodSeconds"] = json!(60);
     pod["hostAliases"] = json!([{ "ip": "10.0.0.9", "hostnames": ["peer"] }]);
-    let containers = pod["containers"].as_array_mut().context("containers")?;
-    let seid = containers.iter_mut().find(|one| one["name"] == "seid").context("seid")?;
+    let containers = pod["containers"].as_array_mut().context("the pod has no containers")?;
+    let seid = containers
+        .iter_mut()
+        .find(|container| container["name"] == "seid")
+        .context("there is no seid container")?;
     seid["workingDir"] = json!("/peer");
-    let env = seid["env"].as_array_mut().context("env")?;
+    let env = seid["env"].as_array_mut().context("seid has no variables")?;
     env.push(json!({ "name": "PEER_ONLY", "value": "1" }));
     set.spec.template.spec = Some(serde_json::from_value(pod)?);
     Ok(set)
 }
 
-/// Makes a running node one of the other operator's: its template under its field manager, its pod
-/// made from that, its words in the status.
-async fn hand_to_peer(play: &Play, name: &str, foreign: bool) -> Result<()> {
+/// Gives a running node the state that the other operator leaves: its template, applied under the
+/// shared field manager, a pod created from it, and its status.
+async fn convert_to_other_operator(scenario: &Scenario, name: &str, foreign: bool) -> Result<()> {
     let apply = PatchParams::apply(FIELD_MANAGER).force();
-    let set = theirs(play, name).await?;
-    let mut changed = play.statefulsets().patch(name, &apply, &Patch::Apply(&set)).await?;
+    let set = statefulset_of_other_operator(scenario, name).await?;
+    let mut changed = scenario.statefulsets().patch(name, &apply, &Patch::Apply(&set)).await?;
     if foreign {
-        // Somebody else has a hand in the template too.
+        // A third party has changed the template too.
         let patch = json!({ "spec": { "template": {
             "metadata": { "annotations": { "mesh.example.org/inject": "yes" } },
             "spec": { "priority": null, "schedulerName": "custom-scheduler" },
         }}});
         let person = PatchParams { field_manager: Some("person".into()), ..PatchParams::default() };
-        changed = play.statefulsets().patch(name, &person, &Patch::Strategic(&patch)).await?;
+        changed = scenario.statefulsets().patch(name, &person, &Patch::Strategic(&patch)).await?;
     }
-    // Before that it would make the pod from the template that it knows.
-    wait_for("the controller has seen the template", async || {
-        let status = play.statefulsets().get(name).await?.status.unwrap_or_default();
+    // Before that the controller would create the pod from the old template.
+    wait_for("the controller has observed the template", async || {
+        let status = scenario.statefulsets().get(name).await?.status.unwrap_or_default();
         Ok((status.observed_generation >= changed.metadata.generation).then_some(()))
     })
     .await?;
-    let before = play.uid(name).await?;
-    play.evict(name).await?;
-    let pod = play
+    let before = scenario.uid(name).await?;
+    scenario.evict(name).await?;
+    let pod = scenario
         .until_pod(name, "another pod runs", |pod| {
             pod.uid != before && pod.ip.is_some() && pod.sidecar.running
         })
         .await?;
     open_gate(&pod.ip.clone().unwrap_or_default(), &pod.uid).await?;
-    play.until_pod(name, "is Ready", |pod| pod.ready).await?;
-    play.wipe_status(name).await?;
+    scenario.until_pod(name, "is Ready", |pod| pod.ready).await?;
+    scenario.wipe_status(name).await?;
     let mut status = json!({
         "phase": "Running",
         "currentImage": "seid:v1",
         "currentSidecarImage": "registry.example.org/seictl:v1",
     });
     if name == "rpc01" {
-        status["plan"] = plan_under_way();
+        status["plan"] = active_plan();
     }
-    play.edit_status(name, status).await
+    scenario.edit_status(name, status).await
 }
 
-/// An update that the other operator was about to begin: it has no target.
-fn plan_under_way() -> Value {
+/// An update that the other operator was about to start: it has no target.
+fn active_plan() -> Value {
     let tasks =
         ["apply-statefulset", "apply-service", "replace-pod", "observe-image", "mark-ready"];
     let tasks: Vec<Value> = tasks
@@ -135,66 +139,81 @@ async fn open_gate(ip: &str, pod_uid: &str) -> Result<()> {
         params: json!({}),
     };
     let request = SidecarRequest { pod_uid: pod_uid.to_owned(), ip: ip.to_owned(), call };
-    let answer = Sidecar::new(None).call(&request).await;
-    answer.map(drop).map_err(|failure| anyhow::anyhow!("{failure:?}"))
+    let result = Sidecar::new(None).call(&request).await;
+    result.map(drop).map_err(|failure| anyhow::anyhow!("{failure:?}"))
 }
 
 fn adopted(status: &SeiNodeStatus) -> bool {
-    says(status, ConditionType::PodTemplateDrift).starts_with("True/AdoptedWithDrift")
+    condition_text(status, ConditionType::PodTemplateDrift).starts_with("True/AdoptedWithDrift")
 }
 
-/// What a fleet looks like from outside: pods, and generations of their owners.
-async fn look(play: &Play, names: &[String]) -> Result<BTreeSet<(String, String, Option<i64>)>> {
-    let mut seen = BTreeSet::new();
+/// The uids of a fleet's pods, and the generations of their owners.
+async fn pods_and_generations(
+    scenario: &Scenario,
+    names: &[String],
+) -> Result<BTreeSet<(String, String, Option<i64>)>> {
+    let mut all = BTreeSet::new();
     for name in names {
-        let generation = play.statefulsets().get(name).await?.metadata.generation;
-        seen.insert((name.clone(), play.uid(name).await?, generation));
+        let generation = scenario.statefulsets().get(name).await?.metadata.generation;
+        all.insert((name.clone(), scenario.uid(name).await?, generation));
     }
-    Ok(seen)
+    Ok(all)
 }
 
 async fn take_over(name: &str, foreign: bool) -> Result<()> {
-    let mut play = Play::open_without_operator(name).await?;
+    let mut scenario = Scenario::open_without_operator(name).await?;
     let all = fleet();
-    running(&mut play, &all).await?;
-    let handed = all.iter().map(|node| hand_to_peer(&play, node, foreign));
-    futures::future::try_join_all(handed).await?;
-    let before = look(&play, &all).await?;
-    play.start_with(Setup { speed: 50, ..Setup::default() }).await?;
+    create_running(&mut scenario, &all).await?;
+    let converted = all.iter().map(|node| convert_to_other_operator(&scenario, node, foreign));
+    futures::future::try_join_all(converted).await?;
+    let before = pods_and_generations(&scenario, &all).await?;
+    scenario.start_with(Setup { speed: 50, ..Setup::default() }).await?;
     for node in &all {
-        let status = play.until(node, "is adopted with its differences", adopted).await?;
-        let pending = status.pending_update.context("says what differs")?;
-        let paths: Vec<_> = pending.changes.iter().map(|one| one.path.as_str()).collect();
+        let status = scenario.until(node, "is adopted with its differences", adopted).await?;
+        let pending = status.pending_update.context("no update is pending")?;
+        let paths: Vec<_> = pending.changes.iter().map(|change| change.path.as_str()).collect();
         let mut expected: Vec<_> = DIFFERS.to_vec();
         expected.sort_unstable();
-        let mut told = paths.clone();
-        told.sort_unstable();
-        assert_eq!(told, expected, "{node}");
+        let mut sorted = paths.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, expected, "{node}");
         assert_eq!((pending.cause, pending.state), (Cause::Adoption, UpdateState::Held));
         ensure!(status.plan.is_none(), "{node} has a plan");
     }
-    // Also after another start.
-    play.start_with(Setup { speed: 50, ..Setup::default() }).await?;
+    // The same after another start of the operator.
+    scenario.start_with(Setup { speed: 50, ..Setup::default() }).await?;
     for node in &all {
-        play.until(node, "is still adopted", adopted).await?;
+        scenario.until(node, "is still adopted", adopted).await?;
     }
-    assert_eq!(look(&play, &all).await?, before, "nothing was restarted or written");
-    play.set_image("rpc00", "seid:v2").await?;
-    play.settled("rpc00").await?;
+    assert_eq!(
+        pods_and_generations(&scenario, &all).await?,
+        before,
+        "a pod was restarted or a StatefulSet written"
+    );
+    scenario.set_image("rpc00", "seid:v2").await?;
+    scenario.settled("rpc00").await?;
     let others: Vec<String> = all.iter().filter(|node| *node != "rpc00").cloned().collect();
     let untouched = before.into_iter().filter(|(node, _, _)| node != "rpc00").collect();
-    assert_eq!(look(&play, &others).await?, untouched, "that one only");
-    let pod = play.pods().get("rpc00-0").await?.spec.context("has a spec")?;
-    assert_eq!(pod.termination_grace_period_seconds, Some(120), "and it is ours now");
-    play.close().await
+    assert_eq!(
+        pods_and_generations(&scenario, &others).await?,
+        untouched,
+        "another node was changed"
+    );
+    let pod = scenario.pods().get("rpc00-0").await?.spec.context("has a spec")?;
+    assert_eq!(
+        pod.termination_grace_period_seconds,
+        Some(120),
+        "the pod has the template of the other operator"
+    );
+    scenario.close().await
 }
 
 #[tokio::test]
-async fn taking_over_a_fleet_restarts_nothing_and_tells_every_difference() -> Result<()> {
+async fn taking_over_a_fleet_restarts_nothing_and_reports_every_difference() -> Result<()> {
     take_over("adopt", false).await
 }
 
 #[tokio::test]
-async fn what_others_added_to_a_template_is_no_difference_of_ours() -> Result<()> {
+async fn fields_added_to_a_template_by_others_are_no_difference() -> Result<()> {
     take_over("adopt-foreign", true).await
 }

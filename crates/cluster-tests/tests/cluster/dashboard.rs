@@ -1,7 +1,7 @@
-//! The dashboard: every query of every panel finds something in what was scraped of a real run.
+//! The dashboard: every query of every panel returns data of a real run.
 
 use anyhow::{Context as _, Result, ensure};
-use cluster_tests::play::rpc;
+use cluster_tests::scenario::rpc;
 use sei_rig::Behaviour;
 use serde_json::{Value, json};
 
@@ -12,13 +12,13 @@ const DASHBOARD: &str = "deploy/dashboards/sei-operator.json";
 
 /// Every query, with Grafana's own variables filled in.
 fn queries(dashboard: &Value) -> Result<Vec<String>> {
-    let panels = dashboard["panels"].as_array().context("it has panels")?;
+    let panels = dashboard["panels"].as_array().context("the dashboard has no panels")?;
     let mut queries = Vec::new();
     for panel in panels {
-        let targets = panel["targets"].as_array().context("a panel has targets")?;
+        let targets = panel["targets"].as_array().context("a panel has no targets")?;
         ensure!(!targets.is_empty(), "{panel:#}");
         for target in targets {
-            let query = target["expr"].as_str().context("a target has a query")?;
+            let query = target["expr"].as_str().context("a target has no query")?;
             queries.push(query.replace("$namespace", ".*").replace("$__rate_interval", "10m"));
         }
     }
@@ -26,49 +26,50 @@ fn queries(dashboard: &Value) -> Result<Vec<String>> {
 }
 
 #[tokio::test]
-async fn every_panel_shows_something_of_a_real_run() -> Result<()> {
+async fn every_panel_shows_data_of_a_real_run() -> Result<()> {
     let dashboard: Value = serde_json::from_str(&std::fs::read_to_string(file(DASHBOARD))?)?;
     let scraped = Scraped::open("dashboard").await?;
-    let play = &scraped.play;
+    let scenario = &scraped.scenario;
     for name in ["good", "bad", "held"] {
-        play.run(name, rpc("seid:v1")).await?;
+        scenario.run(name, rpc("seid:v1")).await?;
     }
     let mut recording = Recording::default();
     let before = scraped.until(&["plan_active{controller=\"seinode\",NS} 0"]).await?;
     recording.hold(before, 5);
-    play.set_image("good", "seid:v2").await?;
-    play.settled("good").await?;
-    play.image_is("seid:typo", Behaviour::ImageUnpullable);
-    play.set_image("bad", "seid:typo").await?;
-    play.edit("held", json!({ "spec": { "image": "seid:v2", "update": { "paused": true } } }))
+    scenario.set_image("good", "seid:v2").await?;
+    scenario.settled("good").await?;
+    scenario.set_image_behaviour("seid:typo", Behaviour::ImageUnpullable);
+    scenario.set_image("bad", "seid:typo").await?;
+    scenario
+        .edit("held", json!({ "spec": { "image": "seid:v2", "update": { "paused": true } } }))
         .await?;
     let stalled = "seinode_stalled{NS,name=\"bad\",reason=\"ImagePullFailed\"} 1";
     let held = "seinode_drifted{NS,name=\"held\",reason=\"Paused\"} 1";
     let minute = recording.hold(scraped.until(&[stalled, held]).await?, 5);
     recording.check_queries(minute, &queries(&dashboard)?)?;
-    scraped.play.close().await
+    scraped.scenario.close().await
 }
 
 #[test]
-fn the_dashboard_is_one_that_grafana_takes() -> Result<()> {
+fn the_dashboard_is_valid_for_grafana() -> Result<()> {
     let dashboard: Value = serde_json::from_str(&std::fs::read_to_string(file(DASHBOARD))?)?;
     for key in ["uid", "title", "schemaVersion", "templating", "time"] {
         assert!(!dashboard[key].is_null(), "{key}");
     }
-    let panels = dashboard["panels"].as_array().context("it has panels")?;
-    let place = |panel: &Value| {
-        let at = |key: &str| panel["gridPos"][key].as_i64().context("a panel has a place");
+    let panels = dashboard["panels"].as_array().context("the dashboard has no panels")?;
+    let position = |panel: &Value| {
+        let at = |key: &str| panel["gridPos"][key].as_i64().context("a panel has no position");
         anyhow::Ok((at("x")?, at("y")?, at("w")?, at("h")?))
     };
     for (index, panel) in panels.iter().enumerate() {
-        let (x, y, w, h) = place(panel)?;
+        let (x, y, w, h) = position(panel)?;
         assert!(x >= 0 && y >= 0 && w > 0 && h > 0 && x + w <= 24, "{panel:#}");
         assert!(!panel["title"].as_str().unwrap_or_default().is_empty(), "{panel:#}");
-        for other in &panels[index + 1..] {
-            assert_ne!(panel["id"], other["id"]);
-            let (left, top, width, height) = place(other)?;
+        for right in &panels[index + 1..] {
+            assert_ne!(panel["id"], right["id"]);
+            let (left, top, width, height) = position(right)?;
             let apart = x + w <= left || left + width <= x || y + h <= top || top + height <= y;
-            assert!(apart, "{} lies on {}", panel["title"], other["title"]);
+            assert!(apart, "{} overlaps {}", panel["title"], right["title"]);
         }
     }
     queries(&dashboard).map(drop)

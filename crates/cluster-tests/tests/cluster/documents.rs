@@ -1,4 +1,4 @@
-//! Commands in documents are commands that were run.
+//! Every command in a document is run by a test.
 
 use std::fs;
 
@@ -6,14 +6,11 @@ use anyhow::Result;
 use cluster_tests::docs::sections;
 use cluster_tests::install::repository;
 
-/// Commands that no test here can run, and what runs them instead.
+/// Commands that no test here can run, and the reason or what runs them instead.
 const RUN_ELSEWHERE: &[(&str, &str)] = &[
-    ("cargo xtask sandbox", "a step of what CI runs"),
-    ("cargo xtask test", "what CI runs, this test among it"),
-    (
-        "cargo xtask image",
-        "the image of the install tests is written by it, into a folder of theirs",
-    ),
+    ("cargo xtask sandbox", "a step of CI"),
+    ("cargo xtask test", "CI runs it, including this test"),
+    ("cargo xtask image", "the install tests use it to write their image into a temporary folder"),
     (
         "skopeo copy oci-archive:target/sei-operator.oci.tar \
          docker://registry.example.org/sei-operator:0.0.0",
@@ -21,7 +18,7 @@ const RUN_ELSEWHERE: &[(&str, &str)] = &[
     ),
 ];
 
-/// All documents with commands for people.
+/// All documents that may contain commands.
 fn documents() -> Result<Vec<String>> {
     let mut documents = vec!["README.md".to_owned()];
     for entry in fs::read_dir(repository().join("docs"))? {
@@ -35,7 +32,7 @@ fn documents() -> Result<Vec<String>> {
     Ok(documents)
 }
 
-/// The text of every test of this program.
+/// The source of all tests of this program.
 fn tests() -> Result<String> {
     let mut text = String::new();
     let mut folders = vec![repository().join("crates/cluster-tests/tests/cluster")];
@@ -52,8 +49,8 @@ fn tests() -> Result<String> {
     Ok(text)
 }
 
-/// A section's commands are run by whoever calls `follow` or takes them by `commands` with its
-/// document and heading, those of a whole document by whoever calls `follow_all` with it.
+/// A test runs the commands of a section if it calls `follow` or `commands` with its document and
+/// heading, and those of a whole document if it calls `follow_all` with it.
 #[test]
 fn every_command_in_a_document_is_run() -> Result<()> {
     let tests = tests()?;
@@ -64,9 +61,9 @@ fn every_command_in_a_document_is_run() -> Result<()> {
         }
         for section in sections(&document)? {
             let place = format!("\"{document}\", \"{}\"", section.heading);
-            let calls = ["&shell", "shell"].map(|shell| format!("follow({shell}, {place}"));
-            let taken = format!("commands(\"{document}\", \"{}\")", section.heading);
-            if calls.iter().any(|call| tests.contains(call)) || tests.contains(&taken) {
+            let follows = ["&shell", "shell"].map(|shell| format!("follow({shell}, {place}"));
+            let call = format!("commands(\"{document}\", \"{}\")", section.heading);
+            if follows.iter().any(|follow| tests.contains(follow)) || tests.contains(&call) {
                 continue;
             }
             let lines = section.blocks.iter().flat_map(|block| block.lines());

@@ -1,4 +1,4 @@
-//! What people install, as they install it.
+//! The installation, done as documented.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use cluster_tests::install::{
-    Contained, NAMESPACE, POD_NAME, Shell, documents, prometheus_definitions, repository,
+    InstalledOperator, NAMESPACE, POD_NAME, Shell, documents, prometheus_definitions, repository,
 };
-use cluster_tests::{boot, docs, minor, scene, wait_for};
+use cluster_tests::{boot, docs, minor, test_context, wait_for};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
@@ -23,7 +23,7 @@ use crate::process::get;
 
 const CHART: &str = "deploy/chart/sei-operator";
 
-/// Everything optional.
+/// Values that enable everything optional.
 const EVERYTHING: &str = "--set metrics.serviceMonitor.enabled=true \
     --set metrics.prometheusRule.enabled=true \
     --set metrics.prometheusRule.statefulSetOverride=true --set networkPolicy.enabled=true \
@@ -31,7 +31,7 @@ const EVERYTHING: &str = "--set metrics.serviceMonitor.enabled=true \
     --set sidecarToken.existingSecret=sidecar-caller \
     --set metrics.prometheusRule.runbookBase=https://git.example.org/sei-operator/";
 
-/// Nothing that can be left out.
+/// Values that disable everything that can be left out.
 const NOTHING: &str = "--set crds.install=false --set serviceAccount.create=false \
     --set rbac.create=false --set podDisruptionBudget.enabled=false";
 
@@ -41,18 +41,18 @@ fn template(arguments: &str) -> String {
     format!("helm template sei-operator {CHART} --namespace {NAMESPACE} {arguments}")
 }
 
-/// Runs the commands of a section as they are written.
+/// Runs the commands of a section as written.
 fn follow(shell: &Shell, document: &str, heading: &str) -> Result<String> {
     shell.run(&docs::commands(document, heading)?)
 }
 
-/// The server judges every object, and keeps none.
+/// The server validates every object by dry run.
 #[tokio::test]
-async fn the_server_accepts_everything_that_is_rendered() -> Result<()> {
-    let scene = scene("rendered").await?;
-    let shell = Shell::on(scene.plane())?;
+async fn the_server_accepts_every_rendered_manifest() -> Result<()> {
+    let context = test_context("rendered").await?;
+    let shell = Shell::on(context.plane())?;
     for definition in prometheus_definitions()? {
-        scene.plane().install(&serde_saphyr::from_str(&definition)?).await?;
+        context.plane().install(&serde_saphyr::from_str(&definition)?).await?;
     }
     let inline = "--set-json platform.config='{\"images\":{\"sidecar\":\"a:1\"}}'";
     for command in [
@@ -70,19 +70,19 @@ async fn the_server_accepts_everything_that_is_rendered() -> Result<()> {
            echo ---; cat $file; done"
             .to_owned(),
     ] {
-        let rendered = shell.run(&command)?.replace(NAMESPACE, &scene.namespace);
+        let rendered = shell.run(&command)?.replace(NAMESPACE, &context.namespace);
         let objects = documents(&rendered)?.len();
         let apply = format!(
             "kubectl --namespace {} apply --server-side --force-conflicts --dry-run=server -f -",
-            scene.namespace
+            context.namespace
         );
-        let told = shell.run_with(&apply, &rendered).context(command.clone())?;
-        assert_eq!(told.lines().count(), objects, "{command}: {told}");
+        let output = shell.run_with(&apply, &rendered).context(command.clone())?;
+        assert_eq!(output.lines().count(), objects, "{command}: {output}");
     }
     Ok(())
 }
 
-/// An object as both ways of installing should make it: without what only helm stamps.
+/// The objects by kind and name, without the metadata that only helm adds.
 fn by_name(text: &str) -> Result<BTreeMap<String, Value>> {
     let mut objects = BTreeMap::new();
     for mut object in documents(text)? {
@@ -100,7 +100,7 @@ fn by_name(text: &str) -> Result<BTreeMap<String, Value>> {
         if let (true, Some(fields)) = (is_empty, metadata.as_object_mut()) {
             fields.remove("annotations");
         }
-        // Kustomize does not know that these have no namespace; servers do, and drop it.
+        // Kustomize adds a namespace to these cluster-wide objects; servers drop it.
         let is_policy = object["kind"].as_str().is_some_and(|kind| kind.starts_with("Validating"));
         if let (true, Some(fields)) = (is_policy, object["metadata"].as_object_mut()) {
             fields.remove("namespace");
@@ -111,7 +111,7 @@ fn by_name(text: &str) -> Result<BTreeMap<String, Value>> {
     Ok(objects)
 }
 
-/// Turns on what the two examples leave out, each with its condition.
+/// Uncomments the optional parts of the two examples.
 const UNCOMMENT: &str = "sed -i 's/# - /- /' config/example/kustomization.yaml
     sed -i 's/# \\( *[a-zA-Z]*:\\( \\|$\\)\\)/\\1/' deploy/samples/values.yaml";
 
@@ -125,10 +125,10 @@ fn helm_and_kustomize_install_the_same() -> Result<()> {
         let helm = by_name(&run(&template("--values deploy/samples/values.yaml"))?)?;
         let mut kustomize = by_name(&run("kubectl kustomize config/example")?)?;
         let platform = kustomize.remove("ConfigMap sei-controller-config");
-        assert!(platform.is_some(), "the overlay brings its platform along");
-        // Helm makes it by a flag.
+        assert!(platform.is_some(), "the overlay has no platform configuration");
+        // Helm creates the namespace by a flag.
         let namespace = kustomize.remove(&format!("Namespace {NAMESPACE}"));
-        assert!(namespace.is_some(), "the overlay brings its namespace along");
+        assert!(namespace.is_some(), "the overlay has no namespace");
         assert_eq!(names(&helm), names(&kustomize));
         for (name, object) in &helm {
             assert_eq!(object, &kustomize[name], "{name}");
@@ -141,17 +141,17 @@ fn helm_and_kustomize_install_the_same() -> Result<()> {
 #[test]
 fn a_single_replica_has_no_disruption_budget() -> Result<()> {
     let shell = Shell::without_cluster()?;
-    for (replicas, is_there) in [(1, false), (2, true)] {
+    for (replicas, is_expected) in [(1, false), (2, true)] {
         let rendered = shell.run(&template(&format!("{PLATFORM} --set replicas={replicas}")))?;
-        let kinds = documents(&rendered)?.into_iter().map(|one| one["kind"].clone());
-        let has = kinds.into_iter().any(|kind| kind == "PodDisruptionBudget");
-        assert_eq!(has, is_there, "{replicas}");
+        let kinds = documents(&rendered)?.into_iter().map(|object| object["kind"].clone());
+        let has_budget = kinds.into_iter().any(|kind| kind == "PodDisruptionBudget");
+        assert_eq!(has_budget, is_expected, "{replicas}");
     }
     Ok(())
 }
 
 #[test]
-fn runbooks_are_where_the_values_say() -> Result<()> {
+fn runbook_urls_follow_the_values() -> Result<()> {
     let shell = Shell::without_cluster()?;
     let rendered = shell.run(&template(&format!("{PLATFORM} {EVERYTHING}")))?;
     let urls = rendered.lines().filter_map(|line| line.trim().strip_prefix("runbook_url: "));
@@ -163,27 +163,31 @@ fn runbooks_are_where_the_values_say() -> Result<()> {
     Ok(())
 }
 
-/// Samples are copied together, so each must find somebody to talk to among the others.
+/// Samples are installed together, so each must select a peer among the others.
 #[test]
 fn every_sample_finds_peers_among_the_others() -> Result<()> {
     let shell = Shell::without_cluster()?;
     for files in ["deploy/samples/nodes/*.yaml", "deploy/samples/fleet.yaml"] {
         let text = shell.run(&format!("for file in {files}; do echo ---; cat $file; done"))?;
-        let read = |one: Value| Ok(serde_json::from_value::<SeiNode>(one)?);
+        let read = |object: Value| Ok(serde_json::from_value::<SeiNode>(object)?);
         let nodes = documents(&text)?.into_iter().map(read).collect::<Result<Vec<_>>>()?;
         assert!(nodes.len() > 4, "{files}");
         for node in &nodes {
             let name = &node.metadata.name;
-            let others = || nodes.iter().filter(|other| other.metadata.name != *name);
+            let others = || nodes.iter().filter(|candidate| candidate.metadata.name != *name);
             let sources = node.spec.peers.iter().flatten();
-            let selectors: Vec<_> = sources.filter_map(|one| one.label.as_ref()).collect();
+            let selectors: Vec<_> = sources.filter_map(|source| source.label.as_ref()).collect();
             assert!(!selectors.is_empty(), "{name:?}");
             for label in selectors {
-                let is_meant = |other: &SeiNode| {
-                    let labels = other.metadata.labels.clone().unwrap_or_default();
+                let is_selected = |candidate: &SeiNode| {
+                    let labels = candidate.metadata.labels.clone().unwrap_or_default();
                     label.selector.iter().all(|(key, value)| labels.get(key) == Some(value))
                 };
-                assert!(others().any(is_meant), "{name:?} finds nobody by {:?}", label.selector);
+                assert!(
+                    others().any(is_selected),
+                    "{name:?} selects no peer by {:?}",
+                    label.selector
+                );
             }
         }
         let secrets = nodes.iter().filter_map(|node| {
@@ -191,28 +195,28 @@ fn every_sample_finds_peers_among_the_others() -> Result<()> {
             Some(key.secret.as_ref()?.secret_name.clone())
         });
         let secrets: Vec<String> = secrets.collect();
-        let once: std::collections::BTreeSet<&String> = secrets.iter().collect();
-        assert_eq!(once.len(), secrets.len(), "no two nodes sign with one key: {secrets:?}");
+        let unique: std::collections::BTreeSet<&String> = secrets.iter().collect();
+        assert_eq!(unique.len(), secrets.len(), "two nodes share a signing key: {secrets:?}");
     }
     Ok(())
 }
 
-/// Nodes go with their definition, and volumes with nodes.
+/// Deleting the CRD would delete the nodes, and deleting nodes their volumes.
 #[test]
 fn uninstalling_by_kustomize_leaves_the_definitions() -> Result<()> {
     let shell = Shell::without_cluster()?;
     let of = |overlay: &str| by_name(&shell.run(&format!("kubectl kustomize {overlay}"))?);
-    let (mut all, less) = (of("config/example")?, of("config/uninstall")?);
-    let definition = all.remove("CustomResourceDefinition seinodes.sei.io");
-    assert!(definition.is_some(), "it is installed");
-    assert_eq!(all, less);
+    let (mut installed, uninstalled) = (of("config/example")?, of("config/uninstall")?);
+    let definition = installed.remove("CustomResourceDefinition seinodes.sei.io");
+    assert!(definition.is_some(), "the CRD is not installed");
+    assert_eq!(installed, uninstalled);
     Ok(())
 }
 
 #[test]
 fn a_wrong_value_is_refused_by_name() -> Result<()> {
     let shell = Shell::without_cluster()?;
-    for (arguments, told) in [
+    for (arguments, message) in [
         ("--set replicas=0", "at '/replicas': minimum: got 0, want 1"),
         ("--set replica=2", "additional properties 'replica' not allowed"),
         ("--set image.pullPolicy=Sometimes", "at '/image/pullPolicy': value must be one of"),
@@ -224,19 +228,19 @@ fn a_wrong_value_is_refused_by_name() -> Result<()> {
     ] {
         let outcome = shell.run(&template(&format!("{PLATFORM} {arguments}")));
         let refusal = format!("{:#}", outcome.err().with_context(|| arguments.to_owned())?);
-        assert!(refusal.contains(told), "{arguments}: {refusal}");
+        assert!(refusal.contains(message), "{arguments}: {refusal}");
     }
     Ok(())
 }
 
-/// The schema refuses what is not in it, so that it holds nothing that nobody can read about.
+/// The schema refuses unknown values, so every value in it must be documented in values.yaml.
 #[test]
 fn every_value_that_may_be_set_is_explained() -> Result<()> {
     fn check(schema: &Value, values: &Value, path: &str) {
         let Some(properties) = schema["properties"].as_object() else { return };
         for (name, schema) in properties {
             let path = format!("{path}.{name}");
-            // Two that are not the chart's: helm's own, and one of Kubernetes that few set.
+            // Two exceptions: a value of helm itself, and a rarely used field of Kubernetes.
             if [".global", ".resources.claims"].contains(&path.as_str()) {
                 continue;
             }
@@ -259,19 +263,20 @@ fn the_sample_platform_is_complete_and_the_same_everywhere() -> Result<()> {
     Ok(())
 }
 
-/// Pod Security is judged by the server itself.
+/// The server itself enforces Pod Security.
 #[tokio::test]
 async fn the_restricted_profile_admits_the_operators_pod() -> Result<()> {
-    let scene = scene("restricted").await?;
-    let shell = Shell::on(scene.plane())?;
+    let context = test_context("restricted").await?;
+    let shell = Shell::on(context.plane())?;
     let label =
         json!({ "metadata": { "labels": { "pod-security.kubernetes.io/enforce": "restricted" } } });
-    let namespaces: Api<Namespace> = Api::all(scene.admin.clone());
-    namespaces.patch(&scene.namespace, &PatchParams::default(), &Patch::Merge(&label)).await?;
+    let namespaces: Api<Namespace> = Api::all(context.admin.clone());
+    namespaces.patch(&context.namespace, &PatchParams::default(), &Patch::Merge(&label)).await?;
     let rendered = shell.run(&template(PLATFORM))?;
-    let deployment = documents(&rendered)?.into_iter().find(|one| one["kind"] == "Deployment");
-    let template = deployment.context("there is a Deployment")?["spec"]["template"].clone();
-    let pods: Api<Pod> = Api::namespaced(scene.admin.clone(), &scene.namespace);
+    let deployment =
+        documents(&rendered)?.into_iter().find(|object| object["kind"] == "Deployment");
+    let template = deployment.context("there is no Deployment")?["spec"]["template"].clone();
+    let pods: Api<Pod> = Api::namespaced(context.admin.clone(), &context.namespace);
     let create = async |mut template: Value| {
         template["metadata"]["name"] = json!("operator");
         let pod: Pod = serde_json::from_value(template)?;
@@ -281,7 +286,7 @@ async fn the_restricted_profile_admits_the_operators_pod() -> Result<()> {
     create(template.clone()).await??;
     let mut looser = template;
     looser["spec"]["containers"][0]["securityContext"]["capabilities"] = json!({});
-    let refusal = create(looser).await?.err().context("a looser one is refused")?.to_string();
+    let refusal = create(looser).await?.err().context("a looser pod was accepted")?.to_string();
     assert!(refusal.contains("violates PodSecurity"), "{refusal}");
     Ok(())
 }
@@ -295,9 +300,9 @@ fn set_of(name: &str, key: &str, replicas: i32) -> Value {
                 "spec": { "containers": [{ "name": "seid", "image": "seid:v1" }] } } } })
 }
 
-/// On a plane of its own: a policy holds for a whole cluster, and others have reasons to break it.
+/// Needs its own plane: the policy applies to the whole cluster, and other tests violate it.
 #[tokio::test]
-async fn a_second_replica_is_refused_however_it_is_asked_for() -> Result<()> {
+async fn every_way_to_request_a_second_replica_is_refused() -> Result<()> {
     let plane = boot().await?;
     let shell = Shell::on(&plane)?;
     let only = "--set admissionPolicy.enabled=true --show-only templates/admission-policy.yaml";
@@ -308,113 +313,119 @@ async fn a_second_replica_is_refused_however_it_is_asked_for() -> Result<()> {
         let object: StatefulSet = serde_json::from_value(object)?;
         anyhow::Ok(sets.create(&PostParams::default(), &object).await)
     };
-    create(set_of("ours", "sei.io/node", 1)).await??;
-    create(set_of("theirs", "app", 2)).await??;
+    create(set_of("node", "sei.io/node", 1)).await??;
+    create(set_of("foreign", "app", 2)).await??;
     let params = PatchParams::default();
     let replicas = |count: i32| Patch::Merge(json!({ "spec": { "replicas": count } }));
     let dry = PatchParams { dry_run: true, ..PatchParams::default() };
-    let refused = |told: Result<(), kube::Error>| match told {
+    let refused = |result: Result<(), kube::Error>| match result {
         Err(kube::Error::Api(refusal)) => refusal.message.contains("has at most one replica"),
         _ => false,
     };
     wait_for("the policy is in force", async || {
-        let told = sets.patch("ours", &dry, &replicas(2)).await.map(drop);
-        Ok(refused(told).then_some(()))
+        let result = sets.patch("node", &dry, &replicas(2)).await.map(drop);
+        Ok(refused(result).then_some(()))
     })
     .await?;
-    assert!(refused(sets.patch("ours", &params, &replicas(2)).await.map(drop)));
-    assert!(refused(sets.patch_scale("ours", &params, &replicas(2)).await.map(drop)));
+    assert!(refused(sets.patch("node", &params, &replicas(2)).await.map(drop)));
+    assert!(refused(sets.patch_scale("node", &params, &replicas(2)).await.map(drop)));
     assert!(refused(create(set_of("new", "sei.io/node", 2)).await?.map(drop)));
-    // Taking the label away, in the same write or before, helps nobody.
+    // Removing the label, in the same write or before, does not bypass the policy.
     let label = json!({ "labels": { "sei.io/node": null } });
     let both = Patch::Merge(json!({ "metadata": label, "spec": { "replicas": 2 } }));
-    assert!(refused(sets.patch("ours", &params, &both).await.map(drop)));
-    sets.patch("ours", &params, &Patch::Merge(json!({ "metadata": label }))).await?;
-    assert!(refused(sets.patch_scale("ours", &params, &replicas(2)).await.map(drop)));
+    assert!(refused(sets.patch("node", &params, &both).await.map(drop)));
+    sets.patch("node", &params, &Patch::Merge(json!({ "metadata": label }))).await?;
+    assert!(refused(sets.patch_scale("node", &params, &replicas(2)).await.map(drop)));
     for count in [0, 1] {
-        sets.patch("ours", &params, &replicas(count)).await?;
-        sets.patch_scale("ours", &params, &replicas(1 - count)).await?;
+        sets.patch("node", &params, &replicas(count)).await?;
+        sets.patch_scale("node", &params, &replicas(1 - count)).await?;
     }
-    sets.patch("theirs", &params, &replicas(3)).await?;
-    sets.patch_scale("theirs", &params, &replicas(4)).await?;
+    sets.patch("foreign", &params, &replicas(3)).await?;
+    sets.patch_scale("foreign", &params, &replicas(4)).await?;
     Ok(())
 }
 
-/// A cluster in which nothing of ours is.
+/// A cluster without the operator's objects.
 async fn bare_lane() -> Result<Arc<Lane>> {
     let folder = sei_rig::bin_dir(&minor())?;
     let plane = ControlPlane::boot(&folder, Options::default()).await?;
     Ok(Arc::new(Lane::start(plane)?))
 }
 
-/// What the server answers to a review that this user asks for.
+/// The status of a review that this user requests.
 fn review(shell: &Shell, user: &str, kind: &str, spec: &Value) -> Result<Value> {
     let group = if kind == "TokenReview" { "authentication" } else { "authorization" };
-    let asked = json!({ "apiVersion": format!("{group}.k8s.io/v1"), "kind": kind, "spec": spec });
-    let ask = format!("kubectl create --as={user} --validate=false --output=json --filename=-");
-    let told: Value = serde_json::from_str(&shell.run_with(&ask, &asked.to_string())?)?;
-    Ok(told["status"].clone())
+    let request = json!({ "apiVersion": format!("{group}.k8s.io/v1"), "kind": kind, "spec": spec });
+    let command = format!("kubectl create --as={user} --validate=false --output=json --filename=-");
+    let response: Value = serde_json::from_str(&shell.run_with(&command, &request.to_string())?)?;
+    Ok(response["status"].clone())
 }
 
-/// Somebody who may ask for any review.
+/// A user who may request any review.
 const ADMIN: &str = "admin --as-group=system:masters";
 
-/// Whether somebody may call the sidecar of a node, as its proxy asks. Nothing else can tell: `auth
-/// can-i` looks up kinds, and this one is not installed.
-fn may_call_sidecars(shell: &Shell, asker: &str, who: &Value, namespace: &str) -> Result<bool> {
+/// Whether a user may call the sidecar of a node, by the same review that its proxy requests. `auth
+/// can-i` does not work here: it resolves kinds, and this kind is not installed.
+fn may_call_sidecars(
+    shell: &Shell,
+    reviewer: &str,
+    caller: &Value,
+    namespace: &str,
+) -> Result<bool> {
     for verb in ["create", "get"] {
         let mut spec = json!({ "resourceAttributes": { "group": "sei.io", "verb": verb,
             "resource": "seinodetasks", "namespace": namespace, "name": "rpc-0" } });
-        spec["user"] = who["username"].clone();
-        spec["groups"] = who["groups"].clone();
-        if review(shell, asker, "SubjectAccessReview", &spec)?["allowed"] != true {
+        spec["user"] = caller["username"].clone();
+        spec["groups"] = caller["groups"].clone();
+        if review(shell, reviewer, "SubjectAccessReview", &spec)?["allowed"] != true {
             return Ok(false);
         }
     }
     Ok(true)
 }
 
-/// No pod is made under an account that is not there (this plane's servers do not check it), and the
-/// proxy in it asks under that account who is calling and whether they may.
-fn the_proxy_lets_in(shell: &Shell, token: &str) -> Result<()> {
+/// Checks that the pod's service account exists, which this control plane does not enforce, and
+/// that the proxy under that account may review the caller's token and permissions.
+fn check_proxy_admits(shell: &Shell, token: &str) -> Result<()> {
     let of = "kubectl --namespace=pacific-1 get";
     let account =
         shell.run(&format!("{of} pod rpc-0-0 -o jsonpath={{.spec.serviceAccountName}}"))?;
     shell.run(&format!("{of} serviceaccount {account}"))?;
     let account = format!("system:serviceaccount:pacific-1:{account}");
-    let told = review(shell, &account, "TokenReview", &json!({ "token": token }))?;
-    assert_eq!(told["authenticated"], true, "{told}");
-    assert!(may_call_sidecars(shell, &account, &told["user"], "pacific-1")?, "{told}");
+    let reviewed = review(shell, &account, "TokenReview", &json!({ "token": token }))?;
+    assert_eq!(reviewed["authenticated"], true, "{reviewed}");
+    assert!(may_call_sidecars(shell, &account, &reviewed["user"], "pacific-1")?, "{reviewed}");
     Ok(())
 }
 
-/// The operator leads in its namespace, a node comes up, and takes an image: by the rights and the
-/// image that were installed, and the commands that are documented.
-async fn runs_a_node(lane: &Lane, shell: Shell) -> Result<()> {
+/// Checks that the installed operator leads in its namespace, starts a node and updates its image,
+/// with the installed permissions and image, and by the documented commands.
+async fn check_operator_runs_a_node(lane: &Lane, shell: Shell) -> Result<()> {
     let plane = lane.plane();
-    let operator = Contained::start(plane, &shell)?;
-    let lives = wait_for("it answers from its image", async || {
-        let answer = get(operator.health, "/healthz").await.unwrap_or_default();
-        Ok(answer.starts_with("HTTP/1.1 200").then_some(()))
+    let operator = InstalledOperator::start(plane, &shell)?;
+    let is_alive = wait_for("the operator's health probe succeeds", async || {
+        let response = get(operator.health, "/healthz").await.unwrap_or_default();
+        Ok(response.starts_with("HTTP/1.1 200").then_some(()))
     });
-    lives.await.with_context(|| operator.log())?;
+    is_alive.await.with_context(|| operator.log())?;
     let leases: Api<Lease> = Api::namespaced(plane.client(User::Admin)?, NAMESPACE);
-    let leads = wait_for("it leads", async || {
-        let holder = leases.get_opt(LEASE_NAME).await?.and_then(|one| one.spec?.holder_identity);
+    let is_leader = wait_for("the operator leads", async || {
+        let holder =
+            leases.get_opt(LEASE_NAME).await?.and_then(|lease| lease.spec?.holder_identity);
         Ok(holder.filter(|holder| holder == POD_NAME).map(drop))
     });
-    leads.await.with_context(|| operator.log())?;
-    // A sidecar listens to the account that was installed, and to nobody else.
+    is_leader.await.with_context(|| operator.log())?;
+    // Sidecars accept only the token of the installed account.
     lane.kubelet().sidecars().demand_token("pacific-1", Some(&operator.token));
     let token = operator.token.clone();
-    // Its shell must not hold up the kubelet, which lives in this process.
-    let played = tokio::task::spawn_blocking(move || {
-        let told = follow(&shell, "docs/install.md", "A first node")?;
-        the_proxy_lets_in(&shell, &token)?;
-        anyhow::Ok(told)
+    // The shell must not block the kubelet, which runs in this process.
+    let followed = tokio::task::spawn_blocking(move || {
+        let output = follow(&shell, "docs/install.md", "A first node")?;
+        check_proxy_admits(&shell, &token)?;
+        anyhow::Ok(output)
     });
-    let told = played.await?.with_context(|| operator.log())?;
-    assert!(told.contains("rpc-0"), "{told}");
+    let output = followed.await?.with_context(|| operator.log())?;
+    assert!(output.contains("rpc-0"), "{output}");
     let nodes: Api<SeiNode> = Api::namespaced(plane.client(User::Admin)?, "pacific-1");
     let image = nodes.get("rpc-0").await?.status.and_then(|status| status.current_image);
     assert_eq!(image.as_deref(), Some("registry.example.org/seid:v6.6.0"));
@@ -428,7 +439,7 @@ async fn installed_by_helm_the_operator_runs_a_node_with_its_own_rights() -> Res
     let lane = bare_lane().await?;
     let shell = Shell::on(lane.plane())?;
     follow(&shell, "docs/install.md", "With helm")?;
-    runs_a_node(&lane, Shell::on(lane.plane())?).await?;
+    check_operator_runs_a_node(&lane, Shell::on(lane.plane())?).await?;
     follow(&shell, "docs/install.md", "Upgrade")?;
     let get = format!("kubectl --namespace {NAMESPACE} get deployment sei-operator -o json");
     let deployment: Value = serde_json::from_str(&shell.run(&get)?)?;
@@ -442,18 +453,18 @@ async fn installed_by_helm_the_operator_runs_a_node_with_its_own_rights() -> Res
     assert!(container.contains("--sidecar-token-file=/var/run/secrets/sidecar/token"));
     let caller = json!({ "username": format!("system:serviceaccount:{NAMESPACE}:sidecar-caller") });
     assert!(may_call_sidecars(&shell, ADMIN, &caller, "pacific-1")?);
-    // What is uninstalled leaves the nodes and what they are made of.
+    // An uninstallation keeps the nodes and their objects.
     follow(&shell, "docs/install.md", "Uninstall with helm")?;
-    only_nodes_are_left(&shell)
+    check_only_nodes_remain(&shell)
 }
 
-fn only_nodes_are_left(shell: &Shell) -> Result<()> {
-    let left = "deployments,clusterroles,clusterrolebindings,crds,seinodes";
-    let left = shell.run(&format!("kubectl get {left} --all-namespaces -o name"))?;
-    assert!(!left.contains("sei-operator"), "{left}");
+fn check_only_nodes_remain(shell: &Shell) -> Result<()> {
+    let kinds = "deployments,clusterroles,clusterrolebindings,crds,seinodes";
+    let remaining = shell.run(&format!("kubectl get {kinds} --all-namespaces -o name"))?;
+    assert!(!remaining.contains("sei-operator"), "{remaining}");
     let definition = "customresourcedefinition.apiextensions.k8s.io/seinodes.sei.io";
-    assert!(left.contains(definition), "{left}");
-    assert!(left.contains("seinode.sei.io/rpc-0"), "{left}");
+    assert!(remaining.contains(definition), "{remaining}");
+    assert!(remaining.contains("seinode.sei.io/rpc-0"), "{remaining}");
     Ok(())
 }
 
@@ -462,14 +473,14 @@ async fn installed_by_kustomize_the_operator_runs_a_node_with_its_own_rights() -
     let lane = bare_lane().await?;
     let shell = Shell::on(lane.plane())?;
     follow(&shell, "docs/install.md", "With kustomize")?;
-    runs_a_node(&lane, Shell::on(lane.plane())?).await?;
+    check_operator_runs_a_node(&lane, Shell::on(lane.plane())?).await?;
     follow(&shell, "docs/install.md", "Uninstall with kustomize")?;
-    only_nodes_are_left(&shell)
+    check_only_nodes_remain(&shell)
 }
 
-/// Without the Go operator itself: its Deployment and what it leaves in a cluster.
+/// Uses the Deployment and the objects of the Go operator, without its program.
 #[tokio::test]
-async fn a_takeover_and_the_way_back_go_as_documented() -> Result<()> {
+async fn a_takeover_and_its_rollback_work_as_documented() -> Result<()> {
     const VARIABLES: &[(&str, &str)] = &[
         ("NAMESPACE", "go-system"),
         ("DEPLOYMENT", "go-manager"),
@@ -490,21 +501,21 @@ async fn a_takeover_and_the_way_back_go_as_documented() -> Result<()> {
         set["spec"]["updateStrategy"] = json!({ "type": "OnDelete" });
         sets.create(&PostParams::default(), &serde_json::from_value(set)?).await?;
     }
-    unserved_kinds_are_found(&shell).await?;
-    // The role is there already on this plane, and helm does not touch what it has not made.
+    check_unserved_kinds_are_found(&shell).await?;
+    // The role exists already on this plane, and helm does not change objects of others.
     shell.run("kubectl delete clusterrole,clusterrolebinding sei-operator")?;
 
     let peer =
         "kubectl --namespace go-system get deployment go-manager -o jsonpath={.spec.replicas}";
     follow(&shell, "docs/takeover.md", "Take over")?;
     assert_eq!(shell.run(peer)?, "0");
-    let ours = shell.run("kubectl --namespace go-system get deployments -o name")?;
-    assert!(ours.contains("deployment.apps/sei-operator"), "{ours}");
+    let deployments = shell.run("kubectl --namespace go-system get deployments -o name")?;
+    assert!(deployments.contains("deployment.apps/sei-operator"), "{deployments}");
     follow(&shell, "docs/takeover.md", "The first minutes")?;
     follow(&shell, "docs/takeover.md", "Go back")?;
     assert_eq!(shell.run(peer)?, "1");
     let strategy = async |name: &str| {
-        anyhow::Ok(sets.get(name).await?.spec.update_strategy.and_then(|one| one.type_))
+        anyhow::Ok(sets.get(name).await?.spec.update_strategy.and_then(|strategy| strategy.type_))
     };
     follow(&shell, "docs/takeover.md", "What OnDelete leaves behind")?;
     assert_eq!(strategy("val").await?.as_deref(), Some("RollingUpdate"));
@@ -514,8 +525,9 @@ async fn a_takeover_and_the_way_back_go_as_documented() -> Result<()> {
     Ok(())
 }
 
-/// Also where their definitions are not installed, which is no error.
-async fn unserved_kinds_are_found(shell: &Shell) -> Result<()> {
+/// Checks that the documented command finds objects of kinds that the operator does not serve, and
+/// that it is no error if their CRDs are not installed.
+async fn check_unserved_kinds_are_found(shell: &Shell) -> Result<()> {
     assert_eq!(follow(shell, "docs/takeover.md", "Before")?, "");
     let definition = json!({ "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition", "metadata": { "name": "seinetworks.sei.io" },
@@ -532,16 +544,16 @@ async fn unserved_kinds_are_found(shell: &Shell) -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_sample_roles_allow_what_they_say() -> Result<()> {
+async fn the_sample_roles_allow_what_they_document() -> Result<()> {
     let plane = boot().await?;
     let shell = Shell::on(&plane)?;
-    let told = follow(&shell, "docs/security.md", "Roles")?;
-    assert!(told.ends_with("yes\n"), "{told}");
+    let output = follow(&shell, "docs/security.md", "Roles")?;
+    assert!(output.ends_with("yes\n"), "{output}");
     shell.run(
         "kubectl create clusterrolebinding callers --clusterrole=sei-sidecar-caller \\
            --group=sidecar-callers",
     )?;
-    for (group, may, what) in [
+    for (group, is_allowed, action) in [
         ("node-authors", true, "delete seinodes"),
         ("node-authors", true, "get pods --subresource=log"),
         ("node-authors", false, "update seinodes --subresource=status"),
@@ -556,15 +568,15 @@ async fn the_sample_roles_allow_what_they_say() -> Result<()> {
         ("sidecar-callers", false, "get seinodes"),
         ("sidecar-callers", false, "get secrets"),
     ] {
-        let ask = format!(
-            "kubectl --namespace=team-a auth can-i {what} --as=anna --as-group={group} || true"
+        let command = format!(
+            "kubectl --namespace=team-a auth can-i {action} --as=anna --as-group={group} || true"
         );
-        let answer = shell.run(&ask)?;
-        assert_eq!(answer.trim(), if may { "yes" } else { "no" }, "{group}: {what}");
+        let allowed = shell.run(&command)?;
+        assert_eq!(allowed.trim(), if is_allowed { "yes" } else { "no" }, "{group}: {action}");
     }
-    for (group, may) in [("node-authors", false), ("sidecar-callers", true)] {
-        let who = json!({ "username": "anna", "groups": [group] });
-        assert_eq!(may_call_sidecars(&shell, ADMIN, &who, "team-a")?, may, "{group}");
+    for (group, is_allowed) in [("node-authors", false), ("sidecar-callers", true)] {
+        let caller = json!({ "username": "anna", "groups": [group] });
+        assert_eq!(may_call_sidecars(&shell, ADMIN, &caller, "team-a")?, is_allowed, "{group}");
     }
     Ok(())
 }

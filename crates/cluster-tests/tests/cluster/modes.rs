@@ -1,9 +1,9 @@
-//! Every mode from its creation until it runs, and what the operator asks for on the way.
+//! Every mode from its creation until it runs, and the permissions that the operator uses.
 
 use std::collections::BTreeSet;
 
 use anyhow::Result;
-use cluster_tests::play::{Play, rpc, says, validator};
+use cluster_tests::scenario::{Scenario, condition_text, rpc, validator};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{Api, DeleteParams, PostParams};
 use sei_api::SeiNode;
@@ -48,30 +48,34 @@ pub(crate) fn modes() -> Vec<(&'static str, Value)> {
 
 #[tokio::test]
 async fn every_mode_runs_with_no_pod_deleted_and_no_second_plan() -> Result<()> {
-    let play = Play::open("modes").await?;
-    play.validator_keys("signing", "p2p").await?;
+    let scenario = Scenario::open("modes").await?;
+    scenario.create_validator_keys("signing", "p2p").await?;
     for (name, spec) in modes() {
-        play.create(name, spec).await?;
+        scenario.create(name, spec).await?;
     }
-    play.create("signer", validator("seid:v1", "signing", "p2p")).await?;
+    scenario.create("signer", validator("seid:v1", "signing", "p2p")).await?;
     for name in modes().iter().map(|(name, _)| *name).chain(["signer"]) {
-        play.settled(name).await?;
-        let status = play.status(name).await?;
+        scenario.settled(name).await?;
+        let status = scenario.status(name).await?;
         assert_eq!(status.last_update, None, "{name}");
-        // M1.4: who was never updated is not said to be.
-        assert_eq!(says(&status, ConditionType::NodeUpdateInProgress), "absent", "{name}");
+        // M1.4: a node that was never updated has no update condition.
+        assert_eq!(
+            condition_text(&status, ConditionType::NodeUpdateInProgress),
+            "absent",
+            "{name}"
+        );
         let pods = if name == "bootstrap" { 2 } else { 1 };
-        assert_eq!(play.pods_seen(name).await?, pods, "{name}");
+        assert_eq!(scenario.pods_seen(name).await?, pods, "{name}");
     }
-    play.close().await
+    scenario.close().await
 }
 
-/// Does everything that the operator has a permission for.
-async fn use_every_permission(play: &Play) -> Result<()> {
-    play.validator_keys("signing", "p2p").await?;
-    play.scene.kubelet().treat_claims(&play.scene.namespace, ClaimRule::BindToVolume);
+/// Causes the operator to use every permission.
+async fn use_every_permission(scenario: &Scenario) -> Result<()> {
+    scenario.create_validator_keys("signing", "p2p").await?;
+    scenario.kubelet().treat_claims(scenario.namespace(), ClaimRule::BindToVolume);
     let claims: Api<PersistentVolumeClaim> =
-        Api::namespaced(play.scene.admin.clone(), &play.scene.namespace);
+        Api::namespaced(scenario.admin(), scenario.namespace());
     let claim = serde_json::from_value(json!({
         "metadata": { "name": "history" },
         "spec": { "accessModes": ["ReadWriteOnce"],
@@ -80,23 +84,27 @@ async fn use_every_permission(play: &Play) -> Result<()> {
     claims.create(&PostParams::default(), &claim).await?;
     let mut imported = rpc("seid:v1");
     imported["dataVolume"] = json!({ "import": { "pvcName": "history" } });
-    play.create("imported", imported).await?;
-    play.create("signer", validator("seid:v1", "signing", "p2p")).await?;
+    scenario.create("imported", imported).await?;
+    scenario.create("signer", validator("seid:v1", "signing", "p2p")).await?;
     let (_, bootstrap) = modes().pop().expect("the last mode is a bootstrap");
-    play.create("boot", bootstrap).await?;
+    scenario.create("boot", bootstrap).await?;
     for name in ["imported", "signer", "boot"] {
-        play.settled(name).await?;
+        scenario.settled(name).await?;
     }
-    play.set_image("signer", "seid:v2").await?;
-    play.settled("signer").await?;
-    // What a wiped status leaves is judged by the server.
-    let nodes: Api<SeiNode> = play.nodes();
+    scenario.set_image("signer", "seid:v2").await?;
+    scenario.settled("signer").await?;
+    // Without a recorded template the operator compares by a dry run on the server.
+    let nodes: Api<SeiNode> = scenario.nodes();
     let wiped = json!({ "status": { "podTemplateHash": null, "podTemplate": null } });
     let patch = kube::api::Patch::Merge(&wiped);
     nodes.patch_status("imported", &kube::api::PatchParams::default(), &patch).await?;
-    play.until("imported", "is judged again", |status| status.pod_template_hash.is_some()).await?;
+    scenario
+        .until("imported", "its template hash is recorded again", |status| {
+            status.pod_template_hash.is_some()
+        })
+        .await?;
     nodes.delete("boot", &DeleteParams::default()).await?;
-    cluster_tests::wait_for("the node is gone", async || {
+    cluster_tests::wait_for("the node is deleted", async || {
         Ok(nodes.get_opt("boot").await?.is_none().then_some(()))
     })
     .await
@@ -104,14 +112,17 @@ async fn use_every_permission(play: &Play) -> Result<()> {
 
 #[tokio::test]
 async fn the_role_grants_exactly_what_is_used() -> Result<()> {
-    let mut play = Play::open_without_operator("rbac").await?;
-    let mut log = play.scene.plane().audit();
-    play.operator = Some(
-        cluster_tests::operator::start(&play.scene, cluster_tests::operator::Setup::default())
-            .await?,
+    let mut scenario = Scenario::open_without_operator("rbac").await?;
+    let mut log = scenario.plane().audit();
+    scenario.operator = Some(
+        cluster_tests::operator::start(
+            &scenario.context,
+            cluster_tests::operator::Setup::default(),
+        )
+        .await?,
     );
-    use_every_permission(&play).await?;
-    let namespace = play.scene.namespace.clone();
+    use_every_permission(&scenario).await?;
+    let namespace = scenario.namespace().to_owned();
     let entries = log.read_new()?;
     let here = entries.iter().filter(|entry| {
         entry.namespace.as_deref() == Some(namespace.as_str())
@@ -134,7 +145,7 @@ async fn the_role_grants_exactly_what_is_used() -> Result<()> {
         .collect();
     let unused: Vec<_> = granted.difference(&used).collect();
     let ungranted: Vec<_> = used.difference(&granted).collect();
-    // An event is patched when it is repeated within minutes, which nothing here is.
+    // An event is patched only when it is repeated within minutes, which does not occur here.
     let rare = [("events.k8s.io/events", "patch")];
     let unused: Vec<_> = unused
         .into_iter()
@@ -144,5 +155,5 @@ async fn the_role_grants_exactly_what_is_used() -> Result<()> {
         unused.is_empty() && ungranted.is_empty(),
         "unused {unused:?}, ungranted {ungranted:?}"
     );
-    play.close().await
+    scenario.close().await
 }

@@ -1,4 +1,4 @@
-//! `kubectl sei` beside an operator at work.
+//! `kubectl sei` next to a running operator.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -10,8 +10,10 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Parser as _;
 use cluster_tests::docs::commands;
 use cluster_tests::operator::{PLATFORM, Setup};
-use cluster_tests::play::{Play, Requests, listed, rpc, says, validator};
-use cluster_tests::{Scene, shared_lane, wait_for};
+use cluster_tests::scenario::{
+    Requests, Scenario, condition_text, format_requests, rpc, validator,
+};
+use cluster_tests::{TestContext, shared_lane, wait_for};
 use futures::{StreamExt as _, TryStreamExt as _};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Namespace;
@@ -26,7 +28,7 @@ use sei_rig::{AuditEntry, User};
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 
-/// The configuration that comes next: another sidecar, another pool for all but validators.
+/// The next configuration: another sidecar, and another node pool for all but validators.
 fn next_platform() -> String {
     PLATFORM
         .replace("seictl:v1", "seictl:v2")
@@ -39,11 +41,11 @@ fn file(text: &str) -> Result<NamedTempFile> {
     Ok(file)
 }
 
-/// Runs the plugin as this user, in the namespace of the play.
-async fn sei_as(user: User, play: &Play, line: &str) -> Result<(String, Exit)> {
+/// Runs the plugin as this user, in the scenario's namespace.
+async fn sei_as(user: User, scenario: &Scenario, line: &str) -> Result<(String, Exit)> {
     let context = CommandContext {
-        client: Some(play.scene.plane().client(user)?),
-        namespace: play.scene.namespace.clone(),
+        client: Some(scenario.plane().client(user)?),
+        namespace: scenario.namespace().to_owned(),
         version: Setup::default().version,
         ..CommandContext::default()
     };
@@ -53,45 +55,45 @@ async fn sei_as(user: User, play: &Play, line: &str) -> Result<(String, Exit)> {
     Ok((String::from_utf8(out)?, exit))
 }
 
-async fn sei(play: &Play, line: &str) -> Result<String> {
-    Ok(sei_as(User::Admin, play, line).await?.0)
+async fn sei(scenario: &Scenario, line: &str) -> Result<String> {
+    Ok(sei_as(User::Admin, scenario, line).await?.0)
 }
 
-/// Another operator takes over, with this configuration.
-async fn take_over(play: &mut Play, platform: &str) -> Result<()> {
-    play.start_with(Setup { platform: platform.to_owned(), ..Setup::default() }).await
+/// Replaces the operator by one with this configuration.
+async fn take_over(scenario: &mut Scenario, platform: &str) -> Result<()> {
+    scenario.start_with(Setup { platform: platform.to_owned(), ..Setup::default() }).await
 }
 
-/// An RPC node that no change of the operator rolls by itself.
+/// The spec of an RPC node that holds operator changes.
 fn held_rpc() -> Value {
     let mut spec = rpc("seid:v1");
     spec["update"] = json!({ "onOperatorChange": "Hold" });
     spec
 }
 
-async fn until_held(play: &Play, name: &str) -> Result<String> {
-    let status = play.until(name, "its update is held", |status| {
-        says(status, ConditionType::PodTemplateDrift).starts_with("True/Held")
+async fn until_held(scenario: &Scenario, name: &str) -> Result<String> {
+    let status = scenario.until(name, "its update is held", |status| {
+        condition_text(status, ConditionType::PodTemplateDrift).starts_with("True/Held")
     });
-    let pending = status.await?.pending_update.context("an update is pending")?;
+    let pending = status.await?.pending_update.context("no update is pending")?;
     Ok(pending.target_hash)
 }
 
 #[tokio::test]
 async fn a_held_update_is_shown_and_released_by_the_right_hash_only() -> Result<()> {
-    let mut play = Play::open("plugin-held").await?;
-    let namespace = play.scene.namespace.clone();
-    play.run("rpc", held_rpc()).await?;
-    let before = play.uid("rpc").await?;
-    let text = sei(&play, "status").await?;
+    let mut scenario = Scenario::open("plugin-held").await?;
+    let namespace = scenario.namespace().to_owned();
+    scenario.run("rpc", held_rpc()).await?;
+    let before = scenario.uid("rpc").await?;
+    let text = sei(&scenario, "status").await?;
     assert!(text.contains("Running   seid:v1   InSync"), "{text}");
-    assert_eq!(sei(&play, "diff").await?, "Nothing differs on 1 node.\n");
-    let refused = sei(&play, "approve rpc").await.unwrap_err().to_string();
+    assert_eq!(sei(&scenario, "diff").await?, "Nothing differs on 1 node.\n");
+    let refused = sei(&scenario, "approve rpc").await.unwrap_err().to_string();
     assert!(refused.ends_with("there is nothing to approve: no update is pending"), "{refused}");
 
-    take_over(&mut play, &next_platform()).await?;
-    let target = until_held(&play, "rpc").await?;
-    let text = sei(&play, "diff rpc").await?;
+    take_over(&mut scenario, &next_platform()).await?;
+    let target = until_held(&scenario, "rpc").await?;
+    let text = sei(&scenario, "diff rpc").await?;
     let release = format!("kubectl sei approve -n {namespace} rpc --hash {target}");
     for part in [
         "cause    Operator: a new operator or platform configuration",
@@ -102,93 +104,98 @@ async fn a_held_update_is_shown_and_released_by_the_right_hash_only() -> Result<
     ] {
         assert!(text.contains(part), "{part}\n{text}");
     }
-    let text = sei(&play, "handover").await?;
+    let text = sei(&scenario, "handover").await?;
     assert!(text.contains("an update (Operator) is held"), "{text}");
 
-    let other = format!("v1:{}", "0".repeat(64));
-    let refused = sei(&play, &format!("approve rpc --hash {other}")).await.unwrap_err();
-    let words = format!(
-        "{namespace}/rpc: {other} is not the target of the pending update; the target is {target}"
+    let wrong_hash = format!("v1:{}", "0".repeat(64));
+    let refused = sei(&scenario, &format!("approve rpc --hash {wrong_hash}")).await.unwrap_err();
+    let message = format!(
+        "{namespace}/rpc: {wrong_hash} is not the target of the pending update; the target is {target}"
     );
-    assert_eq!(refused.to_string(), words);
-    assert_eq!(play.node("rpc").await?.annotations().get("sei.io/approve-update"), None);
-    assert_eq!(play.uid("rpc").await?, before);
+    assert_eq!(refused.to_string(), message);
+    assert_eq!(scenario.node("rpc").await?.annotations().get("sei.io/approve-update"), None);
+    assert_eq!(scenario.uid("rpc").await?, before);
 
-    let text = sei(&play, &format!("approve rpc --hash {target}")).await?;
+    let text = sei(&scenario, &format!("approve rpc --hash {target}")).await?;
     assert!(text.contains("approved v1:"), "{text}");
-    play.settled("rpc").await?;
-    assert_eq!(play.status("rpc").await?.pod_template_hash, Some(target));
-    assert_eq!(play.pods_seen("rpc").await?, 2);
-    play.close().await
+    scenario.settled("rpc").await?;
+    assert_eq!(scenario.status("rpc").await?.pod_template_hash, Some(target));
+    assert_eq!(scenario.pods_seen("rpc").await?, 2);
+    scenario.close().await
 }
 
 #[tokio::test]
-async fn a_pause_holds_and_a_resume_lets_go() -> Result<()> {
-    let play = Play::open("plugin-pause").await?;
-    let namespace = play.scene.namespace.clone();
-    play.run("rpc", rpc("seid:v1")).await?;
-    let before = play.uid("rpc").await?;
-    let text = sei(&play, "pause rpc").await?;
+async fn a_pause_holds_an_update_and_a_resume_releases_it() -> Result<()> {
+    let scenario = Scenario::open("plugin-pause").await?;
+    let namespace = scenario.namespace().to_owned();
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let before = scenario.uid("rpc").await?;
+    let text = sei(&scenario, "pause rpc").await?;
     assert!(text.contains("The node keeps running"), "{text}");
-    assert!(sei(&play, "pause rpc").await?.contains("paused already; nothing was changed"));
-    play.set_image("rpc", "seid:v2").await?;
-    play.until("rpc", "its update is held", |status| {
-        says(status, ConditionType::PodTemplateDrift).starts_with("True/Paused")
-    })
-    .await?;
-    let text = sei(&play, "diff").await?;
+    assert!(sei(&scenario, "pause rpc").await?.contains("paused already; nothing was changed"));
+    scenario.set_image("rpc", "seid:v2").await?;
+    scenario
+        .until("rpc", "its update is held", |status| {
+            condition_text(status, ConditionType::PodTemplateDrift).starts_with("True/Paused")
+        })
+        .await?;
+    let text = sei(&scenario, "diff").await?;
     assert!(text.contains(&format!("release  kubectl sei resume -n {namespace} rpc")), "{text}");
-    let text = sei(&play, "status").await?;
+    let text = sei(&scenario, "status").await?;
     assert!(text.contains("seid:v1 -> seid:v2   Paused"), "{text}");
-    let refused = sei(&play, "approve rpc").await.unwrap_err().to_string();
+    let refused = sei(&scenario, "approve rpc").await.unwrap_err().to_string();
     assert!(refused.contains("use kubectl sei resume"), "{refused}");
-    assert_eq!(play.uid("rpc").await?, before);
-    let text = sei(&play, "resume rpc").await?;
+    assert_eq!(scenario.uid("rpc").await?, before);
+    let text = sei(&scenario, "resume rpc").await?;
     assert!(text.contains("updates are resumed. One is pending (cause Spec)"), "{text}");
-    play.settled("rpc").await?;
-    assert_eq!(play.node("rpc").await?.spec.update.and_then(|one| one.paused), None);
-    assert_eq!(play.pods_seen("rpc").await?, 2);
-    play.close().await
+    scenario.settled("rpc").await?;
+    assert_eq!(scenario.node("rpc").await?.spec.update.and_then(|update| update.paused), None);
+    assert_eq!(scenario.pods_seen("rpc").await?, 2);
+    scenario.close().await
 }
 
 #[tokio::test]
-async fn a_slip_in_a_name_changes_nothing() -> Result<()> {
-    let play = Play::open("plugin-slip").await?;
-    let namespace = play.scene.namespace.clone();
-    play.run("rpc", rpc("seid:v1")).await?;
-    let refused = sei(&play, "pause rpc rcp").await.unwrap_err().to_string();
-    let words = format!("SeiNode rcp not found in namespace {namespace}; existing nodes: rpc");
-    assert_eq!(refused, words);
-    assert!(!play.node("rpc").await?.spec.updates_are_paused());
-    let refused = sei(&play, "explain Stuck").await.unwrap_err().to_string();
+async fn a_mistyped_name_changes_nothing() -> Result<()> {
+    let scenario = Scenario::open("plugin-typo").await?;
+    let namespace = scenario.namespace().to_owned();
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let refused = sei(&scenario, "pause rpc rcp").await.unwrap_err().to_string();
+    let message = format!("SeiNode rcp not found in namespace {namespace}; existing nodes: rpc");
+    assert_eq!(refused, message);
+    assert!(!scenario.node("rpc").await?.spec.updates_are_paused());
+    let refused = sei(&scenario, "explain Stuck").await.unwrap_err().to_string();
     assert!(refused.starts_with("unknown reason Stuck"), "{refused}");
-    assert!(sei(&play, "explain Held").await?.contains("sei.io/approve-update"));
-    play.close().await
+    assert!(sei(&scenario, "explain Held").await?.contains("sei.io/approve-update"));
+    scenario.close().await
 }
 
-/// What the operator's user asks to change in this namespace meanwhile.
+/// The write requests of the operator's user in this namespace while `act` runs.
 async fn writes_during<T>(
-    play: &Play,
+    scenario: &Scenario,
     act: impl Future<Output = Result<T>>,
 ) -> Result<(T, String)> {
-    let mut requests = play.requests();
-    read_up_to(play, &mut requests, "the-first-one").await?;
-    let done = act.await?;
-    let mut seen = read_up_to(play, &mut requests, "the-last-one").await?;
-    seen.retain(|one| !["get", "list"].contains(&one.verb.as_str()));
-    Ok((done, listed(&seen)))
+    let mut requests = scenario.requests();
+    read_up_to(scenario, &mut requests, "start-of-log").await?;
+    let output = act.await?;
+    let mut seen = read_up_to(scenario, &mut requests, "end-of-log").await?;
+    seen.retain(|entry| !["get", "list"].contains(&entry.verb.as_str()));
+    Ok((output, format_requests(&seen)))
 }
 
-/// The log up to a request made now. The server writes it after its answers, so that only an entry
-/// of ours tells that those before it are there.
-async fn read_up_to(play: &Play, log: &mut Requests, name: &str) -> Result<Vec<AuditEntry>> {
-    let client = play.scene.plane().client(User::Operator)?;
-    let nodes: Api<SeiNode> = Api::namespaced(client, &play.scene.namespace);
+/// Reads the log up to a request made now. The server writes the log after its responses, so only
+/// an entry of this request shows that all earlier entries are present.
+async fn read_up_to(
+    scenario: &Scenario,
+    log: &mut Requests,
+    name: &str,
+) -> Result<Vec<AuditEntry>> {
+    let client = scenario.plane().client(User::Operator)?;
+    let nodes: Api<SeiNode> = Api::namespaced(client, scenario.namespace());
     nodes.get_opt(name).await?;
     let mut seen = Vec::new();
     wait_for("the request is in the log", async || {
-        seen.extend(log.new_ones()?);
-        Ok(seen.iter().any(|one| one.name.as_deref() == Some(name)).then_some(()))
+        seen.extend(log.read_new()?);
+        Ok(seen.iter().any(|entry| entry.name.as_deref() == Some(name)).then_some(()))
     })
     .await?;
     Ok(seen)
@@ -196,41 +203,43 @@ async fn read_up_to(play: &Play, log: &mut Requests, name: &str) -> Result<Vec<A
 
 #[tokio::test]
 async fn the_same_config_rolls_nothing_and_writes_nothing() -> Result<()> {
-    let mut play = Play::open("plugin-same").await?;
-    play.validator_keys("signing", "p2p").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    play.run("val", validator("seid:v1", "signing", "p2p")).await?;
-    // It comes to an end with all it has asked for: the log is to be of the plugin alone.
-    play.operator.take().context("an operator runs")?.stop().await?;
+    let mut scenario = Scenario::open("plugin-same").await?;
+    scenario.create_validator_keys("signing", "p2p").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    scenario.run("val", validator("seid:v1", "signing", "p2p")).await?;
+    // A graceful stop: afterwards the log contains requests of the plugin only.
+    scenario.operator.take().context("no operator runs")?.stop().await?;
     let config = file(PLATFORM)?;
     let line = format!("preview --config {}", config.path().display());
-    let previewed = Box::pin(sei_as(User::Operator, &play, &line));
-    let ((text, exit), writes) = writes_during(&play, previewed).await?;
+    let previewed = Box::pin(sei_as(User::Operator, &scenario, &line));
+    let ((text, exit), writes) = writes_during(&scenario, previewed).await?;
     assert!(text.contains("nothing would roll (2 nodes checked)"), "{text}");
     assert_eq!(exit, Exit::Fine);
     assert_eq!(writes, "");
-    play.close().await
+    scenario.close().await
 }
 
-/// What the operator said of nodes that differed.
+/// The pending updates that the operator has reported.
 #[derive(Default)]
-struct Heard {
-    /// The fields, by node.
+struct PendingUpdates {
+    /// The changed fields, by node.
     changes: BTreeMap<String, Vec<FieldChange>>,
-    /// Who rolled, in the order of the server's writes: times of a status are whole seconds.
+    /// The nodes that rolled, in the order of the server's writes: times in a status are whole
+    /// seconds.
     rolled: Vec<String>,
-    /// Nobody listens any more, so nothing can be said.
-    is_over: bool,
+    /// The watch has ended, so the record is incomplete.
+    has_ended: bool,
 }
 
+/// Watches nodes and records their pending updates.
 #[derive(Clone, Default)]
-struct Said(Arc<Mutex<Heard>>);
+struct UpdateWatcher(Arc<Mutex<PendingUpdates>>);
 
-impl Said {
-    async fn listen(play: &Play) -> Result<Self> {
-        let said = Self::default();
-        let mut stream = play.nodes().watch(&WatchParams::default(), "0").await?.boxed();
-        let heard = said.clone();
+impl UpdateWatcher {
+    async fn start(scenario: &Scenario) -> Result<Self> {
+        let watcher = Self::default();
+        let mut stream = scenario.nodes().watch(&WatchParams::default(), "0").await?.boxed();
+        let recorder = watcher.clone();
         tokio::spawn(async move {
             while let Ok(Some(event)) = stream.try_next().await {
                 let (WatchEvent::Added(node) | WatchEvent::Modified(node)) = event else {
@@ -240,105 +249,107 @@ impl Said {
                 let (Some(pending), name) = (status.pending_update, node.name_any()) else {
                     continue;
                 };
-                let mut heard = heard.all();
-                if pending.state == UpdateState::Rolling && !heard.rolled.contains(&name) {
-                    heard.rolled.push(name.clone());
+                let mut updates = recorder.updates();
+                if pending.state == UpdateState::Rolling && !updates.rolled.contains(&name) {
+                    updates.rolled.push(name.clone());
                 }
-                heard.changes.insert(name, pending.changes);
+                updates.changes.insert(name, pending.changes);
             }
-            heard.0.lock().unwrap_or_else(PoisonError::into_inner).is_over = true;
+            recorder.0.lock().unwrap_or_else(PoisonError::into_inner).has_ended = true;
         });
-        Ok(said)
+        Ok(watcher)
     }
 
-    fn all(&self) -> std::sync::MutexGuard<'_, Heard> {
-        let heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        assert!(!heard.is_over, "the watch of nodes has ended");
-        heard
+    fn updates(&self) -> std::sync::MutexGuard<'_, PendingUpdates> {
+        let updates = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        assert!(!updates.has_ended, "the watch of nodes has ended");
+        updates
     }
 }
 
 /// The nodes of a preview with this effect, with their changes, in order.
-fn foreseen(report: &Value, effect: &str) -> Result<Vec<(String, Vec<FieldChange>)>> {
-    let nodes = report["nodes"].as_array().context("it lists nodes")?;
-    let of_effect = nodes.iter().filter(|one| one["effect"] == effect);
+fn previewed_nodes(report: &Value, effect: &str) -> Result<Vec<(String, Vec<FieldChange>)>> {
+    let nodes = report["nodes"].as_array().context("the preview has no nodes")?;
+    let of_effect = nodes.iter().filter(|node| node["effect"] == effect);
     of_effect
-        .map(|one| {
-            let name = one["node"].as_str().context("it has a name")?.to_owned();
-            Ok((name, serde_json::from_value(one["changes"].clone())?))
+        .map(|node| {
+            let name = node["node"].as_str().context("the node has no name")?.to_owned();
+            Ok((name, serde_json::from_value(node["changes"].clone())?))
         })
         .collect()
 }
 
 #[tokio::test]
 async fn a_preview_names_exactly_the_nodes_and_paths_that_then_roll() -> Result<()> {
-    let mut play = Play::open("plugin-preview").await?;
-    play.validator_keys("signing", "p2p").await?;
-    // Its name would make it the first.
-    play.create("a-val", validator("seid:v1", "signing", "p2p")).await?;
-    play.create("held", held_rpc()).await?;
-    play.create("rpc-0", rpc("seid:v1")).await?;
-    play.create("rpc-1", rpc("seid:v1")).await?;
+    let mut scenario = Scenario::open("plugin-preview").await?;
+    scenario.create_validator_keys("signing", "p2p").await?;
+    // By its name alone it would roll first.
+    scenario.create("a-val", validator("seid:v1", "signing", "p2p")).await?;
+    scenario.create("held", held_rpc()).await?;
+    scenario.create("rpc-0", rpc("seid:v1")).await?;
+    scenario.create("rpc-1", rpc("seid:v1")).await?;
     let mut own = rpc("seid:v1");
     own["sidecar"] = json!({ "image": "registry.example.org/seictl:mine" });
-    play.create("own", own).await?;
+    scenario.create("own", own).await?;
     for name in ["a-val", "held", "rpc-0", "rpc-1", "own"] {
-        play.settled(name).await?;
-        play.until_pod(name, "it is ready", |pod| pod.ready).await?;
+        scenario.settled(name).await?;
+        scenario.until_pod(name, "it is ready", |pod| pod.ready).await?;
     }
-    play.kill_operator();
-    // `own` names a sidecar itself, so that nothing of this reaches it.
+    scenario.kill_operator();
+    // The spec of `own` names a sidecar image, so this change does not affect it.
     let sidecar_only = PLATFORM.replace("seictl:v1", "seictl:v2");
     let config = file(&sidecar_only)?;
     let line = format!("preview -o json --all --config {}", config.path().display());
-    let (text, exit) = sei_as(User::Operator, &play, &line).await?;
+    let (text, exit) = sei_as(User::Operator, &scenario, &line).await?;
     assert_eq!(exit, Exit::WouldRoll);
     let report: Value = serde_json::from_str(&text)?;
-    let rolls = foreseen(&report, "RollsInTurn")?;
+    let rolls = previewed_nodes(&report, "RollsInTurn")?;
     let names: Vec<&str> = rolls.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["rpc-0", "rpc-1", "a-val"], "{text}");
-    let held = foreseen(&report, "Held")?;
+    let held = previewed_nodes(&report, "Held")?;
     assert_eq!(held.len(), 1, "{text}");
 
-    let said = Said::listen(&play).await?;
-    take_over(&mut play, &sidecar_only).await?;
-    until_held(&play, "held").await?;
+    let watcher = UpdateWatcher::start(&scenario).await?;
+    take_over(&mut scenario, &sidecar_only).await?;
+    until_held(&scenario, "held").await?;
     for (name, _) in &rolls {
-        play.until(name, "its update is recorded", |status| status.last_update.is_some()).await?;
-        play.settled(name).await?;
+        scenario
+            .until(name, "its update is recorded", |status| status.last_update.is_some())
+            .await?;
+        scenario.settled(name).await?;
     }
     for (name, changes) in rolls.iter().chain(&held) {
-        assert_eq!(said.all().changes.get(name), Some(changes), "{name}");
+        assert_eq!(watcher.updates().changes.get(name), Some(changes), "{name}");
     }
     for name in &names {
-        assert_eq!(play.pods_seen(name).await?, 2, "{name}");
+        assert_eq!(scenario.pods_seen(name).await?, 2, "{name}");
     }
-    assert_eq!(said.all().rolled, names);
+    assert_eq!(watcher.updates().rolled, names);
     for name in ["held", "own"] {
-        assert_eq!(play.pods_seen(name).await?, 1, "{name}");
+        assert_eq!(scenario.pods_seen(name).await?, 1, "{name}");
     }
-    assert!(!said.all().changes.contains_key("own"));
-    let (text, exit) = sei_as(User::Operator, &play, &line).await?;
+    assert!(!watcher.updates().changes.contains_key("own"));
+    let (text, exit) = sei_as(User::Operator, &scenario, &line).await?;
     assert_eq!(exit, Exit::Fine, "{text}");
-    play.close().await
+    scenario.close().await
 }
 
 #[tokio::test]
-async fn the_server_judges_a_pod_of_which_nothing_is_known() -> Result<()> {
-    let mut play = Play::open("plugin-judged").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    play.kill_operator();
-    play.edit_status("rpc", json!({ "podTemplateHash": null, "podTemplate": null })).await?;
-    let before = play.until_set_is_told("rpc").await?;
+async fn the_server_compares_a_pod_without_a_recorded_template() -> Result<()> {
+    let mut scenario = Scenario::open("plugin-unrecorded").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    scenario.kill_operator();
+    scenario.edit_status("rpc", json!({ "podTemplateHash": null, "podTemplate": null })).await?;
+    let before = scenario.until_statefulset_is_current("rpc").await?;
     let same = file(PLATFORM)?;
     let line = format!("preview --config {}", same.path().display());
-    let (text, exit) = sei_as(User::Operator, &play, &line).await?;
+    let (text, exit) = sei_as(User::Operator, &scenario, &line).await?;
     assert_eq!(exit, Exit::Fine, "{text}");
     assert!(text.contains("nothing would roll (1 node checked)"), "{text}");
 
     let held = file(&next_platform())?;
     let line = format!("preview --config {}", held.path().display());
-    let (text, exit) = sei_as(User::Operator, &play, &line).await?;
+    let (text, exit) = sei_as(User::Operator, &scenario, &line).await?;
     assert_eq!(exit, Exit::Fine, "{text}");
     assert!(text.contains("rpc: the pod was made by another operator; it rolls"), "{text}");
     assert!(text.contains("chain-default -> chain-next"), "{text}");
@@ -346,26 +357,26 @@ async fn the_server_judges_a_pod_of_which_nothing_is_known() -> Result<()> {
     let auto = next_platform().replace("settleSeconds: 0", "settleSeconds: 0, adoption: Auto");
     let auto = file(&auto)?;
     let line = format!("preview --config {}", auto.path().display());
-    let (text, exit) = sei_as(User::Operator, &play, &line).await?;
+    let (text, exit) = sei_as(User::Operator, &scenario, &line).await?;
     assert_eq!(exit, Exit::WouldRoll, "{text}");
     assert!(text.contains("turn 1, cause Adoption"), "{text}");
-    // The dry runs left nothing behind.
-    let after = play.statefulsets().get("rpc").await?;
+    // The dry runs changed nothing.
+    let after = scenario.statefulsets().get("rpc").await?;
     assert_eq!(after.metadata.resource_version, before.metadata.resource_version);
-    play.close().await
+    scenario.close().await
 }
 
-/// A writer that others can read.
+/// A writer whose text can be read while it is written.
 #[derive(Clone, Default)]
-struct Shared(Arc<Mutex<Vec<u8>>>);
+struct SharedWriter(Arc<Mutex<Vec<u8>>>);
 
-impl Shared {
+impl SharedWriter {
     fn text(&self) -> String {
         String::from_utf8_lossy(&self.0.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
     }
 }
 
-impl Write for Shared {
+impl Write for SharedWriter {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
         Ok(bytes.len())
@@ -377,27 +388,27 @@ impl Write for Shared {
 }
 
 #[tokio::test]
-async fn a_watch_tells_each_change() -> Result<()> {
-    let play = Play::open("plugin-watch").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    play.run("other", rpc("seid:v1")).await?;
-    let out = Shared::default();
+async fn a_watch_prints_each_change() -> Result<()> {
+    let scenario = Scenario::open("plugin-watch").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    scenario.run("other", rpc("seid:v1")).await?;
+    let out = SharedWriter::default();
     let context = CommandContext {
-        client: Some(play.scene.admin.clone()),
-        namespace: play.scene.namespace.clone(),
+        client: Some(scenario.admin()),
+        namespace: scenario.namespace().to_owned(),
         ..CommandContext::default()
     };
     let flags = Flags::try_parse_from(["kubectl-sei", "status", "-w", "rpc"])?;
     let mut writer = out.clone();
     let watching = tokio::spawn(async move { run(&flags, &context, &mut writer).await.map(drop) });
-    wait_for("the table is there", async || Ok(out.text().contains("InSync").then_some(())))
+    wait_for("the table is printed", async || Ok(out.text().contains("InSync").then_some(())))
         .await?;
-    play.set_image("rpc", "seid:v2").await?;
-    play.set_image("other", "seid:v2").await?;
-    wait_for("the end is told", async || {
+    scenario.set_image("rpc", "seid:v2").await?;
+    scenario.set_image("other", "seid:v2").await?;
+    wait_for("the end of the update is printed", async || {
         let text = out.text();
-        let told = |line: &&str| line.contains("Running   seid:v2") && line.contains("InSync");
-        Ok(text.lines().rev().find(told).map(drop))
+        let is_final = |line: &&str| line.contains("Running   seid:v2") && line.contains("InSync");
+        Ok(text.lines().rev().find(is_final).map(drop))
     })
     .await?;
     let text = out.text();
@@ -405,27 +416,28 @@ async fn a_watch_tells_each_change() -> Result<()> {
     assert!(!text.contains("other"), "{text}");
     assert!(!watching.is_finished());
     watching.abort();
-    play.close().await
+    scenario.close().await
 }
 
-/// The program, built by cargo beside this test.
+/// The plugin's program, built by cargo into the folder of this test.
 fn program() -> Result<PathBuf> {
     let built = sei_rig::cargo().args(["build", "--quiet", "--package", "kubectl-sei"]).status()?;
     ensure!(built.success(), "failed to build kubectl-sei");
     let test = std::env::current_exe()?;
-    let folder = test.parent().and_then(Path::parent).context("the test has a folder")?;
+    let folder =
+        test.parent().and_then(Path::parent).context("the test program has no parent folder")?;
     Ok(folder.join("kubectl-sei"))
 }
 
 #[tokio::test]
-async fn kubectl_finds_the_plugin_and_its_exit_code_counts() -> Result<()> {
-    let mut play = Play::open_without_operator("plugin-kubectl").await?;
-    // Of the program's own version: an older one would hold what a newer one rolled.
+async fn kubectl_finds_the_plugin_and_returns_its_exit_code() -> Result<()> {
+    let mut scenario = Scenario::open_without_operator("plugin-kubectl").await?;
+    // The operator has the plugin's version: an older one would hold what a newer one rolled.
     let setup = Setup { version: env!("CARGO_PKG_VERSION").to_owned(), ..Setup::default() };
-    play.start_with(setup).await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    let folder = program()?.parent().context("it is in a folder")?.to_owned();
-    let plane = play.scene.plane();
+    scenario.start_with(setup).await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let folder = program()?.parent().context("the program has no parent folder")?.to_owned();
+    let plane = scenario.plane();
     let path = std::env::join_paths([folder.as_path(), plane.bin_dir()])?;
     let kubectl = |arguments: &[&str]| {
         let output = Command::new(plane.bin_dir().join("kubectl"))
@@ -436,7 +448,7 @@ async fn kubectl_finds_the_plugin_and_its_exit_code_counts() -> Result<()> {
         let text = String::from_utf8(output.stdout)? + &String::from_utf8(output.stderr)?;
         anyhow::Ok((text, output.status.code()))
     };
-    let namespace = play.scene.namespace.as_str();
+    let namespace = scenario.namespace();
     let (text, code) = kubectl(&["sei", "status", "-n", namespace])?;
     assert!(text.contains("rpc") && !text.contains('\u{1b}'), "{text}");
     assert_eq!(code, Some(0), "{text}");
@@ -452,33 +464,34 @@ async fn kubectl_finds_the_plugin_and_its_exit_code_counts() -> Result<()> {
         let (text, code) = kubectl(&["sei", "preview", "-n", namespace, "--config", &config])?;
         assert_eq!(code, Some(expected), "{text}");
     }
-    // What kubectl wrote down tells the same as the cluster.
+    // A preview of exported manifests equals a preview of the cluster.
     let (manifests, _) = kubectl(&["get", "seinodes,statefulsets", "-n", namespace, "-o", "yaml"])?;
     let (manifests, config) = (file(&manifests)?, next.path().display().to_string());
     let live = ["sei", "preview", "-o", "json", "-n", namespace, "--config", &config];
     let manifests = manifests.path().display().to_string();
     let offline = [&live[..], &["--manifests", &manifests]].concat();
     assert_eq!(kubectl(&live)?, kubectl(&offline)?);
-    let (text, code) = kubectl(&["sei", "preview", "-n", namespace, "--config", "gone.yaml"])?;
+    let (text, code) = kubectl(&["sei", "preview", "-n", namespace, "--config", "missing.yaml"])?;
     assert_eq!((text.lines().count(), code), (1, Some(1)), "{text}");
     let (text, code) = kubectl(&["sei", "status", "--no-such-flag"])?;
     assert_eq!(code, Some(1), "{text}");
-    play.close().await
+    scenario.close().await
 }
 
-/// Cargo has built the program already, in another profile: to install it would take minutes.
-const INSTALLS: &str = "cargo install --path crates/kubectl-sei";
+/// Skipped: cargo has built the program already, in another profile, and an installation would take
+/// minutes.
+const INSTALL_COMMAND: &str = "cargo install --path crates/kubectl-sei";
 
 #[tokio::test]
-async fn the_readmes_commands_of_the_plugin_work() -> Result<()> {
-    let mut play = Play::open_without_operator("plugin-readme").await?;
+async fn the_readme_commands_of_the_plugin_work() -> Result<()> {
+    let mut scenario = Scenario::open_without_operator("plugin-readme").await?;
     let setup = Setup { version: env!("CARGO_PKG_VERSION").to_owned(), ..Setup::default() };
-    play.start_with(setup).await?;
-    play.run("rpc", rpc("seid:v1")).await?;
+    scenario.start_with(setup).await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
     let folder = tempfile::tempdir()?;
     std::fs::write(folder.path().join("new.yaml"), next_platform())?;
-    let programs = program()?.parent().context("it is in a folder")?.to_owned();
-    let plane = play.scene.plane();
+    let programs = program()?.parent().context("the program has no parent folder")?.to_owned();
+    let plane = scenario.plane();
     let path = std::env::join_paths([
         programs.as_path(),
         plane.bin_dir(),
@@ -489,7 +502,7 @@ async fn the_readmes_commands_of_the_plugin_work() -> Result<()> {
     let mut ran = 0;
     for line in lines.lines() {
         let command = line.split('#').next().unwrap_or_default().trim();
-        if command == INSTALLS {
+        if command == INSTALL_COMMAND {
             continue;
         }
         let output = Command::new("sh")
@@ -498,91 +511,95 @@ async fn the_readmes_commands_of_the_plugin_work() -> Result<()> {
             .env("PATH", &path)
             .env("KUBECONFIG", plane.kubeconfig(User::Admin))
             .output()?;
-        // 2 tells that something would roll.
+        // The exit code 2 means that something would roll.
         let expected = if command.contains("preview") { [0, 2] } else { [0, 0] };
-        let code = output.status.code().context("it ended by itself")?;
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(expected.contains(&code), "{command}: {code} {told}");
+        let code = output.status.code().context("the command was killed")?;
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(expected.contains(&code), "{command}: {code} {stderr}");
         ran += 1;
     }
     assert_eq!(ran, 4);
-    play.close().await
+    scenario.close().await
 }
 
-/// Where time stands still for the transcript: what is shown of it are ages.
-static THEN: OnceLock<Timestamp> = OnceLock::new();
+/// The fixed time of the transcript, which shows ages.
+static TRANSCRIPT_TIME: OnceLock<Timestamp> = OnceLock::new();
 
-fn then() -> Timestamp {
-    THEN.get().copied().unwrap_or_else(Timestamp::now)
+fn transcript_time() -> Timestamp {
+    TRANSCRIPT_TIME.get().copied().unwrap_or_else(Timestamp::now)
 }
 
-/// A scene in a namespace whose name stands in the docs.
-async fn demo() -> Result<Scene> {
+/// A test context in the namespace that the docs show.
+async fn demo_context() -> Result<TestContext> {
     let lane = shared_lane().await?;
     let admin: Client = lane.plane().client(User::Admin)?;
     let metadata = ObjectMeta { name: Some("demo".to_owned()), ..ObjectMeta::default() };
     let namespace = Namespace { metadata, ..Namespace::default() };
     Api::all(admin.clone()).create(&PostParams::default(), &namespace).await?;
-    Ok(Scene { lane, admin, namespace: "demo".to_owned() })
+    Ok(TestContext { lane, admin, namespace: "demo".to_owned() })
 }
 
 const DRIFT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/drift.md");
 
-/// Compares a transcript with the one in the docs; `UPDATE_EXPECT=1` puts it there.
+/// Compares a transcript with the one in the docs; `UPDATE_EXPECT=1` updates the docs.
 fn check_transcript(name: &str, text: &str) -> Result<()> {
     let page = std::fs::read_to_string(DRIFT)?;
     let begin = format!("<!-- transcript: {name} -->\n```text\n");
-    let (before, rest) = page.split_once(&begin).with_context(|| format!("no place for {name}"))?;
-    let (shown, after) = rest.split_once("```\n").context("the transcript ends")?;
+    let (before, rest) =
+        page.split_once(&begin).with_context(|| format!("no transcript {name} in the docs"))?;
+    let (shown, after) = rest.split_once("```\n").context("the transcript has no end")?;
     if shown != text && std::env::var_os("UPDATE_EXPECT").is_some() {
         std::fs::write(DRIFT, format!("{before}{begin}{text}```\n{after}"))?;
         return Ok(());
     }
-    assert_eq!(shown, text, "UPDATE_EXPECT=1 puts it right");
+    assert_eq!(shown, text, "UPDATE_EXPECT=1 updates the docs");
     Ok(())
 }
 
 #[tokio::test]
 async fn the_transcripts_in_the_docs_are_what_the_commands_print() -> Result<()> {
-    let mut play = Play::open_on(demo().await?);
-    play.start_operator(10).await?;
-    play.validator_keys("signing", "p2p").await?;
-    play.create("validator-0", validator("seid:v1", "signing", "p2p")).await?;
-    play.create("rpc-0", held_rpc()).await?;
-    play.create("rpc-1", rpc("seid:v1")).await?;
+    let mut scenario = Scenario::open_on(demo_context().await?);
+    scenario.start_operator(10).await?;
+    scenario.create_validator_keys("signing", "p2p").await?;
+    scenario.create("validator-0", validator("seid:v1", "signing", "p2p")).await?;
+    scenario.create("rpc-0", held_rpc()).await?;
+    scenario.create("rpc-1", rpc("seid:v1")).await?;
     for name in ["validator-0", "rpc-0", "rpc-1"] {
-        play.settled(name).await?;
-        play.until_pod(name, "it is ready", |pod| pod.ready).await?;
+        scenario.settled(name).await?;
+        scenario.until_pod(name, "it is ready", |pod| pod.ready).await?;
     }
-    play.kill_operator();
+    scenario.kill_operator();
     let folder = tempfile::tempdir()?;
     let config = folder.path().join("next.yaml");
     std::fs::write(&config, next_platform().replace("rollout: { settleSeconds: 0 }", ""))?;
     let line = format!("preview --config {}", config.display());
-    let (preview, _) = sei_as(User::Admin, &play, &line).await?;
+    let (preview, _) = sei_as(User::Admin, &scenario, &line).await?;
     let preview = preview.replace(&format!("{}/", folder.path().display()), "");
     check_transcript(
         "preview",
         &format!("$ kubectl sei preview -n demo --config next.yaml\n{preview}"),
     )?;
 
-    take_over(&mut play, &next_platform()).await?;
-    until_held(&play, "rpc-0").await?;
+    take_over(&mut scenario, &next_platform()).await?;
+    until_held(&scenario, "rpc-0").await?;
     for name in ["rpc-1", "validator-0"] {
-        play.until(name, "its update is recorded", |status| status.last_update.is_some()).await?;
-        play.settled(name).await?;
+        scenario
+            .until(name, "its update is recorded", |status| status.last_update.is_some())
+            .await?;
+        scenario.settled(name).await?;
     }
-    let since = play.status("rpc-0").await?.pending_update.context("it is held")?.since.0;
-    let _ = THEN.set(since + SignedDuration::from_mins(42));
+    let since =
+        scenario.status("rpc-0").await?.pending_update.context("no update is held")?.since.0;
+    let _ = TRANSCRIPT_TIME.set(since + SignedDuration::from_mins(42));
     let context = CommandContext {
-        client: Some(play.scene.admin.clone()),
-        now: then,
+        client: Some(scenario.admin()),
+        now: transcript_time,
         ..CommandContext::default()
     };
     let flags = Flags::try_parse_from(["kubectl-sei", "diff", "-n", "demo"])?;
     let mut out = Vec::new();
     run(&flags, &context, &mut out).await?;
     check_transcript("diff", &format!("$ kubectl sei diff -n demo\n{}", String::from_utf8(out)?))?;
-    assert_eq!(play.status("rpc-0").await?.phase, Some(SeiNodePhase::Running));
-    play.close().await
+    assert_eq!(scenario.status("rpc-0").await?.phase, Some(SeiNodePhase::Running));
+    scenario.close().await
 }

@@ -1,4 +1,4 @@
-//! The operator as people run it: a process with flags, a lease, probes and metrics.
+//! The operator as a process: flags, lease, probes and metrics.
 
 use std::fs::File;
 use std::net::TcpListener;
@@ -24,12 +24,12 @@ use tokio::net::TcpStream;
 
 const LEADER_ROLE: &str = include_str!("../../../../deploy/rbac/leader-election-role.yaml");
 
-/// A running operator; killed when it is dropped.
+/// A running operator process; killed on drop.
 pub(crate) struct Process {
     pub(crate) child: Child,
     pub(crate) metrics: u16,
     pub(crate) health: u16,
-    /// Where it tells what it does.
+    /// The path of its log.
     pub(crate) log: PathBuf,
 }
 
@@ -37,18 +37,21 @@ impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        // Shown with a failure only; without it, an operator that ended is a wait that was too long.
+        // Shown for a failed test only. Without it, a crashed operator looks like a timeout.
         eprintln!("{}", std::fs::read_to_string(&self.log).unwrap_or_default());
     }
 }
 
-/// The program, built by cargo beside this test.
+/// The operator's program, built by cargo into the folder of this test.
 pub(crate) fn program() -> Result<PathBuf> {
     let built =
         sei_rig::cargo().args(["build", "--quiet", "--package", "sei-operator"]).status()?;
     ensure!(built.success(), "failed to build sei-operator");
     let test = std::env::current_exe()?;
-    let folder = test.parent().and_then(|deps| deps.parent()).context("the test has a folder")?;
+    let folder = test
+        .parent()
+        .and_then(|deps| deps.parent())
+        .context("the test program has no parent folder")?;
     Ok(folder.join("sei-operator"))
 }
 
@@ -82,17 +85,17 @@ pub(crate) fn start_as(
     Ok(Process { child, metrics, health, log })
 }
 
-/// The answer of a small HTTP server on loopback, head and body.
+/// The response of an HTTP server on loopback, head and body.
 pub(crate) async fn get(port: u16, path: &str) -> Result<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await?;
-    Ok(answer)
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await?;
+    Ok(response)
 }
 
-async fn allow_leading(plane: &ControlPlane) -> Result<()> {
+async fn allow_leader_election(plane: &ControlPlane) -> Result<()> {
     let admin = plane.client(User::Admin)?;
     let role: Role = serde_saphyr::from_str(LEADER_ROLE)?;
     let binding: RoleBinding = serde_json::from_value(json!({
@@ -116,14 +119,14 @@ async fn holder(plane: &ControlPlane) -> Result<Option<String>> {
 #[tokio::test]
 async fn of_two_processes_one_leads_and_the_other_takes_over() -> Result<()> {
     let plane = boot().await?;
-    allow_leading(&plane).await?;
-    // Built first: a port that nobody listens on is not free for long.
+    allow_leader_election(&plane).await?;
+    // Built first: a free port may be taken during the build.
     let program = program()?;
-    // Both at once: which of them leads is theirs to find out.
-    let (one, other) = (start(&program, &plane, "one")?, start(&program, &plane, "other")?);
+    // Both start at once: the election decides which of them leads.
+    let (alpha, beta) = (start(&program, &plane, "alpha")?, start(&program, &plane, "beta")?);
     let leader = wait_for("one of them leads", async || holder(&plane).await).await?;
     let (mut first, second, follower) =
-        if leader == "one" { (one, other, "other") } else { (other, one, "one") };
+        if leader == "alpha" { (alpha, beta, "beta") } else { (beta, alpha, "alpha") };
     wait_for("the second waits, healthy and ready to take over", async || {
         let ready = get(second.health, "/readyz").await.unwrap_or_default();
         Ok(ready.starts_with("HTTP/1.1 200").then_some(()))
@@ -137,51 +140,57 @@ async fn of_two_processes_one_leads_and_the_other_takes_over() -> Result<()> {
         "spec": { "chainId": "demo-1", "image": "seid:v1", "fullNode": {} },
     }))?;
     nodes.create(&PostParams::default(), &node).await?;
-    wait_for("the leader looks at the node and tells so", async || {
+    wait_for("the leader publishes the phase of the node", async || {
         let metrics = get(first.metrics, "/metrics").await.unwrap_or_default();
-        let told = metrics.lines().any(|line| {
+        let is_published = metrics.lines().any(|line| {
             line.starts_with("sei_controller_seinode_phase{")
                 && line.contains("phase=\"Initializing\"")
                 && line.ends_with(" 1")
         });
-        Ok(told.then_some(()))
+        Ok(is_published.then_some(()))
     })
     .await?;
 
     let both = [scraped(&first).await?, scraped(&second).await?].concat();
     let waiting = scraped(&second).await?;
     assert_eq!(both.iter().filter(|(_, line)| line.ends_with(" 1")).count(), 1, "{both:?}");
-    let looked = get(second.metrics, "/metrics").await?;
-    assert!(!looked.contains("sei_controller_seinode_phase{"), "who waits looks at no node");
+    let scraped_metrics = get(second.metrics, "/metrics").await?;
+    assert!(
+        !scraped_metrics.contains("sei_controller_seinode_phase{"),
+        "the second process publishes no node"
+    );
 
-    // A polite end gives the lease back at once.
+    // A graceful stop releases the lease at once.
     let id = first.child.id().to_string();
-    ensure!(Command::new("kill").args(["-TERM", &id]).status()?.success(), "failed to signal");
-    let ended = wait_for("it ends", async || Ok(first.child.try_wait()?)).await?;
+    ensure!(
+        Command::new("kill").args(["-TERM", &id]).status()?.success(),
+        "failed to send SIGTERM"
+    );
+    let ended = wait_for("the first process ends", async || Ok(first.child.try_wait()?)).await?;
     assert!(ended.success(), "{ended}");
     wait_for("the second leads", async || {
         Ok(holder(&plane).await?.filter(|name| name == follower).map(drop))
     })
     .await?;
-    let led = wait_for("the second tells that it leads", async || {
+    let leading = wait_for("the second publishes that it leads", async || {
         let lines = scraped(&second).await?;
         Ok(lines.iter().any(|(_, line)| line == "sei_controller_leader 1").then_some(lines))
     })
     .await?;
 
     let fires = |alert| Fires { alert, labels: vec![], value: "1".to_owned() };
-    let (absent, headless) = (fires("SeiOperatorAbsent"), fires("SeiOperatorWithoutLeader"));
-    check(joined(&both)?, Scrape::new(), joined(&led)?, vec![absent])?;
-    check(joined(&both)?, joined(&waiting)?, joined(&led)?, vec![headless])
+    let (absent, leaderless) = (fires("SeiOperatorAbsent"), fires("SeiOperatorWithoutLeader"));
+    check(joined(&both)?, Scrape::new(), joined(&leading)?, vec![absent])?;
+    check(joined(&both)?, joined(&waiting)?, joined(&leading)?, vec![leaderless])
 }
 
-/// What a process tells, each line with the port it came from.
+/// The leader metrics of a process, each line with the process's port.
 async fn scraped(process: &Process) -> Result<Vec<(u16, String)>> {
-    let answer = get(process.metrics, "/metrics").await?;
-    let (_, body) = answer.split_once("\r\n\r\n").context("an answer has a body")?;
-    // Whose nodes are well is not the question here.
-    let own = body.lines().filter(|line| line.starts_with("sei_controller_leader"));
-    Ok(own.map(|line| (process.metrics, line.to_owned())).collect())
+    let response = get(process.metrics, "/metrics").await?;
+    let (_, body) = response.split_once("\r\n\r\n").context("the response has no body")?;
+    // Metrics of nodes are not compared here.
+    let leader = body.lines().filter(|line| line.starts_with("sei_controller_leader"));
+    Ok(leader.map(|line| (process.metrics, line.to_owned())).collect())
 }
 
 fn joined(lines: &[(u16, String)]) -> Result<Scrape> {
@@ -194,20 +203,20 @@ fn joined(lines: &[(u16, String)]) -> Result<Scrape> {
 
 const README: &str = include_str!("../../../../README.md");
 
-/// A folder like a clone, with the platform configuration that the README speaks of.
+/// A folder like a clone of the repository, with the platform configuration of the README.
 fn clone() -> Result<tempfile::TempDir> {
     let (folder, repository) =
         (tempfile::tempdir()?, concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let repository = PathBuf::from(repository).canonicalize()?;
     std::os::unix::fs::symlink(repository.join("deploy"), folder.path().join("deploy"))?;
     let example = "deploy/samples/platform.yaml";
-    ensure!(README.contains(example), "the README names an example");
+    ensure!(README.contains(example), "the README does not name {example}");
     std::fs::copy(repository.join(example), folder.path().join("platform.yaml"))?;
     Ok(folder)
 }
 
 #[tokio::test]
-async fn the_readmes_commands_bring_up_a_node_on_ones_own_cluster() -> Result<()> {
+async fn the_readme_commands_start_a_node() -> Result<()> {
     let plane = ControlPlane::boot(&sei_rig::bin_dir(&minor())?, Options::default()).await?;
     let (kubeconfig, programs) = (plane.kubeconfig(User::Admin), plane.bin_dir().to_owned());
     let lane = Lane::start(plane)?;
@@ -221,19 +230,20 @@ async fn the_readmes_commands_bring_up_a_node_on_ones_own_cluster() -> Result<()
         command
     };
     let lines = commands("README.md", "On your own cluster")?;
-    let at = lines.find("SEI_CONTROLLER_CONFIG=").context("the README runs the operator")?;
+    let at =
+        lines.find("SEI_CONTROLLER_CONFIG=").context("the README does not run the operator")?;
     let (install, run) = lines.split_at(at);
     let installed = shell(&format!("set -e\n{install}")).output()?;
     assert!(installed.status.success(), "{}", String::from_utf8_lossy(&installed.stderr));
-    // Sidecars listen to nobody else.
+    // Sidecars accept no other token.
     let token = std::fs::read_to_string(folder.path().join("sidecar-token"))?;
     lane.kubelet().sidecars().demand_token("default", Some(token.trim()));
 
-    // What cargo runs is built already, in another profile; the usual ports may be somebody else's.
+    // The program is built already, in another profile; the default ports may be in use.
     let program = format!("exec '{}'", program()?.display());
     let run = run.replace("cargo run --release -p sei-operator --", &program);
     let (metrics, health) = (free_port()?, free_port()?);
-    ensure!(run.contains("exec "), "the README runs it by cargo: {run}");
+    ensure!(run.contains("exec "), "the README does not run it by cargo: {run}");
     let run = format!(
         "{} --metrics-bind-address=127.0.0.1:{metrics} \
          --health-probe-bind-address=127.0.0.1:{health}",
@@ -248,7 +258,7 @@ async fn the_readmes_commands_bring_up_a_node_on_ones_own_cluster() -> Result<()
         "apiVersion": "sei.io/v1alpha1", "kind": "SeiNode", "metadata": { "name": "rpc" },
         "spec": { "chainId": "demo-1", "image": "seid:v1", "fullNode": {} },
     }))?;
-    wait_for("a node can be made", async || {
+    wait_for("the server accepts the node", async || {
         // The kind may not be served yet.
         Ok(nodes.create(&PostParams::default(), &node).await.ok())
     })
@@ -270,9 +280,9 @@ fn a_bad_configuration_ends_the_process_with_one_line() -> Result<()> {
         .env("SEI_CONTROLLER_CONFIG", &config)
         .output()?;
     assert!(!output.status.success());
-    let told = String::from_utf8(output.stderr)?;
-    let line = told.trim_end();
-    assert!(!line.contains('\n'), "{told}");
-    assert!(line.contains("platform.yaml") && line.contains("tolerationKey"), "{told}");
+    let stderr = String::from_utf8(output.stderr)?;
+    let line = stderr.trim_end();
+    assert!(!line.contains('\n'), "{stderr}");
+    assert!(line.contains("platform.yaml") && line.contains("tolerationKey"), "{stderr}");
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! Series of real runs, and what promtool makes of them.
+//! Recorded series of real runs, evaluated by promtool.
 //!
-//! A scrape is real; how long it stands is not: nobody waits a day to see an alert about a day. So a
-//! recording is a list of scrapes, each of which is held for some minutes.
+//! The scrapes are real, their durations are not: an alert about a whole day must not take a day to
+//! test. So a recording is a list of scrapes, each of which is held for some minutes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ pub(crate) fn file(path: &str) -> PathBuf {
 /// A series with its labels in its own braces, as promtool takes it, and a value.
 pub(crate) type Scrape = BTreeMap<String, f64>;
 
-/// The series of a text that was scraped from this target.
+/// Parses the series of a text that was scraped from this target.
 pub(crate) fn scrape(text: &str, job: &str, instance: &str) -> Result<Scrape> {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     let series = lines.map(|line| {
@@ -37,29 +37,29 @@ pub(crate) fn scrape(text: &str, job: &str, instance: &str) -> Result<Scrape> {
     series.collect()
 }
 
-/// Scrapes, each with the minutes that it stood.
+/// Scrapes, each with the minutes that it is held.
 #[derive(Clone, Default)]
 pub(crate) struct Recording {
     scrapes: Vec<(Scrape, usize)>,
-    began: Option<Timestamp>,
+    start: Option<Timestamp>,
 }
 
-/// An alert that fires.
+/// An expected firing alert.
 #[derive(Clone, Debug)]
 pub(crate) struct Fires {
     pub(crate) alert: &'static str,
     pub(crate) labels: Vec<(&'static str, String)>,
-    /// Of the expression, as a template shows it.
+    /// The value of the expression, as a template prints it.
     pub(crate) value: String,
 }
 
 impl Recording {
-    /// The time of its first scrape.
+    /// Sets the time of the first scrape.
     pub(crate) fn begin(&mut self, at: Timestamp) {
-        self.began = Some(at);
+        self.start = Some(at);
     }
 
-    /// From now on this was scraped, for so many minutes. Returns the last of them.
+    /// Appends a scrape that is held for so many minutes. Returns the last of these minutes.
     pub(crate) fn hold(&mut self, scrape: Scrape, minutes: usize) -> usize {
         self.scrapes.push((scrape, minutes));
         self.scrapes.iter().map(|(_, minutes)| minutes).sum::<usize>() - 1
@@ -70,7 +70,7 @@ impl Recording {
             self.scrapes.iter().flat_map(|(scrape, _)| scrape.keys()).collect();
         let values = |name: &String| {
             let held = self.scrapes.iter().map(|(scrape, minutes)| match scrape.get(name) {
-                // So many more samples of the same value.
+                // promtool's notation for this many more samples of the same value.
                 Some(value) => format!("{value}x{}", minutes - 1),
                 None => format!("_x{minutes}"),
             });
@@ -79,7 +79,7 @@ impl Recording {
         names.into_iter().map(|name| json!({ "series": name, "values": values(name) })).collect()
     }
 
-    /// Whether exactly these alerts of the rules fire at these minutes.
+    /// Checks that exactly these alerts of the rules fire at these minutes.
     pub(crate) fn check_alerts(&self, rules: &[PathBuf], at: &[(usize, Vec<Fires>)]) -> Result<()> {
         let mut tests = Vec::new();
         for rule in alerts(rules)? {
@@ -94,7 +94,7 @@ impl Recording {
         self.promtool(rules, &json!({ "alert_rule_test": tests }))
     }
 
-    /// Whether each of these queries finds something at this minute.
+    /// Checks that each of these queries returns data at this minute.
     pub(crate) fn check_queries(&self, minute: usize, queries: &[String]) -> Result<()> {
         let test = |query: &String| {
             json!({ "expr": format!("count({query}) > bool 0"), "eval_time": format!("{minute}m"),
@@ -108,8 +108,8 @@ impl Recording {
         let mut group = tests.clone();
         group["interval"] = json!("1m");
         group["input_series"] = json!(self.input_series());
-        if let Some(began) = self.began {
-            group["start_timestamp"] = json!(began.to_string());
+        if let Some(start) = self.start {
+            group["start_timestamp"] = json!(start.to_string());
         }
         let text = json!({ "rule_files": rules, "evaluation_interval": "1m", "tests": [group] });
         let folder = tempfile::tempdir()?;
@@ -120,9 +120,9 @@ impl Recording {
             .arg(&path)
             .output()
             .context("failed to start promtool")?;
-        let told =
+        let output_text =
             [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-        ensure!(output.status.success(), "{}\n{text:#}", told.join("\n"));
+        ensure!(output.status.success(), "{}\n{text:#}", output_text.join("\n"));
         Ok(())
     }
 }
@@ -137,7 +137,7 @@ struct Group {
     rules: Vec<Rule>,
 }
 
-/// An alert as its file has it.
+/// An alert as defined in its file.
 #[derive(Deserialize)]
 pub(crate) struct Rule {
     pub(crate) alert: String,
@@ -157,7 +157,7 @@ pub(crate) fn alerts(rules: &[PathBuf]) -> Result<Vec<Rule>> {
 }
 
 impl Rule {
-    /// What promtool is to expect of it.
+    /// The firing alert in the format that promtool expects.
     fn firing(&self, fires: &Fires) -> Value {
         let mut labels = self.labels.clone();
         labels.extend(fires.labels.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
@@ -167,7 +167,7 @@ impl Rule {
     }
 }
 
-/// An annotation with its templates filled in.
+/// An annotation with its templates expanded.
 fn expanded(template: &str, fires: &Fires) -> String {
     let mut text = template
         .replace("{{ $value }}", &fires.value)
@@ -178,7 +178,7 @@ fn expanded(template: &str, fires: &Fires) -> String {
     text
 }
 
-/// One alert of a node.
+/// An expected alert of a node.
 pub(crate) fn of_node(alert: &'static str, namespace: &str, name: &str, value: &str) -> Fires {
     let labels = vec![("namespace", namespace.to_owned()), ("name", name.to_owned())];
     Fires { alert, labels, value: value.to_owned() }

@@ -1,61 +1,61 @@
-//! A node from its creation through updates, healthy and not.
+//! Updates of healthy and of halted nodes.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use cluster_tests::play::{Play, rpc, validator};
+use cluster_tests::scenario::{Scenario, rpc, validator};
 use sei_rig::Behaviour;
 use serde_json::json;
 
 #[tokio::test]
 async fn a_new_node_runs_with_no_pod_deleted_and_no_second_plan() -> Result<()> {
-    let play = Play::open("fresh").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    assert_eq!(play.pods_seen("rpc").await?, 1);
-    let status = play.status("rpc").await?;
-    assert_eq!(status.last_update, None, "an update plan would have left a record");
-    play.close().await
+    let scenario = Scenario::open("fresh").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    assert_eq!(scenario.pods_seen("rpc").await?, 1);
+    let status = scenario.status("rpc").await?;
+    assert_eq!(status.last_update, None, "an update plan has run");
+    scenario.close().await
 }
 
 #[tokio::test]
 async fn an_image_update_replaces_the_pod_once() -> Result<()> {
-    let play = Play::open("bump").await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    play.set_image("rpc", "seid:v2").await?;
-    play.settled("rpc").await?;
-    assert_eq!(play.pods_seen("rpc").await?, 2);
-    play.close().await
+    let scenario = Scenario::open("bump").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    scenario.set_image("rpc", "seid:v2").await?;
+    scenario.settled("rpc").await?;
+    assert_eq!(scenario.pods_seen("rpc").await?, 2);
+    scenario.close().await
 }
 
 /// Less than an update waits for a sidecar that does not answer, and more than a busy machine adds.
-const NO_CLOCK: Duration = Duration::from_secs(10);
+const WITHOUT_TIMEOUT: Duration = Duration::from_secs(10);
 
 // M2.5
 #[tokio::test]
-async fn a_halted_node_is_replaced_without_waiting_for_a_clock() -> Result<()> {
-    let play = Play::open_at("halted-now", 1).await?;
-    play.run("rpc", rpc("seid:v1")).await?;
-    play.image_is("seid:v1", Behaviour::Halted);
-    play.until_pod("rpc", "it is halted", |pod| !pod.ready).await?;
-    let begin = Instant::now();
-    play.set_image("rpc", "seid:v2").await?;
-    play.until_pod_of("rpc", "seid:v2").await?;
-    let waited = begin.elapsed();
-    assert!(waited < NO_CLOCK, "the pod was made anew after {waited:?}");
-    play.settled("rpc").await?;
-    play.close().await
+async fn a_halted_pod_is_replaced_without_waiting_for_a_timeout() -> Result<()> {
+    let scenario = Scenario::open_at_speed("halted-now", 1).await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    scenario.set_image_behaviour("seid:v1", Behaviour::Halted);
+    scenario.until_pod("rpc", "it is halted", |pod| !pod.ready).await?;
+    let start = Instant::now();
+    scenario.set_image("rpc", "seid:v2").await?;
+    scenario.until_pod_of("rpc", "seid:v2").await?;
+    let waited = start.elapsed();
+    assert!(waited < WITHOUT_TIMEOUT, "the pod was replaced after {waited:?}");
+    scenario.settled("rpc").await?;
+    scenario.close().await
 }
 
 #[tokio::test]
 async fn a_label_reaches_the_pod() -> Result<()> {
-    let play = Play::open("label").await?;
-    play.validator_keys("signing", "p2p").await?;
-    play.run("val", validator("seid:v1", "signing", "p2p")).await?;
-    play.edit("val", json!({ "spec": { "podLabels": { "team": "core" } } })).await?;
-    play.until("val", "the update is recorded", |status| status.last_update.is_some()).await?;
-    play.settled("val").await?;
-    let pod = play.pods().get("val-0").await?;
+    let scenario = Scenario::open("label").await?;
+    scenario.create_validator_keys("signing", "p2p").await?;
+    scenario.run("val", validator("seid:v1", "signing", "p2p")).await?;
+    scenario.edit("val", json!({ "spec": { "podLabels": { "team": "core" } } })).await?;
+    scenario.until("val", "the update is recorded", |status| status.last_update.is_some()).await?;
+    scenario.settled("val").await?;
+    let pod = scenario.pods().get("val-0").await?;
     assert_eq!(pod.metadata.labels.unwrap_or_default()["team"], "core");
-    assert_eq!(play.pods_seen("val").await?, 2);
-    play.close().await
+    assert_eq!(scenario.pods_seen("val").await?, 2);
+    scenario.close().await
 }

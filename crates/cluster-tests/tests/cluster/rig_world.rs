@@ -1,4 +1,4 @@
-//! What scenarios lean on: waiting that explains itself, and a witness that cannot be fooled.
+//! The rig's `World`: waits that report the actual state, and the status checker.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use sei_api::SeiNode;
 use sei_rig::{Behaviour, World, WorldError};
 use serde_json::json;
 
-use crate::by_hand::{Node, runs, uid, unmade};
+use crate::unmanaged_node::{Node, empty_node, runs, uid};
 
 const SPEC: &str = "{ chainId: demo-1, image: 'seid:v1', fullNode: {} }";
 
-/// Claims an image as an operator would.
+/// Writes `currentImage` as an operator would.
 async fn stamp(node: &Node, image: &str) -> Result<()> {
     let nodes: Api<SeiNode> = node.world.api();
     for image in [json!(null), json!(image)] {
@@ -25,7 +25,7 @@ async fn stamp(node: &Node, image: &str) -> Result<()> {
 
 async fn stamps(node: &Node, count: usize) -> Result<Vec<sei_rig::Stamp>> {
     let checker = node.world.lane().checker();
-    wait_for("the stamps are seen", async || {
+    wait_for("the stamps are recorded", async || {
         let stamps = checker.stamps(node.world.namespace(), "a");
         Ok((stamps.len() == count).then_some(stamps))
     })
@@ -33,38 +33,40 @@ async fn stamps(node: &Node, count: usize) -> Result<Vec<sei_rig::Stamp>> {
 }
 
 #[tokio::test]
-async fn a_stamp_that_no_pod_bears_out_is_a_violation() -> Result<()> {
-    let node = unmade("lie").await?;
+async fn a_current_image_that_no_pod_ran_is_a_violation() -> Result<()> {
+    let node = empty_node("false-stamp").await?;
     node.world.create_node("a", SPEC).await?;
     let rule = node.behave(Behaviour::ImageUnpullable);
-    node.make().await?;
-    node.pod("its pull fails", |pod| pod.status.as_ref().is_some_and(|one| one.pod_ip.is_some()))
-        .await?;
+    node.create().await?;
+    node.pod("its pull fails", |pod| {
+        pod.status.as_ref().is_some_and(|status| status.pod_ip.is_some())
+    })
+    .await?;
     stamp(&node, "seid:v1").await?;
     stamps(&node, 1).await?;
     assert_eq!(node.world.violations().await?.len(), 1);
 
-    // Later it runs; that does not make the first claim true, but a second one.
+    // Later the pod runs the image. The first stamp stays a violation, a second stamp is correct.
     node.world.lift(rule);
-    let pod = node.held().await?;
+    let pod = node.until_running().await?;
     stamp(&node, "seid:v1").await?;
     stamps(&node, 2).await?;
-    let lies = node.world.violations().await?;
-    assert_eq!(lies.len(), 1, "{lies:?}");
-    let witness = stamps(&node, 2).await?.pop().and_then(|one| one.witness);
+    let violations = node.world.violations().await?;
+    assert_eq!(violations.len(), 1, "{violations:?}");
+    let witness = stamps(&node, 2).await?.pop().and_then(|stamp| stamp.witness);
     assert_eq!(witness.as_deref(), Some(uid(&pod)));
     Ok(())
 }
 
 #[tokio::test]
-async fn every_pod_that_there_was_is_counted() -> Result<()> {
-    let node = unmade("count").await?;
-    node.make().await?;
-    let first = node.held().await?;
+async fn every_pod_of_a_node_is_counted() -> Result<()> {
+    let node = empty_node("count").await?;
+    node.create().await?;
+    let first = node.until_running().await?;
     node.world.evict("a-0").await?;
     let second =
-        node.pod("another runs", |pod| uid(pod) != uid(&first) && runs(pod, "seid")).await?;
-    let uids = wait_for("both are seen", async || {
+        node.pod("another pod runs", |pod| uid(pod) != uid(&first) && runs(pod, "seid")).await?;
+    let uids = wait_for("both are recorded", async || {
         let uids = node.world.pod_uids_seen("a").await?;
         Ok((uids.len() == 2).then_some(uids))
     })
@@ -76,13 +78,14 @@ async fn every_pod_that_there_was_is_counted() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_wait_in_vain_tells_what_there_is_instead() -> Result<()> {
-    let world = World::new(shared_lane().await?, "vain").await?.within(Duration::from_millis(300));
+async fn a_wait_that_times_out_reports_the_actual_state() -> Result<()> {
+    let world =
+        World::new(shared_lane().await?, "timeout").await?.within(Duration::from_millis(300));
     world.create_node("a", SPEC).await?;
     let outcome = world.wait_node("a", "it runs", |node| node.status.is_some()).await;
     let Err(error @ WorldError::Timeout { .. }) = outcome else { panic!("{outcome:?}") };
-    let told = error.to_string();
-    assert!(told.starts_with("within 0 s it did not happen that it runs\nspec:\n"), "{told}");
-    assert!(told.contains("chainId: demo-1"), "{told}");
+    let message = error.to_string();
+    assert!(message.starts_with("within 0 s it did not happen that it runs\nspec:\n"), "{message}");
+    assert!(message.contains("chainId: demo-1"), "{message}");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! An operator that was installed before its definitions.
+//! An operator that was installed before its CRD.
 
 use anyhow::Result;
 use cluster_tests::{SEINODE_CRD, minor, wait_for};
@@ -9,7 +9,7 @@ use sei_rig::{ControlPlane, Options, User};
 use crate::process::{get, program, start_as};
 
 #[tokio::test]
-async fn a_leader_that_sees_no_nodes_says_so_until_it_does() -> Result<()> {
+async fn a_leader_without_the_crd_reports_it_until_the_crd_exists() -> Result<()> {
     let program = program()?;
     let plane = ControlPlane::boot(&sei_rig::bin_dir(&minor())?, Options::default()).await?;
     let operator = start_as(User::Admin, &program, &plane, "early")?;
@@ -19,27 +19,27 @@ async fn a_leader_that_sees_no_nodes_says_so_until_it_does() -> Result<()> {
         Ok(text.lines().filter(|line| line.contains(of)).map(str::to_owned).collect())
     };
     let unknown = "the server does not know this kind";
-    let told =
-        wait_for("it tells what it misses", async || Ok(lines(unknown).await?.into_iter().next()))
+    let warning =
+        wait_for("it logs the missing kind", async || Ok(lines(unknown).await?.into_iter().next()))
             .await?;
-    assert!(told.contains("WARN") && told.contains("SeiNode"), "{told}");
-    let counted = get(metrics, "/metrics").await?;
-    let has = |line: &str| counted.lines().any(|one| one.starts_with(line));
-    assert!(has("sei_controller_leader 1"), "{counted}");
+    assert!(warning.contains("WARN") && warning.contains("SeiNode"), "{warning}");
+    let scraped = get(metrics, "/metrics").await?;
+    let has = |line: &str| scraped.lines().any(|metric| metric.starts_with(line));
+    assert!(has("sei_controller_leader 1"), "{scraped}");
     let errors = "sei_controller_reconcile_errors_total{controller=\"seinode\",category=\"watch\"}";
-    assert!(has(errors), "{counted}");
+    assert!(has(errors), "{scraped}");
     let ready = get(health, "/readyz").await?;
     assert!(ready.starts_with("HTTP/1.1 503") && ready.contains("first lists"), "{ready}");
     assert!(get(health, "/healthz").await?.starts_with("HTTP/1.1 200"));
 
     let crd: CustomResourceDefinition = serde_saphyr::from_str(SEINODE_CRD)?;
     Api::all(plane.client(User::Admin)?).create(&PostParams::default(), &crd).await?;
-    wait_for("it is ready once they are there", async || {
+    wait_for("it is ready once the CRD exists", async || {
         let ready = get(health, "/readyz").await?;
         Ok(ready.starts_with("HTTP/1.1 200").then_some(()))
     })
     .await?;
-    let often = lines(unknown).await?.len();
-    assert!(often < 20, "{often} lines");
+    let count = lines(unknown).await?.len();
+    assert!(count < 20, "{count} lines");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A node without an operator: its objects are made by the test, and its sidecar is asked by it.
+//! A node without an operator: the test creates its objects and calls its sidecar.
 
 use anyhow::{Context as _, Result};
 use cluster_tests::shared_lane;
@@ -14,19 +14,19 @@ use serde_json::{Value, json};
 pub(crate) const FIRST: &str = "11111111-2222-4333-8444-555555555555";
 pub(crate) const SECOND: &str = "22222222-2222-4333-8444-555555555555";
 
-/// A node made by hand: a claim and a StatefulSet like those of the operator.
+/// A node without an operator: a claim and a StatefulSet like those of the operator.
 pub(crate) struct Node {
     pub(crate) world: World,
 }
 
 pub(crate) async fn node(name: &str) -> Result<Node> {
-    let node = unmade(name).await?;
-    node.make().await?;
+    let node = empty_node(name).await?;
+    node.create().await?;
     Ok(node)
 }
 
-/// Its namespace alone, for rules that come before the pod.
-pub(crate) async fn unmade(name: &str) -> Result<Node> {
+/// The namespace of a node without its objects, for rules that must precede the pod.
+pub(crate) async fn empty_node(name: &str) -> Result<Node> {
     Ok(Node { world: World::new(shared_lane().await?, name).await? })
 }
 
@@ -35,7 +35,7 @@ impl Node {
         self.world.api()
     }
 
-    pub(crate) async fn make_claim(&self) -> Result<()> {
+    pub(crate) async fn create_claim(&self) -> Result<()> {
         let claim = serde_json::from_value(json!({
             "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "data-a" },
             "spec": { "accessModes": ["ReadWriteOnce"], "storageClassName": "fast",
@@ -45,7 +45,7 @@ impl Node {
         Ok(())
     }
 
-    pub(crate) async fn make_set(&self) -> Result<()> {
+    pub(crate) async fn create_statefulset(&self) -> Result<()> {
         let labels = json!({ "sei.io/node": "a" });
         let always = |name: &str| json!({ "name": name, "image": name, "restartPolicy": "Always" });
         let set = serde_json::from_value(json!({
@@ -68,9 +68,9 @@ impl Node {
         Ok(())
     }
 
-    pub(crate) async fn make(&self) -> Result<()> {
-        self.make_claim().await?;
-        self.make_set().await
+    pub(crate) async fn create(&self) -> Result<()> {
+        self.create_claim().await?;
+        self.create_statefulset().await
     }
 
     pub(crate) fn behave(&self, behaviour: Behaviour) -> RuleId {
@@ -81,13 +81,14 @@ impl Node {
         Ok(self.world.wait_pod("a", claim, holds).await?)
     }
 
-    /// The pod with its gate closed: all containers run.
-    pub(crate) async fn held(&self) -> Result<Pod> {
+    /// Waits until all containers of the pod run; its gate is still closed.
+    pub(crate) async fn until_running(&self) -> Result<Pod> {
         self.pod("its containers run", |pod| runs(pod, "seid") && pod_ip(pod).is_some()).await
     }
 
+    /// Opens the gate and waits until the pod is Ready.
     pub(crate) async fn ready(&self) -> Result<Pod> {
-        let pod = self.held().await?;
+        let pod = self.until_running().await?;
         assert_eq!(submit(&pod, FIRST, "mark-ready").await?, 201);
         self.pod("it is ready", is_ready).await
     }
@@ -104,48 +105,56 @@ pub(crate) fn pod_ip(pod: &Pod) -> Option<&str> {
 pub(crate) fn container<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerStatus> {
     let status = pod.status.as_ref()?;
     let init = status.init_container_statuses.iter().flatten();
-    init.chain(status.container_statuses.iter().flatten()).find(|one| one.name == name)
+    init.chain(status.container_statuses.iter().flatten()).find(|container| container.name == name)
 }
 
 pub(crate) fn runs(pod: &Pod, name: &str) -> bool {
-    let state = container(pod, name).and_then(|one| one.state.as_ref());
+    let state = container(pod, name).and_then(|container| container.state.as_ref());
     state.is_some_and(|state| state.running.is_some())
 }
 
-pub(crate) fn waits(pod: &Pod, name: &str) -> Option<String> {
+pub(crate) fn waiting_reason(pod: &Pod, name: &str) -> Option<String> {
     container(pod, name)?.state.as_ref()?.waiting.as_ref()?.reason.clone()
 }
 
 pub(crate) fn condition(pod: &Pod, kind: &str) -> Option<String> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
-    conditions.iter().find(|one| one.type_ == kind).map(|one| one.status.clone())
+    conditions
+        .iter()
+        .find(|condition| condition.type_ == kind)
+        .map(|condition| condition.status.clone())
 }
 
 pub(crate) fn is_ready(pod: &Pod) -> bool {
     condition(pod, "Ready").as_deref() == Some("True")
 }
 
-pub(crate) async fn ask(pod: &Pod, method: &str, path: &str, body: Value) -> Result<(u16, String)> {
+pub(crate) async fn call_sidecar(
+    pod: &Pod,
+    method: &str,
+    path: &str,
+    body: Value,
+) -> Result<(u16, String)> {
     let client: Client<_, String> = Client::builder(TokioExecutor::new()).build_http();
-    let ip = pod_ip(pod).context("it has an address")?;
+    let ip = pod_ip(pod).context("the pod has no address")?;
     let body = if body.is_null() { String::new() } else { body.to_string() };
     let request = http::Request::builder()
         .method(method)
         .uri(format!("http://{ip}:8443{path}"))
         .body(body)?;
-    let answer = client.request(request).await?;
-    let status = answer.status().as_u16();
-    let body = answer.into_body().collect().await?.to_bytes();
+    let response = client.request(request).await?;
+    let status = response.status().as_u16();
+    let body = response.into_body().collect().await?.to_bytes();
     Ok((status, String::from_utf8(body.to_vec())?))
 }
 
 pub(crate) async fn get(pod: &Pod, path: &str) -> Result<(u16, String)> {
-    ask(pod, "GET", path, Value::Null).await
+    call_sidecar(pod, "GET", path, Value::Null).await
 }
 
 pub(crate) async fn submit(pod: &Pod, id: &str, task_type: &str) -> Result<u16> {
     let body = json!({ "id": id, "type": task_type });
-    Ok(ask(pod, "POST", "/v0/tasks", body).await?.0)
+    Ok(call_sidecar(pod, "POST", "/v0/tasks", body).await?.0)
 }
 
 pub(crate) async fn task(pod: &Pod, id: &str) -> Result<Value> {

@@ -1,49 +1,49 @@
-//! The plane itself: what it is, what it writes down, how it ends.
+//! The control plane of the rig: its version, its audit log and its end.
 
 use std::path::Path;
 
 use anyhow::Result;
-use cluster_tests::{boot, minor, scene, wait_for};
+use cluster_tests::{boot, minor, test_context, wait_for};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::{Api, ListParams, ObjectMeta, PostParams};
 use sei_rig::{AuditEntry, User};
 
 #[tokio::test]
-async fn the_plane_is_of_its_minor() -> Result<()> {
-    let scene = scene("minor").await?;
-    let version = scene.plane().version().await?;
+async fn the_plane_runs_the_requested_minor() -> Result<()> {
+    let context = test_context("minor").await?;
+    let version = context.plane().version().await?;
     assert!(version.starts_with(&format!("v{}.", minor())), "{version}");
-    let kubectl = std::process::Command::new(scene.plane().bin_dir().join("kubectl"))
+    let kubectl = std::process::Command::new(context.plane().bin_dir().join("kubectl"))
         .args(["version", "--kubeconfig"])
-        .arg(scene.plane().kubeconfig(User::Admin))
+        .arg(context.plane().kubeconfig(User::Admin))
         .output()?;
-    let told = String::from_utf8(kubectl.stdout)?;
-    assert!(told.contains(&format!("Client Version: {version}")), "{told}");
-    assert!(told.contains(&format!("Server Version: {version}")), "{told}");
+    let output = String::from_utf8(kubectl.stdout)?;
+    assert!(output.contains(&format!("Client Version: {version}")), "{output}");
+    assert!(output.contains(&format!("Server Version: {version}")), "{output}");
     Ok(())
 }
 
 #[tokio::test]
-async fn the_operator_may_do_no_more_than_granted_and_its_requests_are_written_down() -> Result<()>
-{
-    let scene = scene("audit").await?;
-    let mut log = scene.plane().audit();
+async fn the_operator_has_only_its_granted_permissions_and_its_requests_are_logged() -> Result<()> {
+    let context = test_context("audit").await?;
+    let mut log = context.plane().audit();
     let secrets = |user| -> Result<Api<Secret>> {
-        Ok(Api::namespaced(scene.plane().client(user)?, &scene.namespace))
+        Ok(Api::namespaced(context.plane().client(user)?, &context.namespace))
     };
     secrets(User::Admin)?.list(&ListParams::default()).await?;
     let refused = secrets(User::Operator)?.list(&ListParams::default()).await.unwrap_err();
     assert!(matches!(&refused, kube::Error::Api(status) if status.code == 403), "{refused}");
 
-    // The entry is written after the answer.
-    let is_here = |one: &AuditEntry| one.namespace.as_deref() == Some(scene.namespace.as_str());
-    let here = wait_for("the request is written down", async || {
+    // The server writes the entry after its response.
+    let is_in_namespace =
+        |entry: &AuditEntry| entry.namespace.as_deref() == Some(context.namespace.as_str());
+    let entries = wait_for("the request is in the log", async || {
         let mut entries = log.read_new()?;
-        entries.retain(is_here);
+        entries.retain(is_in_namespace);
         Ok((!entries.is_empty()).then_some(entries))
     })
     .await?;
-    let [entry] = &here[..] else { panic!("one request of one user: {here:?}") };
+    let [entry] = &entries[..] else { panic!("expected one request: {entries:?}") };
     assert_eq!(entry.user, User::Operator.name());
     assert_eq!(
         (entry.verb.as_str(), entry.resource.as_str(), entry.code),
@@ -69,7 +69,7 @@ async fn a_dropped_plane_leaves_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_was_stored_outlives_the_processes_that_are_restarted() -> Result<()> {
+async fn stored_objects_survive_restarted_processes() -> Result<()> {
     let plane = boot().await?;
     let before = plane.process_ids();
     let configs: Api<ConfigMap> = Api::namespaced(plane.client(User::Admin)?, "default");
@@ -82,7 +82,7 @@ async fn what_was_stored_outlives_the_processes_that_are_restarted() -> Result<(
     assert!(!is_running(before[2]));
     plane.start_controller_manager().await?;
 
-    // A connection from before the restart may be handed out once more.
+    // The client may reuse a connection from before the restart once more.
     wait_for("the server answers again", async || Ok(configs.get("kept").await.ok())).await?;
     let after = plane.process_ids();
     assert_eq!(before[0], after[0]);

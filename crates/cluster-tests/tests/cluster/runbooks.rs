@@ -1,0 +1,63 @@
+//! The commands of the operational documents, run as written.
+
+use anyhow::{Context as _, Result, ensure};
+use cluster_tests::docs::sections;
+use cluster_tests::install::Shell;
+use cluster_tests::scenario::{Scenario, rpc};
+use sei_rig::Behaviour;
+
+/// A command with its placeholders in capitals replaced.
+fn filled(block: &str, namespace: &str) -> String {
+    // The longer placeholder first: it contains the shorter one.
+    block.replace("NAMESPACE", namespace).replace("IMAGE", "seid:v2").replace("NAME", "rpc")
+}
+
+/// Runs a block. A watch is stopped after two seconds. A request for logs must fail in the server,
+/// because no container runs here, and not in kubectl, which would mean a malformed command.
+fn run(shell: &Shell, block: &str) -> Result<()> {
+    if block.contains(" logs ") {
+        let refused = shell.run(block).err().context("the server returned logs")?;
+        ensure!(format!("{refused:#}").contains("Error from server"), "{refused:#}");
+        return Ok(());
+    }
+    let block = block.trim_end();
+    if block.ends_with(" -w") {
+        return shell.run(&format!("timeout 2 {block} || test $? = 124")).map(drop);
+    }
+    shell.run(block).map(drop)
+}
+
+/// Runs every command of a document in order.
+fn follow_all(shell: &Shell, document: &str, namespace: &str) -> Result<()> {
+    for section in sections(document)? {
+        for block in section.blocks {
+            run(shell, &filled(&block, namespace))?;
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_chain_upgrade_commands_work_as_written() -> Result<()> {
+    let scenario = Scenario::open("doc-upgrade").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    scenario.set_image_behaviour("seid:v1", Behaviour::Halted);
+    scenario.until_pod("rpc", "it is halted at the upgrade height", |pod| !pod.ready).await?;
+    let shell = Shell::on(scenario.plane())?;
+    follow_all(&shell, "docs/chain-upgrade.md", scenario.namespace())?;
+    scenario.settled("rpc").await?;
+    let pod = scenario.until_pod("rpc", "it is ready", |pod| pod.ready).await?;
+    assert_eq!(pod.seid.image, "seid:v2");
+    scenario.close().await
+}
+
+#[tokio::test]
+async fn the_troubleshooting_commands_work_as_written() -> Result<()> {
+    let scenario = Scenario::open("doc-trouble").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let shell = Shell::on(scenario.plane())?;
+    follow_all(&shell, "docs/troubleshooting.md", scenario.namespace())?;
+    let annotations = scenario.node("rpc").await?.metadata.annotations.unwrap_or_default();
+    assert!(annotations.contains_key("sei.io/retry"), "{annotations:?}");
+    scenario.close().await
+}
