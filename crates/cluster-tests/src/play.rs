@@ -259,7 +259,7 @@ impl Play {
 
     /// Waits until the server knows no such node.
     pub async fn until_gone(&self, name: &str) -> Result<()> {
-        Ok(self.world.wait_gone::<SeiNode>(name).await?)
+        Ok(self.world.wait_deleted::<SeiNode>(name).await?)
     }
 
     /// What events say about a node, as `Reason: note`.

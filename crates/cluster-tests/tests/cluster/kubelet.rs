@@ -68,7 +68,7 @@ async fn a_volume_that_is_lost_takes_the_records_along() -> Result<()> {
     node.ready().await?;
     node.world.api::<StatefulSet>().delete("a", &DeleteParams::background()).await?;
     node.claims().delete("data-a", &DeleteParams::default()).await?;
-    node.world.wait_gone::<PersistentVolumeClaim>("data-a").await?;
+    node.world.wait_deleted::<PersistentVolumeClaim>("data-a").await?;
     node.make().await?;
     let pod = node.held().await?;
     assert_eq!(

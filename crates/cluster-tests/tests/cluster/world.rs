@@ -51,7 +51,7 @@ async fn a_stamp_that_no_pod_bears_out_is_a_violation() -> Result<()> {
     stamps(&node, 2).await?;
     let lies = node.world.violations().await?;
     assert_eq!(lies.len(), 1, "{lies:?}");
-    let witness = stamps(&node, 2).await?.pop().and_then(|one| one.witness);
+    let witness = stamps(&node, 2).await?.pop().and_then(|stamp| stamp.pod_uid);
     assert_eq!(witness.as_deref(), Some(uid(&pod)));
     Ok(())
 }
@@ -82,7 +82,7 @@ async fn a_wait_in_vain_tells_what_there_is_instead() -> Result<()> {
     let outcome = world.wait_node("a", "it runs", |node| node.status.is_some()).await;
     let Err(error @ WorldError::Timeout { .. }) = outcome else { panic!("{outcome:?}") };
     let told = error.to_string();
-    assert!(told.starts_with("within 0 s it did not happen that it runs\nspec:\n"), "{told}");
+    assert!(told.starts_with("timed out after 0 s waiting until it runs\nspec:\n"), "{told}");
     assert!(told.contains("chainId: demo-1"), "{told}");
     Ok(())
 }
