@@ -255,7 +255,13 @@ pub const REASONS: &[ReasonRow] = &[
         "The update failed; its next attempt is scheduled.",
         "Read status.lastUpdate.detail for the cause. The next attempt is at status.pendingUpdate.nextAttemptAt; a change of the spec, including a revert, is tried immediately.",
     ),
-    row(C::Stalled, False, R::Progressing, "No cause has lasted longer than its deadline.", ""),
+    row(
+        C::Stalled,
+        False,
+        R::Progressing,
+        "The node is not blocked, or not yet for longer than the deadline.",
+        "",
+    ),
     stall(
         R::ImagePullFailed,
         120,
