@@ -224,7 +224,7 @@ pub const REASONS: &[ReasonRow] = &[
         C::PodTemplateDrift,
         True,
         R::WaitingForSlot,
-        "Other nodes of the chain hold every slot of its budget. This node rolls when it gets a slot.",
+        "Other nodes of the chain hold the slots of its budget or roll first. This node rolls when it gets a slot.",
         "Check the node named in the message. If it is rolling, wait. If its roll failed, repair it: the rollout of the chain resumes once that node is Ready. To roll more than one node at a time, raise rollout.maxConcurrentPerChain in the platform configuration.",
     ),
     row(
