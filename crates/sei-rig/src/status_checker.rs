@@ -48,7 +48,7 @@ pub struct Stamp {
     pub pod_uid: Option<String>,
 }
 
-/// Watches the nodes of a plane, their StatefulSets and their pods.
+/// Watches the nodes of a plane, their pods and the `StatefulSet` of each.
 pub struct StatusChecker {
     observed: Arc<Observed>,
     /// Aborted when the checker is dropped.
@@ -159,8 +159,8 @@ impl StatusChecker {
         loop {
             changes.borrow_and_update();
             let Some(object) = self.observed.missing(&expected) else { return Ok(()) };
-            let changed = tokio::time::timeout_at(deadline, changes.changed()).await;
-            if !matches!(changed, Ok(Ok(()))) {
+            let waited = tokio::time::timeout_at(deadline, changes.changed()).await;
+            if !matches!(waited, Ok(Ok(()))) {
                 return Err(Error::WatchLag { object });
             }
         }

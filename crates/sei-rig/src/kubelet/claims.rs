@@ -85,7 +85,7 @@ pub enum ClaimRule {
     /// Their status becomes `Bound`.
     #[default]
     Bind,
-    /// The same, and each gets a PersistentVolume.
+    /// The same, and each gets a `PersistentVolume`.
     BindToVolume,
     /// They stay unbound.
     Leave,
