@@ -288,7 +288,7 @@ impl Scenario {
 
     /// Waits until the node is deleted from the server.
     pub async fn until_deleted(&self, name: &str) -> Result<()> {
-        Ok(self.world.wait_gone::<SeiNode>(name).await?)
+        Ok(self.world.wait_deleted::<SeiNode>(name).await?)
     }
 
     /// The events about a node, as `Reason: note`.

@@ -112,7 +112,7 @@ mod tests {
             &expect![[r#"
                 ImagePullFailed (Stalled=True)
                   An image of the pod cannot be pulled.
-                  To do: Check that the image named in the message exists and that its registry lets the Kubernetes node pull it. Correct spec.image or spec.sidecar.image: an edit is taken up at once, and so is an edit back to the old image.
+                  To do: Check that the image named in the message exists and that its registry lets the Kubernetes node pull it. Correct spec.image or spec.sidecar.image: an edit takes effect immediately, and so does reverting to the old image.
                   Reported once it has lasted 120 s.
             "#]],
         );
@@ -120,8 +120,8 @@ mod tests {
             "heLD",
             &expect![[r#"
                 Held (PodTemplateDrift=True)
-                  The pod differs from what is desired because the operator or the platform configuration changed, and such changes wait for somebody's approval here. The node runs as before.
-                  To do: Read status.pendingUpdate.changes. To let it roll, set annotation sei.io/approve-update to the value of status.pendingUpdate.targetHash; it then waits for its turn in the chain. A later change needs an approval of its own.
+                  The pod differs from the desired template because the operator or the platform configuration changed, and this node requires approval for such changes. The pod keeps running unchanged.
+                  To do: Read status.pendingUpdate.changes. To approve the update, set annotation sei.io/approve-update to the value of status.pendingUpdate.targetHash; the node then rolls when it gets a slot of its chain. A later change needs a new approval.
             "#]],
         );
     }
@@ -132,7 +132,7 @@ mod tests {
             "Paused",
             &expect![[r#"
                 Paused (PodTemplateDrift=True)
-                  spec.update.paused holds the update. The node runs as before.
+                  spec.update.paused holds the update. The pod keeps running unchanged.
                   To do: Set spec.update.paused to false.
 
                 Paused (Paused=True)

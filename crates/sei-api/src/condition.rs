@@ -1,7 +1,7 @@
 //! Conditions of a node, with every reason they can carry.
 //!
 //! One table, [`REASONS`], is the source of the reasons in code, of the reference in the docs and
-//! of what `kubectl sei explain` prints.
+//! of the output of `kubectl sei explain`.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -20,7 +20,7 @@ macro_rules! names {
             }
 
             pub fn parse(text: &str) -> Option<Self> {
-                Self::ALL.iter().copied().find(|one| one.as_str() == text)
+                Self::ALL.iter().copied().find(|name| name.as_str() == text)
             }
         }
 
@@ -137,9 +137,9 @@ pub struct ReasonRow {
     pub condition: ConditionType,
     pub status: ConditionStatus,
     pub reason: Reason,
-    /// What it says about the node.
+    /// What the reason means for the node.
     pub meaning: &'static str,
-    /// What a person can do; empty where there is nothing to do.
+    /// What a person can do; empty where no action is needed.
     pub remedy: &'static str,
     /// For `Stalled`: how long the cause may last before it is reported, in seconds.
     pub deadline_seconds: Option<u32>,
@@ -181,182 +181,206 @@ pub const REASONS: &[ReasonRow] = &[
         C::NodeUpdateInProgress,
         True,
         R::UpdateStarted,
-        "An update plan runs; status.plan.tasks shows how far it is.",
+        "An update plan is active; status.plan.tasks shows its progress.",
         "",
     ),
-    row(C::NodeUpdateInProgress, False, R::UpdateComplete, "The last update arrived.", ""),
+    row(
+        C::NodeUpdateInProgress,
+        False,
+        R::UpdateComplete,
+        "The last update is complete: the pod was observed running the desired template.",
+        "",
+    ),
     row(
         C::NodeUpdateInProgress,
         False,
         R::UpdateFailed,
-        "The last update plan failed. It is tried again after a pause, for as long as the pod differs.",
-        "Read status.lastUpdate.detail. If the spec is at fault, correct it or set it back: a changed spec is tried at once. Else mend what the detail names and wait for status.pendingUpdate.nextAttemptAt.",
+        "The last update plan failed. The operator retries it with a growing delay while the pod differs from the desired template.",
+        "Read status.lastUpdate.detail. If the spec is the cause, correct or revert it: a changed spec is tried immediately. Otherwise repair what the detail names and wait for status.pendingUpdate.nextAttemptAt.",
     ),
     row(
         C::NodeUpdateInProgress,
         False,
         R::UpdateSuperseded,
-        "The update was given up for a newer wish, and nothing is left to roll.",
+        "A newer change replaced the update, and the pod no longer differs from the desired template.",
         "",
     ),
-    row(C::PodTemplateDrift, Unknown, R::NotObserved, "No pod was compared yet.", ""),
-    row(C::PodTemplateDrift, False, R::InSync, "The pod is made from the desired template.", ""),
-    row(C::PodTemplateDrift, True, R::Rolling, "A plan replaces the pod.", ""),
+    row(
+        C::PodTemplateDrift,
+        Unknown,
+        R::NotObserved,
+        "No pod has been compared with the desired template yet.",
+        "",
+    ),
+    row(
+        C::PodTemplateDrift,
+        False,
+        R::InSync,
+        "The pod was created from the desired template.",
+        "",
+    ),
+    row(C::PodTemplateDrift, True, R::Rolling, "An update plan is replacing the pod.", ""),
     row(
         C::PodTemplateDrift,
         True,
         R::WaitingForSlot,
-        "The chain's budget is used by other nodes; this one rolls when its turn comes.",
-        "Look at the node that the message names. If it rolls, wait. If its roll failed, mend it: the chain goes on once it is Ready. More than one node at a time is rollout.maxConcurrentPerChain in the platform configuration.",
+        "Other nodes of the chain hold the slots of its budget or roll first. This node rolls when it gets a slot.",
+        "Check the node named in the message. If it is rolling, wait. If its roll failed, repair it: the rollout of the chain resumes once that node is Ready. To roll more than one node at a time, raise rollout.maxConcurrentPerChain in the platform configuration.",
     ),
     row(
         C::PodTemplateDrift,
         True,
         R::Held,
-        "The pod differs from what is desired because the operator or the platform configuration changed, and such changes wait for somebody's approval here. The node runs as before.",
-        "Read status.pendingUpdate.changes. To let it roll, set annotation sei.io/approve-update to the value of status.pendingUpdate.targetHash; it then waits for its turn in the chain. A later change needs an approval of its own.",
+        "The pod differs from the desired template because the operator or the platform configuration changed, and this node requires approval for such changes. The pod keeps running unchanged.",
+        "Read status.pendingUpdate.changes. To approve the update, set annotation sei.io/approve-update to the value of status.pendingUpdate.targetHash; the node then rolls when it gets a slot of its chain. A later change needs a new approval.",
     ),
     row(
         C::PodTemplateDrift,
         True,
         R::AdoptedWithDrift,
-        "The pod was made by another operator from another template. It was left running and is not restarted by surprise.",
-        "Nothing has to be done: it rolls with the next change of the spec. To roll it now, set annotation sei.io/approve-update to the value of status.pendingUpdate.targetHash; rollout.adoption: Auto rolls all such nodes.",
+        "Another operator created the pod from a different template. The pod keeps running and is not restarted without approval.",
+        "No action is required: the pod is replaced with the next change of the spec. To replace it now, set annotation sei.io/approve-update to the value of status.pendingUpdate.targetHash. To replace all such pods, set rollout.adoption: Auto in the platform configuration.",
     ),
     row(
         C::PodTemplateDrift,
         True,
         R::Paused,
-        "spec.update.paused holds the update. The node runs as before.",
+        "spec.update.paused holds the update. The pod keeps running unchanged.",
         "Set spec.update.paused to false.",
     ),
     row(
         C::PodTemplateDrift,
         True,
         R::BackingOff,
-        "The update failed and waits for its next attempt.",
-        "Read status.lastUpdate.detail for why it failed. It is tried again at status.pendingUpdate.nextAttemptAt; a change of the spec, also back, is tried at once.",
+        "The update failed; its next attempt is scheduled.",
+        "Read status.lastUpdate.detail for the cause. The next attempt is at status.pendingUpdate.nextAttemptAt; a change of the spec, including a revert, is tried immediately.",
     ),
-    row(C::Stalled, False, R::Progressing, "Nothing has waited too long.", ""),
+    row(
+        C::Stalled,
+        False,
+        R::Progressing,
+        "The node is not blocked, or not yet for longer than the deadline.",
+        "",
+    ),
     stall(
         R::ImagePullFailed,
         120,
         "An image of the pod cannot be pulled.",
-        "Check that the image named in the message exists and that its registry lets the Kubernetes node pull it. Correct spec.image or spec.sidecar.image: an edit is taken up at once, and so is an edit back to the old image.",
+        "Check that the image named in the message exists and that its registry lets the Kubernetes node pull it. Correct spec.image or spec.sidecar.image: an edit takes effect immediately, and so does reverting to the old image.",
     ),
     stall(
         R::CrashLooping,
         300,
-        "A container of the pod crashes again and again.",
-        "Read its last words: kubectl logs POD -c CONTAINER --previous, with the names from the message. To go back, set the old image or setting in the spec again: it is taken up at once.",
+        "A container of the pod crashes repeatedly.",
+        "Read the log of the crashed container: kubectl logs POD -c CONTAINER --previous, with the names from the message. To roll back, set the old image or setting in the spec: the change takes effect immediately.",
     ),
     stall(
         R::Unschedulable,
         300,
-        "No Kubernetes node takes the pod.",
-        "Read the events of the pod (kubectl describe pod) for what the scheduler misses: a machine in the pool, a toleration, free memory, or one in the zone of the volume.",
+        "The pod cannot be scheduled to any Kubernetes node.",
+        "Read the events of the pod (kubectl describe pod) for what the scheduler lacks: a machine in the node pool, a toleration, free memory, or a machine in the zone of the volume.",
     ),
     stall(
         R::PodTerminating,
         240,
-        "The old pod does not go away. It is never forced: its process may still sign.",
-        "Check the kubelet of the Kubernetes node that the message names, and the pod's finalizers. Do not delete the pod by force while its process may run: of a validator that is a second signer.",
+        "The old pod does not finish terminating. The operator never force-deletes it, because its process may still sign.",
+        "Check the kubelet of the Kubernetes node named in the message, and the pod's finalizers. Do not force-delete the pod while its process may still run: for a validator that means a second signer.",
     ),
     stall(
         R::NodeLost,
         60,
-        "The Kubernetes node under the pod does not answer.",
-        "Bring the machine back. If it is surely switched off, delete its Node object, or taint it node.kubernetes.io/out-of-service: the pod then moves by itself. A machine that may still run must not be treated as gone.",
+        "The Kubernetes node that runs the pod is not responding.",
+        "Restore the machine. If it is certain that the machine is switched off, delete its Node object, or add the taint node.kubernetes.io/out-of-service: the pod is then rescheduled automatically. Do neither while the machine may still run.",
     ),
     stall(
         R::VolumeAttach,
         480,
         "The volume cannot be attached to the pod.",
-        "Read the events of the pod and kubectl get volumeattachments. A volume of a lost machine is released after six minutes; one that is attached elsewhere has another pod to stop first.",
+        "Read the events of the pod and the output of kubectl get volumeattachments. Kubernetes detaches a volume from a lost machine after six minutes. If another pod uses the volume, stop that pod first.",
     ),
     stall(
         R::StatefulSetNotObserved,
         60,
-        "The StatefulSet controller has not looked at the newest template, or does not make the pod.",
-        "Read the events of the StatefulSet (kubectl describe statefulset NODE): a quota, Pod Security, a webhook or a missing service account refuses the pod there. Without any, check kube-controller-manager, which runs the StatefulSet controller.",
+        "The StatefulSet controller has not observed the newest template, or does not create the pod.",
+        "Read the events of the StatefulSet (kubectl describe statefulset NODE): they show whether a quota, Pod Security, a webhook or a missing service account rejects the pod. If there are no events, check kube-controller-manager, which runs the StatefulSet controller.",
     ),
     stall(
         R::StatefulSetTerminating,
         60,
-        "The StatefulSet is being deleted; nothing is done to it or to its pod until it is gone.",
-        "Read its metadata.finalizers and let whoever set them finish, or remove them. It is created again afterwards, with the same volume.",
+        "The StatefulSet is being deleted. The operator changes neither it nor its pod until the deletion is complete.",
+        "Read its metadata.finalizers. Let the controllers that own them finish, or remove the finalizers. The operator then creates the StatefulSet again with the same volume.",
     ),
     stall(
         R::SidecarUnreachable,
         60,
-        "The sidecar does not answer.",
-        "Read the logs of containers sei-sidecar and kube-rbac-proxy of the pod, and check that a NetworkPolicy lets the operator reach the pod's port 8443. An image update goes past a broken sidecar.",
+        "The sidecar does not respond.",
+        "Read the logs of containers sei-sidecar and kube-rbac-proxy of the pod, and check that a NetworkPolicy lets the operator reach the pod's port 8443. An image update replaces the pod even while its sidecar is broken.",
     ),
     stall(
         R::SidecarAuth,
         60,
-        "The sidecar's proxy refuses the operator's token.",
-        "The operator's ServiceAccount needs create, delete and get on seinodetasks.sei.io, and that of the pod needs create on tokenreviews and subjectaccessreviews; compare with the installed roles.",
+        "The sidecar's proxy rejects the operator's token.",
+        "The operator's ServiceAccount needs create, delete and get on seinodetasks.sei.io. The pod's ServiceAccount needs create on tokenreviews and subjectaccessreviews. Compare both with the installed roles.",
     ),
     stall(
         R::SidecarTaskFailed,
         0,
         "The sidecar reports a failed task.",
-        "The message is the sidecar's own; its log says more (kubectl logs POD -c sei-sidecar). The task is repeated as far as its retry budget goes.",
+        "The message comes from the sidecar; its log has more detail (kubectl logs POD -c sei-sidecar). The operator repeats the task until its retries are used up.",
     ),
     stall(
         R::SecretMissing,
         60,
-        "A Secret that the node needs is not there.",
-        "Create the Secret that the message names, in the node's namespace.",
+        "A Secret that the node needs does not exist.",
+        "Create the Secret named in the message, in the node's namespace.",
     ),
     stall(
         R::ReplicasNotOne,
         0,
-        "The StatefulSet has more than one replica. No pod is replaced while that is so.",
-        "Find who scales it (an autoscaler, a script, a hand) and stop that; the operator sets one replica again by itself.",
+        "The StatefulSet has more than one replica. The operator replaces no pod until it has one.",
+        "Find and stop what scales it (an autoscaler, a script, a person). The operator sets one replica again by itself.",
     ),
     stall(
         R::ApplyRejected,
         0,
-        "The API server refuses the rendered object. The running pod was not touched.",
-        "The message is the server's: an admission policy, a quota, or a field it does not take. Change the policy or the spec.",
+        "The API server rejects the rendered object. The running pod is unchanged.",
+        "The message comes from the API server: an admission policy, a quota, or an invalid field. Change the policy or the spec.",
     ),
     stall(
         R::FieldConflict,
         0,
         "Another field manager owns a field that the operator must own.",
-        "Stop the other writer that the message names, or have it leave that field out.",
+        "Stop the writer named in the message, or remove the field from what it applies.",
     ),
     stall(
         R::Forbidden,
         0,
         "The operator lacks a permission.",
-        "Grant the verb and kind that the message names; the roles of this version are installed with it.",
+        "Grant the verb on the resource named in the message. The manifests of this version include the roles it needs.",
     ),
     stall(
         R::SchemaTooOld,
         0,
-        "The installed CRD drops fields that the operator writes; nothing is done until they are kept.",
+        "The installed CRD drops fields that the operator writes. The operator changes nothing until the CRD has them.",
         "Apply the CRDs of this version: kubectl apply --server-side -f deploy/crds.",
     ),
     stall(
         R::InvalidSpec,
         0,
-        "The spec cannot be carried out. What runs was not touched.",
-        "Correct the field that the message names, or set it back. chainId, mode, signing key and volume of a running node cannot change: make another node.",
+        "The spec cannot be applied. The running pod is unchanged.",
+        "Correct or revert the field named in the message. chainId, mode, signing key and volume of a running node cannot change: create another node instead.",
     ),
     stall(
         R::DataVolumeLost,
         0,
-        "The node's data volume is gone. Nothing is recreated, and a node that signs is held at zero replicas.",
-        "Restore the claim under its name, or leave it to be made anew and empty; then consent: annotation sei.io/recreate-volume with the uid of the lost claim.",
+        "The node's data volume no longer exists. The operator does not recreate it, and keeps a node that signs at zero replicas.",
+        "Restore the claim under its name, or accept that the operator creates a new, empty one. Then approve: set annotation sei.io/recreate-volume to the uid of the lost claim.",
     ),
     stall(
         R::SigningKeyConflict,
         0,
-        "Another node has the same signing key or volume. This one is not started: two signers are slashed.",
-        "Decide which node is to sign, and take the key or the volume out of the spec of the other, or delete it. Wait until its pod is gone; the first is then started by itself.",
+        "Another node has the same signing key or volume. This node is not started: a key that signs twice is slashed.",
+        "Decide which node signs. Remove the key or the volume from the spec of the other node, or delete that node. Once its pod has terminated, the operator starts the remaining node.",
     ),
     row(
         C::Paused,
@@ -365,13 +389,13 @@ pub const REASONS: &[ReasonRow] = &[
         "spec.paused keeps the node at zero replicas.",
         "Set spec.paused to false.",
     ),
-    row(C::Paused, False, R::NotPaused, "The node is meant to run.", ""),
+    row(C::Paused, False, R::NotPaused, "spec.paused is not set: the node runs.", ""),
     row(C::StateSyncReady, True, R::Ready, "At least two state-sync witnesses are known.", ""),
     row(
         C::StateSyncReady,
         False,
         R::NoSyncersConfigured,
-        "Fewer than two state-sync witnesses are known; the node waits for them before its first start.",
+        "Fewer than two state-sync witnesses are known. The node is not started before there are two.",
         "Set snapshot.rpcServers, or stateSync.syncers for the chain in the platform configuration.",
     ),
     row(C::StateSyncReady, False, R::NotApplicable, "The node uses no snapshot.", ""),
@@ -382,15 +406,21 @@ pub const REASONS: &[ReasonRow] = &[
         "The platform configuration cannot be read.",
         "Correct the file named in the message.",
     ),
-    row(C::SidecarReady, True, R::Ready, "The sidecar's gate is open.", ""),
-    row(C::SidecarReady, False, R::NotReady, "The gate is closed; it is opened again at once.", ""),
-    row(C::SidecarReady, Unknown, R::Unreachable, "The sidecar does not answer.", "See Stalled."),
+    row(C::SidecarReady, True, R::Ready, "The readiness gate of the sidecar is open.", ""),
+    row(
+        C::SidecarReady,
+        False,
+        R::NotReady,
+        "The readiness gate of the sidecar is closed. The operator opens it immediately.",
+        "",
+    ),
+    row(C::SidecarReady, Unknown, R::Unreachable, "The sidecar does not respond.", "See Stalled."),
     row(C::ImportPvcReady, True, R::PvcValidated, "The imported claim can be used.", ""),
     row(
         C::ImportPvcReady,
         False,
         R::PvcNotReady,
-        "The imported claim is not usable yet.",
+        "The imported claim cannot be used yet.",
         "Create or bind the claim named in the message.",
     ),
     row(
@@ -398,63 +428,63 @@ pub const REASONS: &[ReasonRow] = &[
         False,
         R::PvcInvalid,
         "The imported claim can never be used.",
-        "Give another claim, or correct what the message names.",
+        "Import another claim, or correct what the message names.",
     ),
     row(
         C::SigningKeyReady,
         True,
         R::SigningKeyValidated,
-        "The signing key has the right shape.",
+        "The signing key has the expected format.",
         "",
     ),
     row(
         C::SigningKeyReady,
         False,
         R::SigningKeyNotReady,
-        "The signing key's Secret is not there.",
+        "The signing key's Secret does not exist.",
         "Create the Secret named in the message.",
     ),
     row(
         C::SigningKeyReady,
         False,
         R::SigningKeyInvalid,
-        "The signing key's Secret has the wrong content.",
-        "Correct priv_validator_key.json in it.",
+        "The content of the signing key's Secret is invalid.",
+        "Correct priv_validator_key.json in that Secret.",
     ),
-    row(C::NodeKeyReady, True, R::NodeKeyValidated, "The node key has the right shape.", ""),
+    row(C::NodeKeyReady, True, R::NodeKeyValidated, "The node key has the expected format.", ""),
     row(
         C::NodeKeyReady,
         False,
         R::NodeKeyNotReady,
-        "The node key's Secret is not there.",
+        "The node key's Secret does not exist.",
         "Create the Secret named in the message.",
     ),
     row(
         C::NodeKeyReady,
         False,
         R::NodeKeyInvalid,
-        "The node key's Secret has the wrong content.",
-        "Correct node_key.json in it.",
+        "The content of the node key's Secret is invalid.",
+        "Correct node_key.json in that Secret.",
     ),
     row(
         C::OperatorKeyringReady,
         True,
         R::OperatorKeyringValidated,
-        "The keyring and its passphrase have the right shape.",
+        "The keyring and its passphrase have the expected format.",
         "",
     ),
     row(
         C::OperatorKeyringReady,
         False,
         R::OperatorKeyringNotReady,
-        "The keyring's Secret or its passphrase's is not there.",
+        "The Secret of the keyring or of its passphrase does not exist.",
         "Create the Secret named in the message.",
     ),
     row(
         C::OperatorKeyringReady,
         False,
         R::OperatorKeyringInvalid,
-        "The keyring's Secret or its passphrase's has the wrong content.",
+        "The content of the Secret of the keyring or of its passphrase is invalid.",
         "Correct what the message names.",
     ),
     row(C::WorkflowInProgress, False, R::NoWorkflow, "No workflow occupies the node.", ""),
@@ -463,20 +493,20 @@ pub const REASONS: &[ReasonRow] = &[
         C::WorkflowInProgress,
         True,
         R::WorkflowFailedHeld,
-        "A workflow failed and keeps the node as it left it.",
+        "A workflow failed and still occupies the node.",
         "Delete the workflow with annotation sei.io/force-delete-workflow.",
     ),
-    row(C::PeersResolved, True, R::Resolved, "Every source of peers is looked at.", ""),
+    row(C::PeersResolved, True, R::Resolved, "All peer sources are resolved.", ""),
     row(
         C::PeersResolved,
         False,
         R::Ec2TagsNotResolved,
-        "A source by EC2 tags is accepted and not looked at yet; the other sources are.",
-        "Give those peers as static addresses for now.",
+        "The operator accepts peer sources by EC2 tags but does not resolve them yet. Other sources are resolved.",
+        "List those peers as static addresses for now.",
     ),
 ];
 
-/// The row of a condition with this status and reason.
+/// The row for this condition, status and reason.
 pub fn reason_row(
     condition: ConditionType,
     status: ConditionStatus,
@@ -487,7 +517,7 @@ pub fn reason_row(
         .find(|row| row.condition == condition && row.status == status && row.reason == reason)
 }
 
-/// What a condition is to say from now on.
+/// The status, reason and message to set on a condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     pub condition: ConditionType,
@@ -515,16 +545,16 @@ impl Verdict {
 
 /// The condition of a type, if it was ever set.
 pub fn find(conditions: &[Condition], condition: ConditionType) -> Option<&Condition> {
-    conditions.iter().find(|one| one.type_ == condition.as_str())
+    conditions.iter().find(|present| present.type_ == condition.as_str())
 }
 
-/// Whether a condition of this type stands with this status.
+/// Whether the condition of this type is set and has this status.
 pub fn is(conditions: &[Condition], condition: ConditionType, status: ConditionStatus) -> bool {
-    find(conditions, condition).is_some_and(|one| one.status == status.as_str())
+    find(conditions, condition).is_some_and(|present| present.status == status.as_str())
 }
 
-/// Writes a verdict into the list. The transition time moves only when the status does; nothing at
-/// all changes when the verdict says what stands there already.
+/// Writes a verdict into the list. The transition time changes only when the status does; a verdict
+/// equal to the present condition changes nothing.
 pub fn set(conditions: &mut Vec<Condition>, verdict: &Verdict, generation: i64, now: Timestamp) {
     let desired = Condition {
         type_: verdict.condition.as_str().to_owned(),
@@ -534,14 +564,14 @@ pub fn set(conditions: &mut Vec<Condition>, verdict: &Verdict, generation: i64, 
         observed_generation: Some(generation),
         last_transition_time: Time(now),
     };
-    match conditions.iter_mut().find(|one| one.type_ == desired.type_) {
+    match conditions.iter_mut().find(|present| present.type_ == desired.type_) {
         Some(present) => {
             let since = if present.status == desired.status {
                 present.last_transition_time.clone()
             } else {
                 desired.last_transition_time.clone()
             };
-            // A cache may show an older generation; what was said of a newer one stays.
+            // A cache may return an older generation; the newer one stays recorded.
             let observed = present.observed_generation.max(desired.observed_generation);
             *present =
                 Condition { last_transition_time: since, observed_generation: observed, ..desired };
@@ -562,7 +592,7 @@ mod tests {
     fn every_reason_is_explained() {
         for reason in Reason::ALL {
             let rows: Vec<_> = REASONS.iter().filter(|row| row.reason == *reason).collect();
-            assert!(!rows.is_empty(), "{reason} stands in no row");
+            assert!(!rows.is_empty(), "{reason} has no row");
             assert!(rows.iter().all(|row| row.meaning.ends_with('.')), "{reason} has no meaning");
         }
         for condition in ConditionType::ALL {
@@ -571,13 +601,13 @@ mod tests {
     }
 
     #[test]
-    fn no_two_rows_say_the_same() {
+    fn no_two_rows_have_the_same_condition_status_and_reason() {
         for (index, row) in REASONS.iter().enumerate() {
-            let same = |other: &&ReasonRow| {
-                (other.condition, other.status, other.reason)
+            let same = |later: &&ReasonRow| {
+                (later.condition, later.status, later.reason)
                     == (row.condition, row.status, row.reason)
             };
-            assert!(!REASONS[index + 1..].iter().any(|other| same(&other)), "{row:?}");
+            assert!(!REASONS[index + 1..].iter().any(|later| same(&later)), "{row:?}");
         }
     }
 
@@ -589,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn the_transition_time_moves_with_the_status_only() {
+    fn the_transition_time_changes_with_the_status_only() {
         let mut conditions = Vec::new();
         let started = Verdict::new(C::NodeUpdateInProgress, True, R::UpdateStarted, "a");
         set(&mut conditions, &started, 1, at(10));

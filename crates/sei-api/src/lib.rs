@@ -1,19 +1,19 @@
-//! The API of sei-operator: what users write, what is stored, and what things are called.
+//! The API of sei-operator: the types that users write, the records in status, and all names.
 //!
 //! What it is for: the custom resource types of group `sei.io/v1alpha1`, the plan and task records
-//! kept in their status, the conditions with every reason the operator may give, and the names,
-//! labels and annotations that tie generated objects to their owner.
+//! in their status, the conditions with every reason the operator may report, and the names,
+//! labels and annotations that connect generated objects with their owner.
 //!
-//! What it never does: talk to a cluster, read a clock, draw a random number, decide anything.
+//! What it never does: call a cluster, read a clock, draw a random number, make a decision.
 //!
 //! Invariants:
-//! - Records written by the peer decode, and records written here decode in the peer: field names,
-//!   enum values and task ids are its own. Guarded by `task_ids_match_the_published_vectors` and
-//!   `a_peer_plan_decodes`.
+//! - Records of the Go operator decode here, and records written here decode in the Go operator:
+//!   field names, enum values and task ids are the same. Guarded by `task_ids_match_the_published_vectors` and
+//!   `a_plan_of_the_go_operator_decodes`.
 //! - The CRDs in `deploy/crds` are generated from these types. Guarded by `crds_are_current`.
-//! - Every reason a condition can carry stands in one table. Guarded by
+//! - Every reason that a condition can carry is in one table. Guarded by
 //!   `every_reason_is_explained`.
-//! - Every metric stands in one table, from which it is registered. Guarded by
+//! - Every metric is in one table and is registered from it. Guarded by
 //!   `what_is_scraped_is_what_the_table_has`.
 
 #![allow(unreachable_pub, reason = "KubeSchema repeats each struct inside a private block")]

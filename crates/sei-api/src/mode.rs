@@ -1,10 +1,10 @@
-//! What the mode of a node implies, in one place.
+//! Everything that follows from the mode of a node.
 
 use crate::node::{
     GenesisCeremony, KeyringSecret, SeiNodeSpec, SnapshotGeneration, SnapshotSource,
 };
 
-/// What kind of node the spec asks for.
+/// The kind of node that the spec defines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mode {
     FullNode,
@@ -40,7 +40,7 @@ impl Mode {
         }
     }
 
-    /// Mode as the chain's configuration library names it.
+    /// Name of the mode in the chain's configuration library.
     pub fn config_mode(self) -> &'static str {
         match self {
             Self::FullNode | Self::Replayer => "full",
@@ -58,7 +58,8 @@ impl std::fmt::Display for Mode {
 }
 
 impl SeiNodeSpec {
-    /// The modes that are set; admission leaves exactly one, an object from before may differ.
+    /// The modes that are set. Admission accepts exactly one; an object stored before that rule may
+    /// have another number.
     pub fn modes(&self) -> Vec<Mode> {
         let set = [
             (self.full_node.is_some(), Mode::FullNode),
@@ -80,17 +81,21 @@ impl SeiNodeSpec {
 
     pub fn snapshot(&self) -> Option<&SnapshotSource> {
         let full = self.full_node.as_ref().and_then(|full| full.snapshot.as_ref());
-        let validator = || self.validator.as_ref().and_then(|one| one.snapshot.as_ref());
-        full.or_else(|| self.replayer.as_ref().map(|one| &one.snapshot)).or_else(validator)
+        let validator =
+            || self.validator.as_ref().and_then(|validator| validator.snapshot.as_ref());
+        full.or_else(|| self.replayer.as_ref().map(|replayer| &replayer.snapshot))
+            .or_else(validator)
     }
 
     pub fn snapshot_generation(&self) -> Option<&SnapshotGeneration> {
         let full = self.full_node.as_ref().and_then(|full| full.snapshot_generation.as_ref());
-        full.or_else(|| self.archive.as_ref().and_then(|one| one.snapshot_generation.as_ref()))
+        full.or_else(|| {
+            self.archive.as_ref().and_then(|archive| archive.snapshot_generation.as_ref())
+        })
     }
 
     pub fn genesis_ceremony(&self) -> Option<&GenesisCeremony> {
-        self.validator.as_ref().and_then(|one| one.genesis_ceremony.as_ref())
+        self.validator.as_ref().and_then(|validator| validator.genesis_ceremony.as_ref())
     }
 
     /// Name of the Secret with the consensus key.
@@ -101,8 +106,8 @@ impl SeiNodeSpec {
 
     /// Name of the Secret with the p2p key, of a validator or a seed.
     pub fn node_key_secret(&self) -> Option<&str> {
-        let validator = self.validator.as_ref().and_then(|one| one.node_key.as_ref());
-        let key = validator.or_else(|| self.seed.as_ref().map(|one| &one.node_key))?;
+        let validator = self.validator.as_ref().and_then(|validator| validator.node_key.as_ref());
+        let key = validator.or_else(|| self.seed.as_ref().map(|seed| &seed.node_key))?;
         key.secret.as_ref().map(|secret| secret.secret_name.as_str())
     }
 
@@ -110,14 +115,14 @@ impl SeiNodeSpec {
         self.validator.as_ref()?.operator_keyring.as_ref()?.secret.as_ref()
     }
 
-    /// Whether the node signs blocks: two of its kind at once would be slashed.
+    /// Whether the node signs blocks. Two nodes that sign with one key at once are slashed.
     pub fn signs(&self) -> bool {
-        self.validator
-            .as_ref()
-            .is_some_and(|one| one.signing_key.is_some() || one.genesis_ceremony.is_some())
+        self.validator.as_ref().is_some_and(|validator| {
+            validator.signing_key.is_some() || validator.genesis_ceremony.is_some()
+        })
     }
 
-    /// Whether the first state comes from a Job that replays to a height with another image.
+    /// Whether a bootstrap Job first replays to a height with another image.
     pub fn needs_bootstrap(&self) -> bool {
         self.snapshot().is_some_and(|source| {
             source.bootstrap_image.as_ref().is_some_and(|image| !image.is_empty())
@@ -125,7 +130,7 @@ impl SeiNodeSpec {
         })
     }
 
-    /// Name of the claim that is imported instead of made.
+    /// Name of the imported claim; the operator creates one where there is none.
     pub fn imported_claim(&self) -> Option<&str> {
         self.data_volume.as_ref()?.import.as_ref().map(|import| import.pvc_name.as_str())
     }
@@ -138,7 +143,7 @@ impl SeiNodeSpec {
         self.update.as_ref().is_some_and(|update| update.paused == Some(true))
     }
 
-    /// Sidecar port with its default; 0 counts as not given.
+    /// Port of the sidecar; the default if it is missing or 0.
     pub fn sidecar_port(&self) -> i32 {
         match self.sidecar.as_ref().map(|sidecar| sidecar.port) {
             None | Some(0) => crate::node::DEFAULT_SIDECAR_PORT,
@@ -146,7 +151,7 @@ impl SeiNodeSpec {
         }
     }
 
-    /// The sidecar image that the spec asks for; the platform's stands in where there is none.
+    /// The sidecar image of the spec; without one the platform's image is used.
     pub fn sidecar_image(&self) -> Option<&str> {
         let image = self.sidecar.as_ref()?.image.as_deref()?;
         (!image.is_empty()).then_some(image)

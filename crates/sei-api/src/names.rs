@@ -1,62 +1,62 @@
-//! What things are called: labels, annotations, finalizers, field managers, derived object names.
+//! Labels, annotations, finalizers, field managers and the names of derived objects.
 //!
-//! Each name is shared with the peer, so that either operator finds what the other one made.
+//! The Go operator uses the same names, so that each operator finds the objects of the other.
 
-/// API group of every kind of ours.
+/// API group of all kinds of this operator.
 pub const GROUP: &str = "sei.io";
-/// The one served and stored version.
+/// The only served and stored version.
 pub const VERSION: &str = "v1alpha1";
 
-/// Finalizer that holds a deleted `SeiNode` until its data volume was dealt with.
+/// Finalizer that keeps a deleted `SeiNode` until the operator has cleaned up its data volume.
 pub const NODE_FINALIZER: &str = "sei.io/seinode-finalizer";
-/// Field manager of every server-side apply of a node's own objects. The peer's name, on purpose:
-/// another one would leave its fields co-owned, and a co-owned field can never be removed.
+/// Field manager of every server-side apply of a node's own objects. It is the Go operator's name:
+/// with another one the fields would be co-owned, and a co-owned field can never be removed.
 pub const FIELD_MANAGER: &str = "seinode-controller";
 /// Field manager that sets only `spec.image` of a node, on behalf of a task object.
 pub const TASK_FIELD_MANAGER: &str = "seinode-task-controller";
 /// Reporting component of events.
 pub const EVENT_COMPONENT: &str = "seinode-controller";
-/// Leader lease. The peer's name, so that the two can never act at once.
+/// Leader lease. It has the Go operator's name, so that the two operators never act at once.
 pub const LEASE_NAME: &str = "bc1f5b0a.sei.io";
 
 pub mod label {
     //! Labels on generated objects.
 
-    /// Owning node; the only key of any selector, because a selector cannot be changed later.
+    /// Owning node; the only key in selectors, because a selector is immutable.
     pub const NODE: &str = "sei.io/node";
     pub const CHAIN: &str = "sei.io/chain";
     pub const ROLE: &str = "sei.io/role";
-    /// `bootstrap` on what belongs to the bootstrap Job.
+    /// `bootstrap` on the objects of the bootstrap Job.
     pub const COMPONENT: &str = "sei.io/component";
     pub const COMPONENT_BOOTSTRAP: &str = "bootstrap";
-    /// Finds nodes whose snapshots an external job publishes.
+    /// Marks nodes whose snapshots an external job publishes.
     pub const SNAPSHOT_PUBLISH: &str = "sei.io/snapshot-publish";
-    /// Mirrors the annotation of the same name, for anti-affinity terms.
+    /// Copy of the annotation of the same name, for anti-affinity terms.
     pub const DEDICATED_NODE: &str = "sei.io/dedicated-node";
-    /// Fleet membership, stamped by the fleet kinds.
+    /// Fleet membership, set by the fleet kinds.
     pub const NODE_DEPLOYMENT: &str = "sei.io/nodedeployment";
     pub const NODE_DEPLOYMENT_ORDINAL: &str = "sei.io/nodedeployment-ordinal";
     /// Set by the StatefulSet controller on its pods: the name of a `ControllerRevision`.
     pub const POD_REVISION: &str = "controller-revision-hash";
 
-    /// Labels that the operator stamps itself and that `spec.podLabels` cannot override.
+    /// Labels that the operator sets and that `spec.podLabels` cannot override.
     pub const RESERVED: [&str; 5] = [NODE, CHAIN, ROLE, DEDICATED_NODE, SNAPSHOT_PUBLISH];
 }
 
 pub mod annotation {
-    //! Annotations people set on a `SeiNode`, and the ones the operator writes.
+    //! Annotations that users set on a `SeiNode`, and annotations that the operator writes.
 
     /// `"true"`: the pod gets a Kubernetes node of its own.
     pub const DEDICATED_NODE: &str = "sei.io/dedicated-node";
-    /// Lifts the hold of the update whose target hash it names.
+    /// Approves the held update whose target hash it names.
     pub const APPROVE_UPDATE: &str = "sei.io/approve-update";
     /// A new value makes a failed node try again.
     pub const RETRY: &str = "sei.io/retry";
-    /// Consent to start on an empty volume; names the uid of the claim that was lost.
+    /// Approves a start on an empty volume; its value is the uid of the lost claim.
     pub const RECREATE_VOLUME: &str = "sei.io/recreate-volume";
     /// On a StatefulSet's metadata, never in its template: fingerprint of the applied template.
     pub const TEMPLATE_HASH: &str = "sei.io/template-hash";
-    /// On the pod: keeps voluntary node disruption away from a database that hates it.
+    /// On the pod: keeps voluntary disruption of its Kubernetes node away from the chain database.
     pub const DO_NOT_DISRUPT: &str = "karpenter.sh/do-not-disrupt";
 }
 
@@ -69,17 +69,17 @@ pub fn pod(node: &str) -> String {
     format!("{node}-0")
 }
 
-/// The claim the operator creates where none is imported.
+/// The claim that the operator creates if none is imported.
 pub fn data_claim(node: &str) -> String {
     format!("data-{node}")
 }
 
-/// `ConfigMap` that tells the auth proxy which permission to ask for.
+/// `ConfigMap` with the permission that the auth proxy checks.
 pub fn proxy_config(node: &str) -> String {
     format!("{node}-rbac-proxy-config")
 }
 
-/// Job that restores a snapshot and runs to a height with another image.
+/// Job that restores a snapshot and replays to a height with another image.
 pub fn bootstrap_job(node: &str) -> String {
     format!("{node}-bootstrap")
 }
@@ -89,8 +89,8 @@ pub fn pod_dns(node: &str, namespace: &str) -> String {
     format!("{node}-0.{node}.{namespace}.svc.cluster.local")
 }
 
-/// Where the sidecar's API of a node answers, by name. Calls that must reach one certain pod use
-/// its IP instead: a name may still resolve to the predecessor.
+/// URL of a node's sidecar API, by DNS name. Calls that must reach one specific pod use its IP
+/// instead: the name may still resolve to the previous pod.
 pub fn sidecar_url(node: &str, namespace: &str) -> String {
     format!("http://{}:8443", pod_dns(node, namespace))
 }
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn derived_names_are_the_peers() {
+    fn derived_names_are_those_of_the_go_operator() {
         assert_eq!(pod("a"), "a-0");
         assert_eq!(data_claim("a"), "data-a");
         assert_eq!(proxy_config("a"), "a-rbac-proxy-config");
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_node_name_still_fits_a_revision_label() {
+    fn the_longest_node_name_fits_a_revision_label() {
         let longest = "n".repeat(NODE_NAME_MAX);
         assert!(format!("{longest}-{}", "0123456789").len() <= 63);
         assert!(proxy_config(&longest).len() <= 253);

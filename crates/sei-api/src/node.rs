@@ -1,4 +1,4 @@
-//! `SeiNode`: one chain node, as its users write it.
+//! `SeiNode`: the spec of one chain node.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::status::SeiNodeStatus;
 
-/// One Sei chain node: a pod with the chain process and its sidecar on a StatefulSet of its own.
+/// One Sei chain node: a StatefulSet with one pod that runs the chain process and its sidecar.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[kube(
     group = "sei.io",
@@ -22,8 +22,8 @@ use crate::status::SeiNodeStatus;
     derive = "PartialEq",
     derive = "Default",
     doc = "One Sei chain node.",
-    // A rule at the root is judged on every write. An object from before it must still get its
-    // status; a new one has none, because creation drops it.
+    // The server evaluates a rule at the root on every write. An object stored before the rule must
+    // still get its status; a new object has none, because the server drops status on create.
     validation = Rule::new("size(self.metadata.name) <= 52 || has(self.status)")
         .message("metadata.name must have at most 52 characters: names and labels are derived from it"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
@@ -63,13 +63,13 @@ use crate::status::SeiNodeStatus;
 ).message("a replayer needs at least one entry in peers"))]
 #[serde(rename_all = "camelCase")]
 pub struct SeiNodeSpec {
-    /// Chain that the node follows, e.g. `pacific-1`. Refused on a running node.
+    /// Chain that the node follows, e.g. `pacific-1`. It cannot change on a running node.
     #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     pub chain_id: String,
     /// Image of the chain process.
     #[schemars(length(min = 1, max = 512))]
     pub image: String,
-    /// Where the node finds its peers.
+    /// Sources of the node's peers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peers: Option<Vec<PeerSource>>,
     /// Dotted configuration keys and their values, e.g. `logging.level: info`.
@@ -77,19 +77,19 @@ pub struct SeiNodeSpec {
     pub overrides: Option<BTreeMap<String, String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sidecar: Option<SidecarSpec>,
-    /// Extra labels of the pod and of the generated objects. The operator's own labels win.
+    /// Extra labels of the pod and of the generated objects. The operator's own labels take precedence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_labels: Option<BTreeMap<String, String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_volume: Option<DataVolumeSpec>,
-    /// Address under which others reach the node's p2p port, `host:port`.
+    /// Address at which other nodes reach the node's p2p port, `host:port`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub external_address: Option<String>,
-    /// Stops the node: its StatefulSet goes to zero replicas. To hold updates of a node that keeps
-    /// running, use `update.paused`.
+    /// Stops the node: its StatefulSet is scaled to zero replicas. To hold updates of a node that
+    /// keeps running, use `update.paused`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused: Option<bool>,
-    /// How updates of this node are held or released.
+    /// When updates of this node are held.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub update: Option<UpdateSpec>,
     /// An RPC node.
@@ -101,40 +101,40 @@ pub struct SeiNodeSpec {
     /// A node that replays blocks from a snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replayer: Option<ReplayerSpec>,
-    /// A validator, or an observer in a validator's place when it has no keys.
+    /// A validator. Without keys it runs as an observer and does not sign.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validator: Option<ValidatorSpec>,
-    /// A seed: hands out peers and nothing else.
+    /// A seed node: it only provides addresses of peers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seed: Option<SeedSpec>,
 }
 
-/// An object whose presence is the switch; it has no fields.
+/// An empty object; its presence turns the setting on.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Switch {}
 
-/// How updates of a node are held or released.
+/// When updates of a node are held.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct UpdateSpec {
-    /// Holds every update. The node keeps running, and an evicted pod comes back as it was.
+    /// Holds every update. The node keeps running, and an evicted pod is recreated unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused: Option<bool>,
-    /// What to do when a new operator or platform configuration renders another pod.
+    /// What to do when a new operator or platform configuration renders a different pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_operator_change: Option<OnOperatorChange>,
 }
 
-/// What a change that nobody made in this node's spec may do.
+/// How to handle a change that does not come from the node's spec.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnOperatorChange {
-    /// Rolls by itself, under the chain's budget.
+    /// The node rolls by itself, within the chain's budget.
     Auto,
-    /// Waits for an approval or for the next change of the spec.
+    /// The update waits for an approval or for the next change of the spec.
     Hold,
 }
 
-/// One place where peers are found.
+/// One source of peers.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[x_kube(validation = Rule::new(
     "(has(self.label) ? 1 : 0) + (has(self.static) ? 1 : 0) + (has(self.ec2Tags) ? 1 : 0) == 1"
@@ -152,15 +152,15 @@ pub struct PeerSource {
 /// Other `SeiNode`s by their labels.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub struct LabelPeers {
-    /// Labels that a peer's `SeiNode` object must all carry.
+    /// Labels that the peer's `SeiNode` must all have.
     #[schemars(extend("minProperties" = 1))]
     pub selector: BTreeMap<String, String>,
-    /// Namespace to look in; the node's own when empty.
+    /// Namespace of the peers; the node's own when empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
 }
 
-/// Peers given by address.
+/// Peers by address.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub struct StaticPeers {
     /// Entries of the form `nodeId@host:port`.
@@ -177,7 +177,7 @@ pub struct Ec2TagPeers {
     pub tags: BTreeMap<String, String>,
 }
 
-/// Where a node's first state comes from.
+/// Source of a node's initial state.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[x_kube(validation = Rule::new("has(self.s3) != has(self.stateSync)")
     .message("exactly one of s3 or stateSync must be set in snapshot"))]
@@ -185,21 +185,22 @@ pub struct Ec2TagPeers {
 pub struct SnapshotSource {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub s3: Option<S3Snapshot>,
-    /// Take the state from peers.
+    /// Fetch the state from peers (state sync).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_sync: Option<Switch>,
     /// How long a trusted header stays trusted, e.g. `168h0m0s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trust_period: Option<String>,
-    /// Blocks to fetch below the snapshot.
+    /// Number of blocks to fetch below the snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backfill_blocks: Option<i64>,
-    /// Witnesses, `host:port`; at least two. Replaces the platform's list for the chain.
+    /// State-sync witnesses, `host:port`; at least two. Replaces the platform's list for the chain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 2), inner(regex(pattern = r"^[^\s:/,]+:[0-9]{1,5}$")))]
     #[x_kube(merge_strategy = ListMerge::Set)]
     pub rpc_servers: Option<Vec<String>>,
-    /// Image that replays from the snapshot to its target height in a Job before the node starts.
+    /// Image of the bootstrap Job, which replays from the snapshot to its target height before the
+    /// node starts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bootstrap_image: Option<String>,
 }
@@ -213,7 +214,7 @@ pub struct S3Snapshot {
     pub target_height: i64,
 }
 
-/// Whether the node makes snapshots for others.
+/// Whether the node creates snapshots for other nodes.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct SnapshotGeneration {
@@ -221,11 +222,11 @@ pub struct SnapshotGeneration {
     pub tendermint: Option<TendermintSnapshots>,
 }
 
-/// State-sync snapshots made by the chain process.
+/// State-sync snapshots created by the chain process.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct TendermintSnapshots {
-    /// How many to keep; at least two when they are published.
+    /// Number of snapshots to keep; at least two when they are published.
     #[schemars(range(min = 1))]
     pub keep_recent: i32,
     /// Marks the pod for the job that uploads snapshots.
@@ -241,7 +242,7 @@ pub struct ResultExport {
     pub shadow_result: Option<ShadowResult>,
 }
 
-/// Compare results with another node's.
+/// Comparison of results with those of another node.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct ShadowResult {
@@ -307,7 +308,7 @@ pub struct ReplayerSpec {
 pub struct ValidatorSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<SnapshotSource>,
-    /// Written by the fleet that runs the ceremony.
+    /// Set by the fleet that runs the genesis ceremony.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub genesis_ceremony: Option<GenesisCeremony>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -318,14 +319,14 @@ pub struct ValidatorSpec {
     pub operator_keyring: Option<OperatorKeyring>,
 }
 
-/// A seed.
+/// A seed node.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct SeedSpec {
     pub node_key: KeySource,
 }
 
-/// Where a key file comes from.
+/// Source of a key file.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[x_kube(validation = Rule::new("has(self.secret)")
     .message("exactly one key source must be set: secret"))]
@@ -364,12 +365,12 @@ pub struct KeyringSecret {
     #[schemars(length(max = 64), regex(pattern = r"^[a-zA-Z0-9_-]+$"))]
     pub key_name: String,
     pub passphrase_secret_ref: PassphraseRef,
-    /// Also gives the keyring to the chain process.
+    /// Also mounts the keyring into the container of the chain process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seid_mount: Option<bool>,
 }
 
-/// Key name that governance signs with where none is given.
+/// Default name of the key that signs governance transactions.
 pub const DEFAULT_KEY_NAME: &str = "node_admin";
 
 fn default_key_name() -> String {
@@ -387,7 +388,7 @@ pub struct PassphraseRef {
     pub key: String,
 }
 
-/// This validator's part in the genesis of a new chain.
+/// Parameters of this validator in the genesis of a new chain.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct GenesisCeremony {
@@ -401,7 +402,7 @@ pub struct GenesisCeremony {
     pub index: i32,
 }
 
-/// Port of the sidecar where none is given.
+/// Default port of the sidecar.
 pub const DEFAULT_SIDECAR_PORT: i32 = 7777;
 
 fn default_sidecar_port() -> i32 {
@@ -431,8 +432,8 @@ impl Default for SidecarSpec {
 
 /// Requests and limits of a container, as in a pod.
 ///
-/// A type of our own because the generated one cannot read a quantity written as a number, which
-/// is valid in a custom resource and stored as it was written.
+/// The generated type of Kubernetes cannot decode a quantity written as a number, which is valid in
+/// a custom resource and stored as it was written.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub struct Resources {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -452,7 +453,7 @@ pub struct ResourceClaim {
     pub request: Option<String>,
 }
 
-/// A quantity as its user wrote it: text, or a whole number.
+/// A quantity as it was written: text or a whole number.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(untagged)]
 pub enum QuantityText {
@@ -486,19 +487,19 @@ impl JsonSchema for QuantityText {
     }
 }
 
-/// The node's volume.
+/// The node's data volume.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
-// `import` is a reserved word of CEL; a server knows the field by its escaped name only.
+// `import` is a reserved word of CEL; a rule must use the escaped name of the field.
 #[x_kube(validation = Rule::new("!has(oldSelf.__import__) || has(self.__import__)")
     .message("import cannot be removed once it is set"))]
 #[serde(rename_all = "camelCase")]
 pub struct DataVolumeSpec {
-    /// Use a claim that exists already. It is never deleted.
+    /// Use an existing claim. The operator never deletes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub import: Option<ImportVolume>,
 }
 
-/// A claim that exists already.
+/// An existing claim.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct ImportVolume {

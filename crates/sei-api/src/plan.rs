@@ -1,7 +1,7 @@
 //! Plans as they are stored in a node's status.
 //!
-//! The shape is the peer's: an operator of either kind resumes what the other one left. What is
-//! ours is additive and optional, and the peer ignores it.
+//! The format is that of the Go operator, so that each operator can resume the plans of the other.
+//! Our own fields are additional and optional, and the Go operator ignores them.
 
 use std::collections::BTreeMap;
 
@@ -21,22 +21,22 @@ const TASK_ID_NAMESPACE: Uuid = Uuid::from_u128(0xb7e8_9c3a_4f12_4d8b_9a6e_1c2d_
 
 /// Id of the task of `task_type` at `index` of a plan.
 ///
-/// Derivable before the side effect, so that a crash between a submission and the write that would
-/// have recorded it can never make a second submission.
+/// The id can be derived before the side effect, so that a crash between a submission and the write
+/// that records it cannot cause a second submission.
 pub fn task_id(plan_id: &str, task_type: &str, index: usize) -> String {
     Uuid::new_v5(&TASK_ID_NAMESPACE, format!("{plan_id}/{task_type}/{index}").as_bytes())
         .to_string()
 }
 
-/// An ordered list of tasks with one aim. It is written to status before its first task runs.
+/// An ordered list of tasks with one goal. It is written to status before its first task runs.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct TaskPlan {
-    /// Drawn anew for every plan; the ids of its tasks derive from it.
+    /// Random id of the plan; the ids of its tasks are derived from it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     pub phase: PlanPhase,
-    /// What is done, in order; the first that is not Complete is under way.
+    /// The tasks in order; the first task that is not Complete is the current one.
     #[serde(default)]
     pub tasks: Vec<PlannedTask>,
     /// Phase of the node once the plan is complete.
@@ -45,25 +45,25 @@ pub struct TaskPlan {
     /// Phase of the node if the plan fails; without it the node keeps its phase.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_phase: Option<SeiNodePhase>,
-    /// Which task failed, counted from 0.
+    /// Index of the failed task, counted from 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_task_index: Option<i32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_task_detail: Option<FailedTaskDetail>,
-    /// What the plan is for. Absent on plans of the peer.
+    /// Purpose of the plan. Absent on plans of the Go operator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<PlanKind>,
-    /// What the plan leads to; it never changes.
+    /// The desired state when the plan was created; it never changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<PlanTarget>,
-    /// What the plan's own apply of the StatefulSet returned.
+    /// The StatefulSet as returned by the plan's own apply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub applied: Option<Applied>,
-    /// Sidecar tasks of superseded plans that were last seen unfinished. They are looked up, and
-    /// deleted if they still run, before this plan submits anything.
+    /// Sidecar tasks of superseded plans that were unfinished when last observed. The operator
+    /// deletes those that still run before this plan submits a task.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub abandoned: Vec<String>,
-    /// When it was built.
+    /// When the plan was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created_at: Option<Time>,
 }
@@ -78,7 +78,7 @@ impl TaskPlan {
         self.phase == PlanPhase::Active
     }
 
-    /// Whether a task of this type stands in the plan and is complete.
+    /// Whether the plan has a complete task of this type.
     pub fn has_completed(&self, task_type: TaskType) -> bool {
         self.tasks.iter().any(|task| task.is(task_type) && task.status == TaskStatus::Complete)
     }
@@ -87,14 +87,14 @@ impl TaskPlan {
         self.tasks.iter().any(|task| task.is(task_type))
     }
 
-    /// When the plan began, as far as it is known.
+    /// When the plan started, if known.
     pub fn started_at(&self) -> Option<Timestamp> {
         let submitted = || self.tasks.first().and_then(|task| task.submitted_at.as_ref());
         self.created_at.as_ref().or_else(submitted).map(|time| time.0)
     }
 }
 
-/// Where a plan stands. The peer knows no other values, so a superseded plan is `Failed`.
+/// Phase of a plan. The Go operator accepts no other values, so a superseded plan is `Failed`.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlanPhase {
     Active,
@@ -102,23 +102,23 @@ pub enum PlanPhase {
     Failed,
 }
 
-/// What a plan is for.
+/// Purpose of a plan.
 #[derive(
     Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord,
 )]
 pub enum PlanKind {
-    /// Brings a new node up.
+    /// Starts a new node.
     Init,
-    /// Brings a running node to another template.
+    /// Moves a running node to another template.
     NodeUpdate,
-    /// Opens the sidecar's gate again after a restart.
+    /// Opens the sidecar's readiness gate after a restart.
     MarkReady,
-    /// Writes a template to the StatefulSet and touches no pod: puts back the one of the running
-    /// pod while an update is held, or readies a stopped node for its next start.
+    /// Writes a template to the StatefulSet and changes no pod: restores the template of the running
+    /// pod while an update is held, or prepares a stopped node for its next start.
     ApplyTemplate,
 }
 
-/// What a plan leads to.
+/// The desired state that a plan works towards.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct PlanTarget {
@@ -128,19 +128,19 @@ pub struct PlanTarget {
     pub image: String,
     /// Image of the sidecar.
     pub sidecar_image: String,
-    /// Generation of the node that the plan was built for.
+    /// Generation of the node for which the plan was created.
     pub generation: i64,
     pub cause: Cause,
-    /// Value of the `sei.io/retry` annotation that the plan answers.
+    /// Value of the `sei.io/retry` annotation that caused the plan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry: Option<String>,
-    /// Fingerprint that the pod was seen at when the plan was built.
+    /// Fingerprint of the pod's template when the plan was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// Digests of the configuration outside of the template, as the plan's tasks write it.
+    /// Digests of the configuration outside the template, as the plan's tasks write it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub config: BTreeMap<String, String>,
-    /// Digest of the inputs that the template was rendered from.
+    /// Digest of the inputs from which the template was rendered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inputs_hash: Option<String>,
     /// Whether the plan holds a slot of its chain's budget.
@@ -148,7 +148,7 @@ pub struct PlanTarget {
     pub slot: Option<bool>,
 }
 
-/// The StatefulSet as the plan's own apply left it.
+/// The StatefulSet after the plan's own apply.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Applied {
     /// Its uid.
@@ -157,19 +157,19 @@ pub struct Applied {
     pub generation: i64,
 }
 
-/// The task that failed a plan.
+/// The task whose failure ended a plan.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct FailedTaskDetail {
-    /// What kind of task.
+    /// Type of the task.
     pub r#type: String,
-    /// Its id, under which the sidecar knows it.
+    /// Id of the task, also in the sidecar.
     pub id: String,
-    /// Why it failed.
+    /// Why the task failed.
     pub error: String,
-    /// How often it was repeated.
+    /// Number of retries.
     pub retry_count: i32,
-    /// How often it may be repeated.
+    /// Maximum number of retries.
     pub max_retries: i32,
 }
 
@@ -177,28 +177,29 @@ pub struct FailedTaskDetail {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedTask {
-    /// Text, not an enum: a plan of a newer operator may hold types that this one does not know.
+    /// Type of the task. Text, not an enum: a plan of a newer operator may have types that this
+    /// operator does not support.
     pub r#type: String,
-    /// Derived from the plan's id, so that it is never submitted twice.
+    /// Derived from the plan's id, so that the task is never submitted twice.
     pub id: String,
     pub status: TaskStatus,
-    /// Frozen when the plan is built, never derived again.
+    /// Parameters, fixed when the plan is created and never recomputed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_params")]
     pub params: Option<Value>,
-    /// When it first ran.
+    /// When the task first ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub submitted_at: Option<Time>,
-    /// What it met last.
+    /// The last error of the task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// How often it may be repeated after a failure.
+    /// Maximum number of retries after a failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_retries: Option<i32>,
-    /// How often it was repeated.
+    /// Number of retries.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_count: Option<i32>,
-    /// The next run waits until then, whatever wakes the operator before.
+    /// The task does not run again before this time, even if the node is reconciled earlier.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_before: Option<Time>,
 }
@@ -242,10 +243,10 @@ fn any_params(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({ "x-kubernetes-preserve-unknown-fields": true })
 }
 
-/// Where a task stands.
+/// Status of a task.
 ///
-/// `Running` is read but never written for a node's plan: the peer does not execute a task that is
-/// not `Pending`, and would hang on it after a switch back.
+/// `Running` is read but never written for a node's plan: the Go operator does not execute a task
+/// that is not `Pending`, and its plan would hang after a switch back.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TaskStatus {
     Pending,
@@ -284,8 +285,8 @@ mod tests {
         }
     }
 
-    /// A plan as the peer stores it: title-case and null params, no fields of ours.
-    const PEER_PLAN: &str = r#"{
+    /// A plan as the Go operator stores it: title-case and null params, no fields of our own.
+    const GO_OPERATOR_PLAN: &str = r#"{
         "id": "6f1c9c6e-6f64-4c1e-8d52-2f1a2f3b4c5d",
         "phase": "Active",
         "targetPhase": "Running",
@@ -306,8 +307,8 @@ mod tests {
     }"#;
 
     #[test]
-    fn a_peer_plan_decodes() {
-        let plan: TaskPlan = serde_json::from_str(PEER_PLAN).unwrap();
+    fn a_plan_of_the_go_operator_decodes() {
+        let plan: TaskPlan = serde_json::from_str(GO_OPERATOR_PLAN).unwrap();
         assert_eq!(plan.current().unwrap().0, 1);
         assert_eq!(plan.kind, None);
         assert_eq!(plan.tasks[3].params, None, "the literal null reads as no parameters");
@@ -315,15 +316,15 @@ mod tests {
     }
 
     #[test]
-    fn what_the_peer_wrote_is_written_back_unchanged() {
-        let plan: TaskPlan = serde_json::from_str(PEER_PLAN).unwrap();
-        let mut expected: Value = serde_json::from_str(PEER_PLAN).unwrap();
+    fn a_plan_of_the_go_operator_is_encoded_unchanged() {
+        let plan: TaskPlan = serde_json::from_str(GO_OPERATOR_PLAN).unwrap();
+        let mut expected: Value = serde_json::from_str(GO_OPERATOR_PLAN).unwrap();
         expected["tasks"][3].as_object_mut().unwrap().remove("params");
         assert_eq!(serde_json::to_value(&plan).unwrap(), expected);
     }
 
     #[test]
-    fn an_empty_plan_still_has_its_list_of_tasks() {
+    fn an_empty_plan_has_an_empty_list_of_tasks() {
         let plan: TaskPlan = serde_json::from_str(r#"{"phase": "Active"}"#).unwrap();
         assert_eq!(serde_json::to_string(&plan).unwrap(), r#"{"phase":"Active","tasks":[]}"#);
     }

@@ -1,7 +1,7 @@
-//! What the operator may do in a cluster: exactly what it does.
+//! The permissions of the operator: exactly those that it uses.
 //!
 //! The table is the source of the manifests in `deploy/rbac`. Tests on real servers compare it with
-//! the requests in the audit log, both ways.
+//! the requests in the audit log, in both directions.
 
 /// One permission.
 #[derive(Clone, Copy, Debug)]
@@ -11,7 +11,7 @@ pub struct Rule {
     pub verbs: &'static [&'static str],
     /// Why it is needed.
     pub reason: &'static str,
-    /// Asked for by something else than a request to this resource: the server's own admission, or
+    /// Checked by something other than a request to this resource: the server's own admission, or
     /// the proxy in front of a sidecar.
     pub indirect: bool,
 }
@@ -34,33 +34,33 @@ const fn indirect(
     Rule { group, resource, verbs, reason, indirect: true }
 }
 
-/// What the operator needs in the namespaces of its nodes.
+/// Permissions in the namespaces of the nodes.
 pub const RULES: &[Rule] = &[
     rule("sei.io", "seinodes", &["get", "list", "patch", "watch"], "nodes, and their finalizer"),
-    rule("sei.io", "seinodes/status", &["patch"], "what it reports"),
+    rule("sei.io", "seinodes/status", &["patch"], "the reported status"),
     indirect("sei.io", "seinodes/finalizers", &["update"], "owner references that block deletion"),
     indirect(
         "sei.io",
         "seinodetasks",
         &["create", "delete", "get"],
-        "what the sidecars' proxies ask for",
+        "the permissions that the sidecars' proxies check",
     ),
     rule(
         "apps",
         "statefulsets",
         &["create", "get", "list", "patch", "watch"],
-        "one for each node; none is ever deleted",
+        "one for each node; the operator deletes none",
     ),
-    rule("apps", "controllerrevisions", &["get"], "what a running pod was made from"),
-    rule("", "pods", &["delete", "get", "list", "watch"], "replacing a pod by its successor"),
+    rule("apps", "controllerrevisions", &["get"], "the template of a running pod"),
+    rule("", "pods", &["delete", "get", "list", "watch"], "replacing a stale pod"),
     rule(
         "",
         "services",
         &["create", "delete", "get", "list", "patch", "watch"],
         "the headless Service; the bootstrap one is deleted",
     ),
-    rule("", "configmaps", &["list", "patch", "watch"], "what a pod's proxy mounts"),
-    indirect("", "configmaps", &["create"], "asked for when an apply makes the object"),
+    rule("", "configmaps", &["list", "patch", "watch"], "the configuration of a pod's proxy"),
+    indirect("", "configmaps", &["create"], "needed when an apply creates the object"),
     rule(
         "",
         "persistentvolumeclaims",
@@ -68,17 +68,17 @@ pub const RULES: &[Rule] = &[
         "the data volume; deleted with its node unless it was imported",
     ),
     rule("", "persistentvolumes", &["get"], "whether an imported volume can be used"),
-    rule("", "secrets", &["get"], "whether a key has the right shape; never listed"),
+    rule("", "secrets", &["get"], "whether a key has the expected format; never listed"),
     rule("batch", "jobs", &["create", "delete", "get", "list", "watch"], "the bootstrap Job"),
-    rule("events.k8s.io", "events", &["create", "patch"], "what happened, for kubectl describe"),
+    rule("events.k8s.io", "events", &["create", "patch"], "events for kubectl describe"),
 ];
 
-/// What `rollout.podCheck: DryRun` needs on top: whether a pod would be admitted is asked by a
-/// dry-run create, which no role can tell from a real one.
+/// Additional permissions for `rollout.podCheck: DryRun`: it checks by a dry-run create whether a
+/// pod would be admitted, and RBAC cannot allow a dry-run create without a real one.
 pub const POD_CHECK_RULES: &[Rule] =
     &[rule("", "pods", &["create"], "whether the server would admit a node's pod; dry-run only")];
 
-/// What it needs in its own namespace, to elect a leader.
+/// Permissions in the operator's own namespace, for leader election.
 pub const LEADER_RULES: &[Rule] =
     &[rule("coordination.k8s.io", "leases", &["create", "get", "update"], "the leader's lease")];
 
@@ -98,7 +98,10 @@ mod tests {
                 assert_eq!(rule.verbs, ["get"], "Secrets are read by name only");
             }
             if rule.resource.ends_with("/status") {
-                assert_eq!(rule.group, "sei.io", "the status of others is not ours to write");
+                assert_eq!(
+                    rule.group, "sei.io",
+                    "the operator writes the status of its own kinds only"
+                );
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What the operator reports of a node.
+//! The status of a node, written by the operator.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::TaskPlan;
 
-/// What the operator saw and did.
+/// The observed state of the node, and the operator's plan and last update.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct SeiNodeStatus {
@@ -18,19 +18,19 @@ pub struct SeiNodeStatus {
     /// When `phase` last changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase_transition_time: Option<Time>,
-    /// Generation that the last pass acted on.
+    /// Generation of the spec that the last reconcile used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Which of the modes the spec sets.
+    /// The mode that the spec sets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
-    /// Image that the chain process was seen running.
+    /// Image that the chain process was observed running.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_image: Option<String>,
-    /// Image that the sidecar was seen running.
+    /// Image that the sidecar was observed running.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_sidecar_image: Option<String>,
-    /// Fingerprint of the rendered pod template that the running pod was observed to be made from.
+    /// Fingerprint of the rendered pod template from which the observed pod was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_template_hash: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -40,14 +40,14 @@ pub struct SeiNodeStatus {
     pub pending_update: Option<PendingUpdate>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_update: Option<LastUpdate>,
-    /// What keeps the node from getting on, since it was first seen.
+    /// What prevents the node from making progress, and since when.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocked: Option<Blocked>,
-    /// What holds of the node now; every reason stands in the reference.
+    /// The conditions of the node; the reference in the docs lists every reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
-    /// The plan that runs now; absent at rest.
+    /// The active plan; absent when there is nothing to do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<TaskPlan>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -65,21 +65,21 @@ pub struct SeiNodeStatus {
     pub stateful_set: Option<StatefulSetRef>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<Endpoint>,
-    /// Digest of the consensus address in the signing key: two nodes with the same one would sign
-    /// as the same validator, whatever their Secrets are called.
+    /// Digest of the consensus address in the signing key: two nodes with the same digest would sign
+    /// as the same validator, even if the names of their Secrets differ.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signing_identity: Option<String>,
-    /// The data volume's claim, once the operator has made or checked it.
+    /// The claim of the data volume, once the operator has created or validated it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_claim: Option<ClaimRef>,
 }
 
-/// Where a node stands in its life.
+/// Phase of a node.
 #[derive(
     Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord,
 )]
 pub enum SeiNodePhase {
-    /// No plan yet: something in the spec or around the node holds its first one.
+    /// No plan yet: the spec, or an object that the node needs, prevents the first plan.
     Pending,
     Initializing,
     Running,
@@ -99,38 +99,39 @@ impl SeiNodePhase {
     }
 }
 
-/// What the running pod was made from, as it was seen.
+/// The template from which the observed pod was created.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct ObservedTemplate {
-    /// Revision of the pod; `podTemplateHash` speaks for this one only.
+    /// Revision of the pod; `podTemplateHash` is valid for this revision only.
     pub revision: String,
-    /// The pod that was looked at.
+    /// Uid of the observed pod.
     #[serde(rename = "podUID")]
     pub pod_uid: String,
-    /// Digest of everything in the spec that may land in a template.
+    /// Digest of all parts of the spec that can affect a template.
     pub inputs_hash: String,
-    /// Version of the operator that rolled it.
+    /// Version of the operator that rolled the pod.
     pub operator_version: String,
-    /// When it was seen.
+    /// When the pod was observed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_at: Option<Time>,
-    /// Digests of the configuration that is not in the template, by the name of the setting.
+    /// Digests of the configuration outside the template, by name of the setting.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub config: BTreeMap<String, String>,
 }
 
-/// An update that has not arrived yet.
+/// An update that is not complete.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct PendingUpdate {
-    /// Fingerprint of the desired template; an approval names it.
+    /// Fingerprint of the desired template; an approval must name it.
     pub target_hash: String,
-    /// Inputs at the time the difference was first seen; a later change of the spec shows by it.
+    /// Digest of the inputs when the difference was first observed, to detect a later change of the
+    /// spec.
     pub base_inputs_hash: String,
     pub cause: Cause,
     pub state: UpdateState,
-    /// Why it is in that state, in words.
+    /// Why the update is in that state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// When this target was first desired.
@@ -138,16 +139,16 @@ pub struct PendingUpdate {
     /// The fields that differ: at most 20, never the content of a Secret.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<FieldChange>,
-    /// Failed attempts at this target.
+    /// Number of failed attempts at this target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempts: Option<i32>,
-    /// When it is tried again after a failure.
+    /// When the update is retried after a failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_attempt_at: Option<Time>,
-    /// The nodes, with their namespaces, whose failed rolls keep the chain waiting.
+    /// The nodes, with their namespaces, whose failed rolls halt the chain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub halted_by: Option<String>,
-    /// An approval that was given for another target and counts for nothing.
+    /// An approval that names another target and therefore has no effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused_approval: Option<String>,
 }
@@ -157,37 +158,37 @@ pub struct PendingUpdate {
     Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord,
 )]
 pub enum Cause {
-    /// Somebody changed the node's spec.
+    /// The node's spec changed.
     Spec,
     /// The same spec renders differently: a new operator or platform configuration.
     Operator,
-    /// The pod was there before this operator and was made from another template.
+    /// Another operator created the pod from a different template.
     Adoption,
 }
 
-/// What happens with a pending update.
+/// State of a pending update.
 #[derive(
     Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord,
 )]
 pub enum UpdateState {
-    /// Waits for a slot of its chain.
+    /// The update waits for a slot of its chain.
     Queued,
-    /// Waits for somebody: an approval, the end of a pause, the next change of the spec.
+    /// The update waits for an approval, the end of a pause, or the next change of the spec.
     Held,
     Rolling,
-    /// Failed, and tried again at `nextAttemptAt`.
+    /// The update failed and is retried at `nextAttemptAt`.
     Retrying,
 }
 
 /// One field that differs between two pod templates.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct FieldChange {
-    /// e.g. `containers[seid].env[HOME]`.
+    /// Path of the field, e.g. `containers[seid].env[HOME]`.
     pub path: String,
     /// Value in the running pod; absent if the field is new.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// Desired value; absent if the field goes.
+    /// Desired value; absent if the field is removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
 }
@@ -196,34 +197,34 @@ pub struct FieldChange {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct LastUpdate {
-    /// The plan that carried it out.
+    /// Id of the update's plan.
     #[serde(rename = "planID")]
     pub plan_id: String,
     pub cause: Cause,
-    /// Fingerprint before.
+    /// Fingerprint before the update.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// Fingerprint that was desired.
+    /// Desired fingerprint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
-    /// When its plan was built.
+    /// When its plan was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started_at: Option<Time>,
     /// When its plan ended.
     pub finished_at: Time,
     pub outcome: UpdateOutcome,
-    /// Why it did not complete.
+    /// Why the update did not complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
     /// Whether the update held a slot of its chain's budget.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot: Option<bool>,
-    /// When the node was first seen Ready after it; until then the slot is held.
+    /// When the node was first observed Ready after the update; the update keeps its slot until then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_at: Option<Time>,
 }
 
-/// How an update ended.
+/// Outcome of an update.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpdateOutcome {
     Complete,
@@ -231,14 +232,15 @@ pub enum UpdateOutcome {
     Superseded,
 }
 
-/// Something that keeps a node from getting on.
+/// Something that prevents a node from making progress.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Blocked {
     /// A reason of the condition `Stalled`.
     pub reason: String,
-    /// First sight; `Stalled` turns True once the reason's deadline has passed since then.
+    /// When the cause was first observed; `Stalled` becomes True once it has lasted for the reason's
+    /// deadline.
     pub since: Time,
-    /// What exactly, with the names of the things concerned.
+    /// Details, with the names of the affected objects.
     pub message: String,
 }
 
@@ -250,7 +252,7 @@ pub struct AdoptedWorkflow {
     pub name: String,
     /// Its uid.
     pub uid: String,
-    /// Since when.
+    /// When the workflow occupied the node.
     pub adopted_at: Time,
 }
 
@@ -272,7 +274,7 @@ pub struct ClaimRef {
     pub uid: String,
 }
 
-/// Where a running RPC or archive node serves. A hint for discovery, not a sign of health.
+/// URLs of a running RPC or archive node. A hint for discovery, not a sign of health.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Endpoint {

@@ -1,17 +1,17 @@
 //! The types of tasks that a node's plan can hold.
 
-/// What kind of work a task is: which part of the world it acts on.
+/// What performs a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The operator itself, on the cluster.
+    /// The operator, by calls to the API server.
     Controller,
-    /// The sidecar of the node's pod.
+    /// The sidecar of the node's pod, by a call of the operator.
     Sidecar,
 }
 
 macro_rules! task_types {
     ($($(#[$doc:meta])* $variant:ident = $name:literal, $side:ident;)*) => {
-        /// A type of task, by the name it is stored under.
+        /// A type of task; plans store its name.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum TaskType {
             $($(#[$doc])* $variant,)*
@@ -68,10 +68,11 @@ impl TaskType {
         Self::ALL.iter().copied().find(|task_type| task_type.as_str() == name)
     }
 
-    /// How often a failed run may be repeated.
+    /// Maximum number of retries after a failure.
     ///
-    /// `configure-genesis` waits for somebody else's work: a ceremony's genesis appears only once
-    /// the last validator was scheduled. With the back-off of plan tasks this is about 90 minutes.
+    /// `configure-genesis` depends on other nodes: the genesis of a ceremony exists only after the
+    /// last validator was scheduled. With the back-off of plan tasks, 180 retries are about 90
+    /// minutes.
     pub fn max_retries(self) -> i32 {
         match self {
             Self::ConfigureGenesis => 180,

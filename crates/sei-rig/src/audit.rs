@@ -1,4 +1,4 @@
-//! What the API server wrote down about requests.
+//! The audit log of the API server.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
@@ -7,45 +7,45 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 use serde::Deserialize;
 
-/// One request, once: a watch when it begins, everything else when it is answered.
+/// One request, logged once: a watch when it starts, any other request when its response is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditEntry {
     pub user: String,
     pub verb: String,
     /// Empty for the core group.
     pub group: String,
-    /// Empty for what is no resource, like discovery.
+    /// Empty for requests without a resource, like discovery.
     pub resource: String,
     pub subresource: Option<String>,
     pub namespace: Option<String>,
     pub name: Option<String>,
     pub uri: String,
     pub code: u16,
-    /// When the server got the request.
+    /// When the server received the request.
     pub at: Timestamp,
 }
 
-/// Reads entries in the order they were written, each once.
+/// Reads entries in the order in which they were written, each once.
 ///
-/// The server writes an entry after its answer, so a client can be here first: wait for what is
-/// expected, with a deadline.
+/// The server writes an entry after its response, so a client may read the log too early: wait for
+/// the expected entries, with a deadline.
 #[derive(Debug)]
 pub struct AuditLog {
     path: PathBuf,
     offset: u64,
-    /// What comes first is the rest of a line.
+    /// The offset is inside of a line.
     is_within_line: bool,
 }
 
 impl AuditLog {
-    /// From what is written next. A line that is just being written is none of that.
+    /// Starts with the next entry; a line that is being written is skipped.
     pub(crate) fn from_now(path: PathBuf) -> Self {
         let offset = path.metadata().map_or(0, |file| file.len());
         let is_within_line = byte_before(&path, offset).is_some_and(|last| last != b'\n');
         Self { path, offset, is_within_line }
     }
 
-    /// What was written since the last call. A line that is not finished yet is left for the next.
+    /// The entries since the last call. An unfinished line is left for the next call.
     pub fn read_new(&mut self) -> io::Result<Vec<AuditEntry>> {
         let mut file = match File::open(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -74,7 +74,7 @@ fn byte_before(path: &Path, offset: u64) -> Option<u8> {
     Some(byte[0])
 }
 
-/// An event of `audit.k8s.io/v1`, as far as it matters.
+/// The fields of an `audit.k8s.io/v1` event that are used here.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Line {
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(log.read_new().unwrap(), []);
         assert_eq!(AuditLog::from_now(path).read_new().unwrap(), []);
 
-        assert_eq!(later.read_new().unwrap(), [], "the rest of a line that it has not seen begin");
+        assert_eq!(later.read_new().unwrap(), [], "the rest of a line whose start was not read");
         writeln!(file, "{DISCOVERY}").unwrap();
         assert_eq!(later.read_new().unwrap().len(), 1);
     }

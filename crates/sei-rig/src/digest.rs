@@ -1,4 +1,4 @@
-//! Texts that stand for content, the same each time.
+//! Deterministic digests.
 
 use ring::digest::{SHA256, digest};
 
@@ -9,5 +9,7 @@ pub(crate) fn sha256_hex(text: &str) -> String {
 
 pub(crate) fn hex(bytes: &[u8]) -> String {
     let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
-    digits.map(|digit| char::from_digit(digit.into(), 16).expect("it is below 16")).collect()
+    digits
+        .map(|digit| char::from_digit(digit.into(), 16).expect("a hex digit is below 16"))
+        .collect()
 }

@@ -1,12 +1,12 @@
-//! A kubelet, a scheduler and a binder of claims for a plane that has none of them.
+//! A kubelet, a scheduler and a volume binder for a control plane that has none of them.
 //!
-//! It runs no containers: it says of every pod of a node what a kubelet would say, and serves the
-//! pod's sidecar at the pod's own address. As on a real machine the chain process is held until
-//! this pod's own sidecar says that it may start.
+//! It runs no containers: it writes the status that a real kubelet would write for every pod of a
+//! node, and serves the pod's sidecar at the pod's own address. As on a real machine the chain
+//! process is held until the readiness gate of the same pod's sidecar is open.
 
 mod addresses;
 mod claims;
-mod life;
+mod lifecycle;
 mod rules;
 mod status;
 
@@ -26,30 +26,31 @@ use tokio::task::JoinSet;
 pub use self::addresses::Addresses;
 pub use self::claims::ClaimRule;
 use self::claims::Claims;
-use self::life::{Deletion, Order};
+use self::lifecycle::{Command, Deletion};
 use self::rules::Rules;
 pub use self::rules::{Behaviour, Rule, RuleId};
 use self::status::Subject;
 use crate::sidecar::Sidecars;
 
-/// What the only machine is called.
+/// Name of the only Kubernetes node.
 const HOST: &str = "rig";
 
-/// How long to wait before the server is asked again that did not answer.
-const ASK_AGAIN_AFTER: Duration = Duration::from_millis(100);
+/// How long to wait before a failed request is repeated.
+const RETRY_AFTER: Duration = Duration::from_millis(100);
 
-/// How long things take. Far less than in life, and long enough that each state is seen.
+/// Durations of the simulated states: much shorter than on real machines, but long enough that
+/// watches observe each state.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// From being bound to running.
+    /// From the binding of the pod until its containers run.
     pub start: Duration,
-    /// From being told to stop to being gone.
+    /// From the delete request until the pod is removed.
     pub stop: Duration,
-    /// How long a pull is said to have failed before it is not tried for a while.
+    /// How long `ErrImagePull` is reported before `ImagePullBackOff`.
     pub pull: Duration,
-    /// How long a process runs that ends by itself.
+    /// How long a process runs before it ends by itself.
     pub run: Duration,
-    /// From a first crash to the next start; doubles with each crash, up to 32 times.
+    /// From the first crash to the next start; doubles with each crash, up to a factor of 32.
     pub back_off: Duration,
 }
 
@@ -65,10 +66,10 @@ impl Default for Timing {
     }
 }
 
-/// The kubelet of a whole plane. Dropped, it does nothing more, and its sidecars are gone.
+/// The kubelet of a whole control plane. It stops with all its sidecars when it is dropped.
 pub struct Kubelet {
     shared: Arc<Shared>,
-    /// Aborted with it.
+    /// Aborted when the kubelet is dropped.
     _tasks: JoinSet<()>,
 }
 
@@ -81,25 +82,25 @@ struct Shared {
     claims: watch::Sender<Claims>,
     claim_rules: Mutex<BTreeMap<String, ClaimRule>>,
     /// By uid.
-    pods: Mutex<BTreeMap<String, Strings>>,
+    pods: Mutex<BTreeMap<String, PodHandle>>,
 }
 
-/// What a pod's life hangs on.
+/// Controls the lifecycle task of a pod.
 #[derive(Debug)]
-struct Strings {
+struct PodHandle {
     namespace: String,
     node: String,
-    orders: mpsc::UnboundedSender<Order>,
+    commands: mpsc::UnboundedSender<Command>,
     deletion: watch::Sender<Deletion>,
 }
 
 impl Kubelet {
-    /// Starts it in the runtime of the caller.
+    /// Starts the kubelet in the runtime of the caller.
     pub fn start(client: Client, addresses: Addresses) -> Self {
         Self::start_with(client, addresses, Timing::default())
     }
 
-    /// The same with times of its own.
+    /// The same with other timing.
     pub fn start_with(client: Client, addresses: Addresses, timing: Timing) -> Self {
         let shared = Arc::new(Shared {
             client,
@@ -117,24 +118,24 @@ impl Kubelet {
         Self { shared, _tasks: tasks }
     }
 
-    /// From now on pods of this namespace follow the rule, those that run too.
+    /// Applies a rule to the pods of this namespace, including those that already run.
     pub fn behave(&self, namespace: &str, rule: Rule) -> RuleId {
-        let id = RuleId::draw();
+        let id = RuleId::next();
         self.shared.rules.send_modify(|rules| rules.add(id, namespace, rule));
         id
     }
 
-    /// Takes a rule back.
+    /// Removes a rule.
     pub fn lift(&self, id: RuleId) {
         self.shared.rules.send_modify(|rules| rules.remove(id));
     }
 
-    /// Takes all rules of a namespace back.
+    /// Removes all rules of a namespace.
     pub fn lift_all(&self, namespace: &str) {
         self.shared.rules.send_modify(|rules| rules.remove_all(namespace));
     }
 
-    /// What is done with claims of this namespace that come from now on.
+    /// Sets how claims of this namespace are treated from now on.
     pub fn treat_claims(&self, namespace: &str, rule: ClaimRule) {
         lock(&self.shared.claim_rules).insert(namespace.to_owned(), rule);
     }
@@ -142,10 +143,10 @@ impl Kubelet {
     /// Restarts the sidecar's container in the pods of a node, in place.
     pub fn restart_sidecar(&self, namespace: &str, node: &str) {
         let pods = lock(&self.shared.pods);
-        let is_its = |one: &&Strings| one.namespace == namespace && one.node == node;
-        for one in pods.values().filter(is_its) {
+        let is_of_node = |pod: &&PodHandle| pod.namespace == namespace && pod.node == node;
+        for pod in pods.values().filter(is_of_node) {
             // An error means that the pod has just ended.
-            let _ = one.orders.send(Order::RestartSidecar);
+            let _ = pod.commands.send(Command::RestartSidecar);
         }
     }
 
@@ -160,87 +161,87 @@ impl Shared {
         lock(&self.claim_rules).get(namespace).copied().unwrap_or_default()
     }
 
-    /// Begins the life of a pod, or tells it that it is to end.
-    fn see(self: &Arc<Self>, pod: &Pod, lives: &mut JoinSet<()>) {
+    /// Starts the lifecycle of a new pod, and passes on the deletion of a known one.
+    fn observe(self: &Arc<Self>, pod: &Pod, lifecycles: &mut JoinSet<()>) {
         let Some(subject) = Subject::of(pod) else { return };
-        let is_asked = pod.metadata.deletion_timestamp.is_some();
+        let is_deleting = pod.metadata.deletion_timestamp.is_some();
         let mut pods = lock(&self.pods);
-        let strings = pods.entry(subject.uid.clone()).or_insert_with(|| {
-            let (orders, received) = mpsc::unbounded_channel();
+        let handle = pods.entry(subject.uid.clone()).or_insert_with(|| {
+            let (commands, received) = mpsc::unbounded_channel();
             let deletion = watch::Sender::new(Deletion::None);
             let (namespace, node) = (subject.namespace.clone(), subject.node.clone());
-            let seen = deletion.subscribe();
-            lives.spawn(life::run(self.clone(), subject, received, seen));
-            Strings { namespace, node, orders, deletion }
+            let progress = deletion.subscribe();
+            lifecycles.spawn(lifecycle::run(self.clone(), subject, received, progress));
+            PodHandle { namespace, node, commands, deletion }
         });
-        if is_asked {
-            strings.deletion.send_replace(Deletion::Asked);
+        if is_deleting {
+            handle.deletion.send_replace(Deletion::Requested);
         }
     }
 
-    fn see_gone(&self, uid: &str) {
-        if let Some(strings) = lock(&self.pods).remove(uid) {
-            strings.deletion.send_replace(Deletion::Gone);
+    fn observe_deleted(&self, uid: &str) {
+        if let Some(handle) = lock(&self.pods).remove(uid) {
+            handle.deletion.send_replace(Deletion::Complete);
         }
     }
 }
 
-/// Sees every pod of a node, for ever.
+/// Watches the pods of all nodes until it is aborted.
 async fn watch_pods(shared: Arc<Shared>) {
     let api: Api<Pod> = Api::all(shared.client.clone());
     let config = watcher::Config::default().labels(label::NODE);
     let mut events = std::pin::pin!(watch_objects(api, config).default_backoff());
-    let mut lives = JoinSet::new();
+    let mut lifecycles = JoinSet::new();
     let mut listed: Vec<String> = Vec::new();
     while let Some(event) = events.next().await {
-        while lives.try_join_next().is_some() {}
+        while lifecycles.try_join_next().is_some() {}
         match event {
-            Ok(Event::Apply(pod)) => shared.see(&pod, &mut lives),
+            Ok(Event::Apply(pod)) => shared.observe(&pod, &mut lifecycles),
             Ok(Event::Delete(pod)) => {
-                shared.see_gone(pod.metadata.uid.as_deref().unwrap_or_default());
+                shared.observe_deleted(pod.metadata.uid.as_deref().unwrap_or_default());
             }
             Ok(Event::Init) => listed.clear(),
             Ok(Event::InitApply(pod)) => {
                 listed.extend(pod.metadata.uid.clone());
-                shared.see(&pod, &mut lives);
+                shared.observe(&pod, &mut lifecycles);
             }
             Ok(Event::InitDone) => {
                 let known: Vec<String> = lock(&shared.pods).keys().cloned().collect();
                 for uid in known.iter().filter(|uid| !listed.contains(uid)) {
-                    shared.see_gone(uid);
+                    shared.observe_deleted(uid);
                 }
             }
-            // The stream begins anew by itself.
+            // The stream restarts by itself.
             Err(_) => {}
         }
     }
 }
 
-/// Asks until the server has done it or says that it never will: the object is gone, or it is
-/// another one by the same name.
-async fn insist<Asked>(ask: impl Fn() -> Asked)
+/// Repeats a request until it succeeds or cannot succeed any more: the object does not exist, or a
+/// new object has the same name.
+async fn retry<Response>(request: impl Fn() -> Response)
 where
-    Asked: Future<Output = kube::Result<()>>,
+    Response: Future<Output = kube::Result<()>>,
 {
     loop {
-        match ask().await {
+        match request().await {
             Ok(()) => return,
             Err(kube::Error::Api(reply)) if (400..500).contains(&reply.code) => match reply.code {
                 404 | 409 => return,
                 429 => {}
-                // It would look like a pod that stands still for no reason.
+                // Without this line the pod would stop changing without a visible reason.
                 code => {
-                    eprintln!("the test kubelet was refused ({code}): {}", reply.message);
+                    eprintln!("a request of the test kubelet failed ({code}): {}", reply.message);
                     return;
                 }
             },
             Err(_) => {}
         }
-        tokio::time::sleep(ASK_AGAIN_AFTER).await;
+        tokio::time::sleep(RETRY_AFTER).await;
     }
 }
 
-/// A panic of one test must not take the kubelet from the others.
+/// Ignores poisoning: a panic of one test must not fail the others.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

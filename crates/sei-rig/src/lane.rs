@@ -1,4 +1,4 @@
-//! A plane with everything that scenarios need beside it.
+//! A control plane with everything else that scenarios need.
 
 use std::io;
 
@@ -14,14 +14,14 @@ pub enum LaneError {
     Addresses { source: io::Error },
     #[error("failed to start the kubelet's runtime")]
     Runtime { source: io::Error },
-    #[error("the kubelet has no client")]
+    #[error("failed to create the client of the kubelet")]
     Client { source: plane::Error },
 }
 
-/// A control plane, its kubelet and a witness. The kubelet has a runtime of its own, because every test has
-/// one that ends with it.
+/// A control plane, its kubelet and its status checker. The kubelet has its own runtime, because the
+/// runtime of a test ends with the test.
 pub struct Lane {
-    // Dropped in this order: who asks before who answers.
+    // Dropped in this order: clients before servers.
     kubelet: Kubelet,
     checker: StatusChecker,
     runtime: Option<Runtime>,
@@ -33,7 +33,7 @@ impl Lane {
         Self::start_with(plane, Timing::default())
     }
 
-    /// The same with times of its own.
+    /// The same with other timing.
     pub fn start_with(plane: ControlPlane, timing: Timing) -> Result<Self, LaneError> {
         let addresses = Addresses::lock().map_err(|source| LaneError::Addresses { source })?;
         let runtime = Builder::new_multi_thread()
@@ -66,7 +66,7 @@ impl Lane {
 impl Drop for Lane {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            // A runtime must not be waited for inside of another one.
+            // Waiting for a runtime inside of another one panics.
             runtime.shutdown_background();
         }
     }

@@ -1,4 +1,4 @@
-//! A control plane of our own: started, asked, disturbed, ended.
+//! A control plane: booting it, clients for it, restarting its components.
 
 mod component;
 mod files;
@@ -18,19 +18,20 @@ use tokio::time::{Instant, sleep, timeout};
 use self::component::{Component, Folder};
 use crate::audit::AuditLog;
 
-/// Another process can take a port between our finding it free and a component binding it.
+/// Attempts to boot: another process can bind a port after we found it free and before a component
+/// binds it.
 const ATTEMPTS: usize = 3;
 
-/// What servers of Go say when that happened.
+/// Part of the log of a Go server when that happened.
 const PORT_TAKEN: &str = "address already in use";
 
-/// How often something is asked whether it is ready.
-const ASK_EVERY: Duration = Duration::from_millis(50);
+/// Interval of readiness checks.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// An answer that takes longer is none; the next question may get one.
-const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+/// Timeout of one readiness check; the next one may succeed.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The programs that make up a plane.
+/// The components of a control plane.
 #[derive(Clone, Copy, Debug)]
 enum Part {
     Etcd,
@@ -60,35 +61,35 @@ pub enum Error {
     Ended { component: &'static str, status: ExitStatus, log: String },
     #[error("{component} was not ready within {seconds} s; its log ends with:\n{log}")]
     NotReady { component: &'static str, seconds: u64, log: String },
-    #[error("the kubeconfig of {user} is not understood")]
+    #[error("the kubeconfig of {user} is invalid")]
     Kubeconfig { user: &'static str, source: kube::config::KubeconfigError },
-    #[error("failed to make a client for {user}")]
+    #[error("failed to create a client for {user}")]
     Client { user: &'static str, source: kube::Error },
-    #[error("the server refused the definition of {name}")]
+    #[error("the server rejected the CRD {name}")]
     Definition { name: String, source: kube::Error },
-    #[error("the definition of {name} was not established within {seconds} s")]
+    #[error("the CRD {name} was not established within {seconds} s")]
     NotEstablished { name: String, seconds: u64 },
-    #[error("failed to ask for the version")]
+    #[error("failed to read the version of the server")]
     Version { source: kube::Error },
 }
 
-/// Who a request comes from. Each has a token and a kubeconfig.
+/// The user of a request. Each user has a token and a kubeconfig.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum User {
-    /// May do everything.
+    /// Has every permission.
     Admin,
-    /// May do nothing until a test binds a role to its name; its requests are in the audit log.
+    /// Has no permission until a test binds a role to its name; the audit log has its requests.
     Operator,
-    /// What binds pods and runs them through their phases. May do everything.
+    /// The rig's kubelet. Has every permission.
     Kubelet,
-    /// The real one. May do everything.
+    /// The real kube-controller-manager. Has every permission.
     ControllerManager,
 }
 
 impl User {
     const ALL: [Self; 4] = [Self::Admin, Self::Operator, Self::Kubelet, Self::ControllerManager];
 
-    /// As the server knows it.
+    /// Name of the user on the server.
     pub fn name(self) -> &'static str {
         match self {
             Self::Admin => "admin",
@@ -98,19 +99,19 @@ impl User {
         }
     }
 
-    /// Whether no role has to be bound first.
-    fn may_do_everything(self) -> bool {
+    /// Whether the user needs no role.
+    fn has_every_permission(self) -> bool {
         self != Self::Operator
     }
 }
 
-/// How a plane is booted.
+/// Options of [`ControlPlane::boot`].
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Bound for each component to become ready. A cold page cache on a busy machine takes long.
+    /// Timeout for each component to become ready. A cold page cache on a busy machine takes long.
     pub ready_within: Duration,
-    /// Installed before the controllers start: the garbage collector learns kinds when it starts
-    /// and then every 30 s, and until then it does not see the owners of a newer kind vanish.
+    /// CRDs that are installed before the controllers start: the garbage collector discovers kinds
+    /// when it starts and then every 30 s, and until then ignores deleted owners of a newer kind.
     pub definitions: Vec<CustomResourceDefinition>,
 }
 
@@ -127,7 +128,7 @@ pub struct ControlPlane {
     ports: Ports,
     configs: Vec<(User, Config)>,
     options: Options,
-    // Dropped in this order: who asks before who answers, and the folder last.
+    // Dropped in this order: clients before servers, and the folder last.
     controller_manager: Mutex<Option<Component>>,
     apiserver: Mutex<Option<Component>>,
     etcd: Mutex<Option<Component>>,
@@ -135,7 +136,7 @@ pub struct ControlPlane {
 }
 
 impl ControlPlane {
-    /// Starts everything and waits until it is ready: some seconds.
+    /// Starts all components and waits until they are ready, which takes some seconds.
     pub async fn boot(bin_dir: &Path, options: Options) -> Result<Self, Error> {
         for _ in 1..ATTEMPTS {
             match Self::boot_once(bin_dir, options.clone()).await {
@@ -161,7 +162,7 @@ impl ControlPlane {
             folder,
         };
         plane.start(Part::Etcd)?;
-        // It repeats its first calls until etcd answers, which saves waiting for that.
+        // It retries its first calls until etcd responds, so there is no need to wait for etcd.
         plane.start(Part::Apiserver)?;
         plane.wait_for(Part::Apiserver, || plane.is_apiserver_ready()).await?;
         for user in User::ALL {
@@ -175,29 +176,30 @@ impl ControlPlane {
         Ok(plane)
     }
 
-    /// A client that acts as this user and repeats nothing: a test sees what the server said.
+    /// A client that acts as this user and retries nothing, so that a test gets every response.
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime. The client ends with the runtime it is made in, so each test
-    /// makes its own.
+    /// Outside of a tokio runtime. The client ends with the runtime in which it was created, so each
+    /// test creates its own.
     pub fn client(&self, user: User) -> Result<Client, Error> {
-        let config = self.configs.iter().find(|(one, _)| *one == user).map(|(_, config)| config);
+        let config =
+            self.configs.iter().find(|(owner, _)| *owner == user).map(|(_, config)| config);
         let config = config.expect("a booted plane has the configs of all users").clone();
         Client::try_from(config).map_err(|source| Error::Client { user: user.name(), source })
     }
 
-    /// A kubeconfig file for this user; it goes with the plane.
+    /// A kubeconfig file for this user; it is removed with the plane.
     pub fn kubeconfig(&self, user: User) -> PathBuf {
         files::kubeconfig_path(self.folder.path(), user)
     }
 
-    /// The programs it runs, kubectl among them.
+    /// Folder of its programs, kubectl included.
     pub fn bin_dir(&self) -> &Path {
         &self.bin_dir
     }
 
-    /// What the server says it is, like `v1.34.4`.
+    /// Version of the server, like `v1.34.4`.
     pub async fn version(&self) -> Result<String, Error> {
         let client = self.client(User::Admin)?;
         let version = client.apiserver_version().await;
@@ -209,7 +211,7 @@ impl ControlPlane {
         AuditLog::from_now(files::audit_log_path(self.folder.path()))
     }
 
-    /// Ids of the processes that run, etcd first.
+    /// Ids of the running processes, etcd first.
     pub fn process_ids(&self) -> Vec<u32> {
         [&self.etcd, &self.apiserver, &self.controller_manager]
             .iter()
@@ -217,12 +219,12 @@ impl ControlPlane {
             .collect()
     }
 
-    /// Where its logs and kubeconfigs are.
+    /// Folder of its logs and kubeconfigs.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Installs or changes a definition, and waits until the server serves it.
+    /// Creates or updates a CRD, and waits until the server serves it.
     pub async fn install(&self, definition: &CustomResourceDefinition) -> Result<(), Error> {
         let name = definition.metadata.name.clone().unwrap_or_default();
         let api: Api<CustomResourceDefinition> = Api::all(self.client(User::Admin)?);
@@ -238,19 +240,19 @@ impl ControlPlane {
                 let seconds = self.options.ready_within.as_secs();
                 return Err(Error::NotEstablished { name, seconds });
             }
-            sleep(ASK_EVERY).await;
+            sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }
 
-    /// Kills the API server and starts it again at the same address. Watches break meanwhile.
+    /// Kills the API server and starts it again at the same address. This breaks all watches.
     pub async fn restart_apiserver(&self) -> Result<(), Error> {
         self.stop(Part::Apiserver);
         self.start(Part::Apiserver)?;
         self.wait_for(Part::Apiserver, || self.is_apiserver_ready()).await
     }
 
-    /// From here on nothing makes pods, or collects what has no owner.
+    /// Stops all controllers: nothing creates pods or collects garbage any more.
     pub fn stop_controller_manager(&self) {
         self.stop(Part::ControllerManager);
     }
@@ -268,7 +270,7 @@ impl ControlPlane {
         }
     }
 
-    /// Starts it unless it is there.
+    /// Starts the component unless it already runs.
     fn start(&self, part: Part) -> Result<(), Error> {
         let folder = self.folder.path();
         let arguments = match part {
@@ -294,10 +296,10 @@ impl ControlPlane {
         Ready: Future<Output = bool>,
     {
         let deadline = Instant::now() + self.options.ready_within;
-        while !timeout(ANSWER_WITHIN, is_ready()).await.unwrap_or(false) {
-            // A component that waits for another one shows that one's end as its own slowness.
-            for one in [Part::Etcd, part] {
-                self.check_runs(one)?;
+        while !timeout(CHECK_TIMEOUT, is_ready()).await.unwrap_or(false) {
+            // A component that waits for etcd is never ready if etcd has ended.
+            for required in [Part::Etcd, part] {
+                self.check_runs(required)?;
             }
             if Instant::now() > deadline {
                 let component = part.program();
@@ -305,7 +307,7 @@ impl ControlPlane {
                 let seconds = self.options.ready_within.as_secs();
                 return Err(Error::NotReady { component, seconds, log: log.unwrap_or_default() });
             }
-            sleep(ASK_EVERY).await;
+            sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }
@@ -322,30 +324,30 @@ impl ControlPlane {
 
     async fn is_apiserver_ready(&self) -> bool {
         let Ok(config) = self.read_config(User::Admin).await else { return false };
-        answers_ok(config, "/readyz").await
+        responds_ok(config, "/readyz").await
     }
 
     async fn is_controller_manager_ready(&self) -> bool {
         let Some(url) = url(self.ports.controller_manager) else { return false };
         let mut config = Config::new(url);
-        // Only its word that it lives is asked for, and it signs its own certificate.
+        // Its certificate is self-signed, and only its health is read.
         config.accept_invalid_certs = true;
-        answers_ok(config, "/healthz").await
+        responds_ok(config, "/healthz").await
     }
 
     /// Fails until the API server has written its certificate.
     async fn read_config(&self, user: User) -> Result<Config, Error> {
-        let told = |source| Error::Kubeconfig { user: user.name(), source };
-        let kubeconfig = Kubeconfig::read_from(self.kubeconfig(user)).map_err(told)?;
+        let invalid = |source| Error::Kubeconfig { user: user.name(), source };
+        let kubeconfig = Kubeconfig::read_from(self.kubeconfig(user)).map_err(invalid)?;
         let options = KubeConfigOptions::default();
         let config = Config::from_custom_kubeconfig(kubeconfig, &options).await;
-        let mut config = config.map_err(told)?;
+        let mut config = config.map_err(invalid)?;
         config.default_retry = false;
         Ok(config)
     }
 }
 
-/// A panic of one test must not take the plane from the others.
+/// Ignores poisoning: a panic of one test must not fail the others.
 fn lock(slot: &Mutex<Option<Component>>) -> MutexGuard<'_, Option<Component>> {
     slot.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -354,15 +356,17 @@ async fn is_established(api: &Api<CustomResourceDefinition>, name: &str) -> bool
     let Ok(definition) = api.get(name).await else { return false };
     let status = definition.status.unwrap_or_default();
     let conditions = status.conditions.unwrap_or_default();
-    conditions.iter().any(|one| one.type_ == "Established" && one.status == "True")
+    conditions
+        .iter()
+        .any(|condition| condition.type_ == "Established" && condition.status == "True")
 }
 
-/// Whether its objects can be listed and watched: the server's cache of them comes a while after
-/// the definition counts as established.
+/// Whether its objects can be listed and watched: the server's cache for them starts some time after
+/// the CRD is established.
 async fn is_served(client: &Client, definition: &CustomResourceDefinition) -> bool {
     let spec = &definition.spec;
-    let version = spec.versions.iter().find(|one| one.served);
-    let version = version.map(|one| one.name.clone()).unwrap_or_default();
+    let served = spec.versions.iter().find(|version| version.served);
+    let version = served.map(|version| version.name.clone()).unwrap_or_default();
     let resource = ApiResource {
         api_version: format!("{}/{version}", spec.group),
         group: spec.group.clone(),
@@ -378,13 +382,13 @@ fn url(port: u16) -> Option<http::Uri> {
     format!("https://127.0.0.1:{port}").parse().ok()
 }
 
-async fn answers_ok(config: Config, path: &str) -> bool {
+async fn responds_ok(config: Config, path: &str) -> bool {
     let Ok(client) = Client::try_from(config) else { return false };
     let Ok(request) = http::Request::get(path).body(Vec::new()) else { return false };
-    client.request_text(request).await.is_ok_and(|answer| answer == "ok")
+    client.request_text(request).await.is_ok_and(|body| body == "ok")
 }
 
-/// Where the components listen, all on loopback.
+/// Ports of the components on loopback.
 #[derive(Debug)]
 struct Ports {
     etcd: u16,
@@ -394,7 +398,7 @@ struct Ports {
 
 impl Ports {
     fn find() -> std::io::Result<Self> {
-        // Held together, or the same one could be found twice.
+        // All listeners stay open until the end, or the same port could be found twice.
         let listener = || TcpListener::bind(("127.0.0.1", 0));
         let [etcd, apiserver, controller_manager] = [listener()?, listener()?, listener()?];
         let port = |listener: TcpListener| listener.local_addr().map(|address| address.port());
@@ -413,7 +417,7 @@ mod tests {
 
     use super::*;
 
-    /// Programs that are scripts, with what they do.
+    /// A folder with these shell scripts as programs.
     fn fake(programs: &[(&str, &str)]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for (name, script) in programs {
@@ -431,20 +435,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_component_that_fails_is_told_with_its_log() {
-        let told = boot(&[("etcd", "echo no space left; exit 3"), ("kube-apiserver", "sleep 60")]);
-        assert_eq!(told.await, "etcd ended with exit status: 3; its log ends with:\nno space left");
-        let told = boot(&[("etcd", "sleep 60"), ("kube-apiserver", "echo waits; sleep 60")]);
+    async fn the_error_of_a_failed_component_contains_its_log() {
+        let error = boot(&[("etcd", "echo no space left; exit 3"), ("kube-apiserver", "sleep 60")]);
         assert_eq!(
-            told.await,
+            error.await,
+            "etcd ended with exit status: 3; its log ends with:\nno space left"
+        );
+        let error = boot(&[("etcd", "sleep 60"), ("kube-apiserver", "echo waits; sleep 60")]);
+        assert_eq!(
+            error.await,
             "kube-apiserver was not ready within 0 s; its log ends with:\nwaits"
         );
     }
 
     #[tokio::test]
-    async fn a_program_that_is_missing_is_named() {
-        let told = boot(&[("etcd", "sleep 60")]).await;
-        assert!(told.starts_with("kube-apiserver ended with"), "{told}");
-        assert!(told.contains("not found"), "{told}");
+    async fn the_error_names_a_missing_program() {
+        let error = boot(&[("etcd", "sleep 60")]).await;
+        assert!(error.starts_with("kube-apiserver ended with"), "{error}");
+        assert!(error.contains("not found"), "{error}");
     }
 }

@@ -1,35 +1,35 @@
-//! Where the programs of a control plane and the tools of tests are.
+//! Finds the programs of a control plane and the tools of tests.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// There are no programs, and they could not be built.
+/// The programs do not exist and could not be built.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramsError {
     #[error("failed to start `{command}`")]
     Start { command: String, source: std::io::Error },
-    #[error("`{command}` failed; what it said stands above")]
+    #[error("`{command}` failed; its output is above")]
     Failed { command: String },
 }
 
-/// The folder with the programs of a minor like `1.34`; built when missing, which takes minutes
-/// and is told on stderr.
+/// The folder with the programs of a minor like `1.34`. Missing programs are built, which takes
+/// minutes and is reported on stderr.
 ///
-/// It asks `cargo xtask control-plane`, so that one place knows the rule: `KUBEBUILDER_ASSETS` if
-/// it holds that minor, else what is cached.
+/// It runs `cargo xtask control-plane`, the only implementation of the rule: `KUBEBUILDER_ASSETS` if
+/// it has that minor, else the cache.
 pub fn bin_dir(minor: &str) -> Result<PathBuf, ProgramsError> {
-    ask(&["xtask", "control-plane", "--kubernetes", minor])
+    path_from_cargo(&["xtask", "control-plane", "--kubernetes", minor])
 }
 
 /// The program of a tool like `helm`, or the folder of a pinned module like `prometheus-operator`;
-/// built or downloaded when missing. What there is stands in `tools`.
+/// built or downloaded when missing. The folder `tools` has all of them.
 pub fn tool(name: &str) -> Result<PathBuf, ProgramsError> {
-    ask(&["xtask", "tool", name])
+    path_from_cargo(&["xtask", "tool", name])
 }
 
-/// The cargo that runs the test, called as a shell would. What it told the test about its package
-/// would pass for a change to build scripts that read it, and all that depends on them would be
-/// compiled anew beside the scenarios.
+/// The cargo that runs the test, without the package variables that it set for the test. Build
+/// scripts that read those variables would see a change, and cargo would recompile everything that
+/// depends on them while the scenarios run.
 pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     let is_of_package =
@@ -42,12 +42,12 @@ pub fn cargo() -> Command {
     command
 }
 
-/// The path that a command of cargo prints last.
-fn ask(arguments: &[&str]) -> Result<PathBuf, ProgramsError> {
+/// The last line that a cargo command prints, as a path.
+fn path_from_cargo(arguments: &[&str]) -> Result<PathBuf, ProgramsError> {
     let command = format!("cargo {}", arguments.join(" "));
     let output = cargo()
         .args(arguments)
-        // The alias `xtask` is found from inside of the repository only.
+        // Cargo finds the alias `xtask` only inside of the repository.
         .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")))
         .stderr(Stdio::inherit())
         .output();
@@ -55,8 +55,8 @@ fn ask(arguments: &[&str]) -> Result<PathBuf, ProgramsError> {
         Ok(output) => output,
         Err(source) => return Err(ProgramsError::Start { command, source }),
     };
-    let told = String::from_utf8_lossy(&output.stdout);
-    match told.lines().last() {
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    match stdout.lines().last() {
         Some(path) if output.status.success() => Ok(PathBuf::from(path)),
         _ => Err(ProgramsError::Failed { command }),
     }

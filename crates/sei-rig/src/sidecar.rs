@@ -1,9 +1,9 @@
-//! The sidecar of every pod, as far as its wire goes: tasks, the gate, node ids.
+//! The HTTP API of the sidecar of every pod: tasks, the readiness gate, node ids.
 //!
-//! The flag that opens the gate lives in the memory of one process, records of tasks live on the
-//! volume. Most traps of the real sidecar follow from that, and all of them are kept: each
-//! submission is answered alike, whatever became of it; what is complete never runs again; what
-//! failed runs again under the same id.
+//! The ready flag is in the memory of one process, the task records are on the volume. Most traps of
+//! the real sidecar follow from that, and all of them are reproduced: every submission gets the same
+//! response, whether it runs or not; a completed task never runs again; a failed task runs again under
+//! the same id.
 
 mod process;
 mod record;
@@ -24,21 +24,21 @@ use tokio::sync::watch;
 pub(crate) use self::process::{Answering, Host, Process};
 use self::record::Records;
 
-/// What a task of one type does.
+/// How tasks of one type behave.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Doing {
-    /// What it always does, at once.
+    /// Completes immediately with its usual result.
     #[default]
     Usual,
-    /// It does not end until it is told otherwise.
+    /// Does not end until the behaviour is changed.
     Hold,
-    /// It fails with this text.
+    /// Fails with this text.
     Fail(String),
-    /// It does what it always does after a while.
+    /// Completes with its usual result after this time.
     Delay(Duration),
 }
 
-/// A submission that arrived at a pod, however it was answered.
+/// A submission that a pod received, whatever its response.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Submission {
     pub namespace: String,
@@ -47,12 +47,12 @@ pub struct Submission {
     pub id: String,
     pub task_type: String,
     pub params: Value,
-    /// Whether something ran because of it; a duplicate runs nothing.
+    /// Whether it started a run; a duplicate does not.
     pub has_effect: bool,
     pub at: Timestamp,
 }
 
-/// A moment in which the gate of a pod opened.
+/// An opening of the readiness gate of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GateOpening {
     pub namespace: String,
@@ -63,7 +63,7 @@ pub struct GateOpening {
     pub at: Timestamp,
 }
 
-/// A moment from which on a sidecar answered: its process began, or stopped to be silent.
+/// The time from which a sidecar responded: its process started, or it stopped hanging.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FirstAnswer {
     pub namespace: String,
@@ -72,7 +72,7 @@ pub struct FirstAnswer {
     pub at: Timestamp,
 }
 
-/// What records are kept by: a claim that is made anew under the same name is another volume.
+/// Identifies the volume of task records: a claim recreated under the same name is another volume.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct VolumeKey {
     pub(crate) namespace: String,
@@ -80,23 +80,24 @@ pub(crate) struct VolumeKey {
     pub(crate) uid: String,
 }
 
-/// All sidecars of a plane: what outlives their pods, what they are told to do, what they saw.
+/// All sidecars of a plane: the state that outlives their pods, the configured behaviours, and the
+/// recorded calls.
 #[derive(Debug, Default)]
 pub struct Sidecars {
     volumes: Mutex<BTreeMap<VolumeKey, Arc<Mutex<Records>>>>,
     doings: watch::Sender<Doings>,
-    /// Namespaces in which the proxy wants a token, and which one; `None` is any.
+    /// The token that the proxy requires, by namespace; `None` accepts any token.
     tokens: Mutex<BTreeMap<String, Option<String>>>,
     submissions: Mutex<Vec<Submission>>,
     openings: Mutex<Vec<GateOpening>>,
     answers: Mutex<Vec<FirstAnswer>>,
 }
 
-/// By namespace, node and type; no node means all of them.
+/// By namespace, node and type; no node means all nodes.
 type Doings = BTreeMap<(String, Option<String>, String), Doing>;
 
 impl Sidecars {
-    /// Says what tasks of a type do from now on, those included that are held now.
+    /// Sets how tasks of a type behave from now on, including those that are held.
     pub fn set(&self, namespace: &str, node: Option<&str>, task_type: &str, doing: Doing) {
         let key = (namespace.to_owned(), node.map(str::to_owned), task_type.to_owned());
         self.doings.send_modify(|all| {
@@ -114,40 +115,40 @@ impl Sidecars {
         self.set(namespace, Some(node), task_type, Doing::Fail(text.to_owned()));
     }
 
-    /// Tasks of this type take a while.
+    /// Tasks of this type take this time.
     pub fn delay(&self, namespace: &str, node: &str, task_type: &str, time: Duration) {
         self.set(namespace, Some(node), task_type, Doing::Delay(time));
     }
 
-    /// Tasks of this type do what they always do.
+    /// Tasks of this type behave as usual.
     pub fn release(&self, namespace: &str, node: &str, task_type: &str) {
         self.set(namespace, Some(node), task_type, Doing::Usual);
     }
 
-    /// Proxies of this namespace want a bearer token: this one, or any.
+    /// Proxies of this namespace require a bearer token: this one, or any.
     pub fn demand_token(&self, namespace: &str, token: Option<&str>) {
         lock(&self.tokens).insert(namespace.to_owned(), token.map(str::to_owned));
     }
 
     /// Every submission to pods of this node, oldest first.
     pub fn submissions(&self, namespace: &str, node: &str) -> Vec<Submission> {
-        let is_its = |one: &&Submission| one.namespace == namespace && one.node == node;
-        lock(&self.submissions).iter().filter(is_its).cloned().collect()
+        let is_of_node = |entry: &&Submission| entry.namespace == namespace && entry.node == node;
+        lock(&self.submissions).iter().filter(is_of_node).cloned().collect()
     }
 
-    /// Every opening of the gate of this node's pods, oldest first.
+    /// Every opening of the readiness gate of this node's pods, oldest first.
     pub fn gate_openings(&self, namespace: &str, node: &str) -> Vec<GateOpening> {
-        let is_its = |one: &&GateOpening| one.namespace == namespace && one.node == node;
-        lock(&self.openings).iter().filter(is_its).cloned().collect()
+        let is_of_node = |entry: &&GateOpening| entry.namespace == namespace && entry.node == node;
+        lock(&self.openings).iter().filter(is_of_node).cloned().collect()
     }
 
-    /// Every moment from which on a sidecar of this node answered, oldest first.
+    /// Every time from which a sidecar of this node responded, oldest first.
     pub fn first_answers(&self, namespace: &str, node: &str) -> Vec<FirstAnswer> {
-        let is_its = |one: &&FirstAnswer| one.namespace == namespace && one.node == node;
-        lock(&self.answers).iter().filter(is_its).cloned().collect()
+        let is_of_node = |entry: &&FirstAnswer| entry.namespace == namespace && entry.node == node;
+        lock(&self.answers).iter().filter(is_of_node).cloned().collect()
     }
 
-    /// Forgets what was written down about everything, which a benchmark does between its parts.
+    /// Removes all recorded calls, which a benchmark does between its parts.
     pub fn clear_logs(&self) {
         lock(&self.submissions).clear();
         lock(&self.openings).clear();
@@ -158,12 +159,12 @@ impl Sidecars {
         lock(&self.volumes).entry(key.clone()).or_default().clone()
     }
 
-    /// Whether the proxy is content with this token, or with none.
-    fn lets_through(&self, namespace: &str, token: Option<&str>) -> bool {
+    /// Whether the proxy accepts this token, or none.
+    fn accepts_token(&self, namespace: &str, token: Option<&str>) -> bool {
         match lock(&self.tokens).get(namespace) {
             None => true,
             Some(None) => token.is_some(),
-            Some(desired) => desired.as_deref() == token,
+            Some(required) => required.as_deref() == token,
         }
     }
 }
@@ -176,7 +177,7 @@ fn doing(all: &Doings, namespace: &str, node: &str, task_type: &str) -> Doing {
     find(Some(node)).or_else(|| find(None)).cloned().unwrap_or_default()
 }
 
-/// A panic of one test must not take the sidecars from the others.
+/// Ignores poisoning: a panic of one test must not fail the others.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

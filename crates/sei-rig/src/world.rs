@@ -1,4 +1,4 @@
-//! What scenarios are written in: a namespace, its nodes, and waiting for what must happen.
+//! The interface of scenarios: a namespace, its nodes, and waiting for conditions.
 
 use std::collections::BTreeMap;
 use std::fmt::{Debug, Write as _};
@@ -26,27 +26,27 @@ use crate::plane::{self, User};
 use crate::sidecar::{GateOpening, Sidecars, Submission};
 use crate::status_checker::{self, Stamp};
 
-/// Bound for what must happen. Long, because the machine may be busy: only a failure waits for it.
+/// Timeout of waits. Long, because the machine may be busy; only a failing test waits this long.
 const WITHIN: Duration = Duration::from_secs(60);
 
-/// As many events as are told with a failure.
-const EVENTS_TOLD: usize = 15;
+/// Number of events in the description of a failure.
+const EVENTS_SHOWN: usize = 15;
 
 #[derive(Debug, thiserror::Error)]
 pub enum WorldError {
     #[error("failed to {what}")]
-    Ask { what: String, source: kube::Error },
-    #[error("the witness of what nodes claim fails")]
-    Witness(#[from] status_checker::Error),
-    #[error("there is no client")]
+    Request { what: String, source: kube::Error },
+    #[error("the status checker failed")]
+    StatusChecker(#[from] status_checker::Error),
+    #[error("failed to create a client")]
     Client { source: plane::Error },
-    #[error("the manifest of {node} is not understood: {told}")]
-    Manifest { node: String, told: String },
-    #[error("within {seconds} s it did not happen that {claim}\n{told}")]
-    Timeout { claim: String, seconds: u64, told: String },
+    #[error("the manifest of {node} is invalid: {error}")]
+    Manifest { node: String, error: String },
+    #[error("timed out after {seconds} s waiting until {claim}\n{description}")]
+    Timeout { claim: String, seconds: u64, description: String },
 }
 
-/// A namespace of one scenario alone. An operator for it is started by whoever has one.
+/// The namespace of one scenario. The scenario starts its own operator.
 pub struct World {
     lane: Arc<Lane>,
     admin: Client,
@@ -55,7 +55,7 @@ pub struct World {
 }
 
 impl World {
-    /// A fresh namespace on a lane that others share.
+    /// Creates a namespace on a lane that is shared with other scenarios.
     pub async fn new(lane: Arc<Lane>, name: &str) -> Result<Self, WorldError> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let client = lane.plane().client(User::Admin);
@@ -63,17 +63,17 @@ impl World {
         let namespace = format!("{name}-w{}", COUNT.fetch_add(1, Ordering::Relaxed));
         let metadata = ObjectMeta { name: Some(namespace.clone()), ..ObjectMeta::default() };
         let object = Namespace { metadata, ..Namespace::default() };
-        let made = Api::all(admin.clone()).create(&PostParams::default(), &object).await;
-        asked(made, || format!("make namespace {namespace}"))?;
+        let created = Api::all(admin.clone()).create(&PostParams::default(), &object).await;
+        checked(created, || format!("create namespace {namespace}"))?;
         Ok(Self::of(lane, admin, namespace))
     }
 
-    /// The world of a namespace that is there already.
+    /// The world of an existing namespace.
     pub fn of(lane: Arc<Lane>, admin: Client, namespace: String) -> Self {
         Self { lane, admin, namespace, within: WITHIN }
     }
 
-    /// The same, waiting this long for what must happen.
+    /// The same with another timeout of waits.
     #[must_use]
     pub fn within(mut self, time: Duration) -> Self {
         self.within = time;
@@ -88,7 +88,7 @@ impl World {
         &self.namespace
     }
 
-    /// Of the user that may do everything.
+    /// A client of the user with every permission.
     pub fn admin(&self) -> &Client {
         &self.admin
     }
@@ -108,7 +108,7 @@ impl World {
         self.kubelet().sidecars()
     }
 
-    /// Pods of this namespace follow the rule from now on.
+    /// Applies a rule to the pods of this namespace.
     pub fn behave(&self, rule: Rule) -> RuleId {
         self.kubelet().behave(&self.namespace, rule)
     }
@@ -121,27 +121,26 @@ impl World {
         self.kubelet().restart_sidecar(&self.namespace, node);
     }
 
-    /// Makes a node from a manifest or from a spec alone, in YAML or JSON.
+    /// Creates a node from a manifest or from a spec alone, in YAML or JSON.
     pub async fn create_node(&self, name: &str, text: &str) -> Result<SeiNode, WorldError> {
-        let unreadable = |told: String| WorldError::Manifest { node: name.to_owned(), told };
+        let invalid = |error: String| WorldError::Manifest { node: name.to_owned(), error };
         let read: Value =
-            serde_saphyr::from_str(text).map_err(|error| unreadable(error.to_string()))?;
+            serde_saphyr::from_str(text).map_err(|error| invalid(error.to_string()))?;
         let mut manifest = if read["spec"].is_null() { json!({ "spec": read }) } else { read };
         manifest["apiVersion"] = json!(format!("{}/{}", names::GROUP, names::VERSION));
         manifest["kind"] = json!("SeiNode");
         manifest["metadata"]["name"] = json!(name);
         manifest["metadata"]["namespace"] = json!(self.namespace);
-        let node =
-            serde_json::from_value(manifest).map_err(|error| unreadable(error.to_string()))?;
-        let made = self.api().create(&PostParams::default(), &node).await;
-        asked(made, || format!("make node {name}"))
+        let node = serde_json::from_value(manifest).map_err(|error| invalid(error.to_string()))?;
+        let created = self.api().create(&PostParams::default(), &node).await;
+        checked(created, || format!("create node {name}"))
     }
 
-    /// Edits a node as people do: the patch is merged into what is stored.
+    /// Edits a node as a user does, by a merge patch.
     pub async fn edit_node(&self, name: &str, patch: &Value) -> Result<SeiNode, WorldError> {
         let parameters = PatchParams { field_manager: Some("people".into()), ..Default::default() };
         let edited = self.api().patch(name, &parameters, &Patch::Merge(patch)).await;
-        asked(edited, || format!("edit node {name}"))
+        checked(edited, || format!("edit node {name}"))
     }
 
     pub async fn set_image(&self, name: &str, image: &str) -> Result<SeiNode, WorldError> {
@@ -150,48 +149,48 @@ impl World {
 
     pub async fn delete_node(&self, name: &str) -> Result<(), WorldError> {
         let deleted = self.api::<SeiNode>().delete(name, &DeleteParams::default()).await;
-        asked(deleted, || format!("delete node {name}")).map(drop)
+        checked(deleted, || format!("delete node {name}")).map(drop)
     }
 
     pub async fn node(&self, name: &str) -> Result<SeiNode, WorldError> {
-        asked(self.api().get(name).await, || format!("read node {name}"))
+        checked(self.api().get(name).await, || format!("read node {name}"))
     }
 
-    /// The pods of a node that there are now.
+    /// The present pods of a node.
     pub async fn pods(&self, node: &str) -> Result<Vec<Pod>, WorldError> {
         let parameters = ListParams::default().labels(&format!("{}={node}", label::NODE));
         let pods = self.api::<Pod>().list(&parameters).await;
-        Ok(asked(pods, || format!("list the pods of {node}"))?.items)
+        Ok(checked(pods, || format!("list the pods of {node}"))?.items)
     }
 
-    /// Deletes a pod as somebody who drains a machine does.
+    /// Deletes a pod, as draining its Kubernetes node does.
     pub async fn evict(&self, pod: &str) -> Result<(), WorldError> {
         let deleted = self.api::<Pod>().delete(pod, &DeleteParams::default()).await;
-        asked(deleted, || format!("evict pod {pod}")).map(drop)
+        checked(deleted, || format!("evict pod {pod}")).map(drop)
     }
 
-    /// Uids of every pod of this node that there was, oldest first.
+    /// Uids of every pod that this node has had, oldest first.
     pub async fn pod_uids_seen(&self, node: &str) -> Result<Vec<String>, WorldError> {
         self.lane.checker().catch_up(&self.admin, &self.namespace).await?;
         Ok(self.lane.checker().pod_uids(&self.namespace, node))
     }
 
-    /// What was submitted to sidecars of this node, oldest first.
+    /// The submissions to sidecars of this node, oldest first.
     pub fn submissions(&self, node: &str) -> Vec<Submission> {
         self.sidecars().submissions(&self.namespace, node)
     }
 
-    /// When the gate of this node's pods opened, oldest first.
+    /// The openings of the readiness gate of this node's pods, oldest first.
     pub fn gate_openings(&self, node: &str) -> Vec<GateOpening> {
         self.sidecars().gate_openings(&self.namespace, node)
     }
 
-    /// What nodes of this namespace claimed to run and did not.
+    /// The images that nodes of this namespace claimed to run and did not.
     pub async fn violations(&self) -> Result<Vec<Stamp>, WorldError> {
         Ok(self.lane.checker().violations(&self.admin, &self.namespace).await?)
     }
 
-    /// Ids of every plan that this node's status showed, oldest first.
+    /// Ids of every plan in this node's status, oldest first.
     pub fn plan_ids_seen(&self, node: &str) -> Vec<String> {
         self.lane.checker().plan_ids(&self.namespace, node)
     }
@@ -202,11 +201,11 @@ impl World {
         let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
         let secret =
             Secret { metadata, data: Some(data.collect::<BTreeMap<_, _>>()), ..Secret::default() };
-        let made = self.api().create(&PostParams::default(), &secret).await;
-        asked(made, || format!("make secret {name}")).map(drop)
+        let created = self.api().create(&PostParams::default(), &secret).await;
+        checked(created, || format!("create secret {name}")).map(drop)
     }
 
-    /// A Secret with a signing key of the right shape, another one for each name.
+    /// Creates a Secret with a valid signing key, a different one for each name.
     pub async fn signing_key(&self, name: &str) -> Result<(), WorldError> {
         let key = json!({
             "address": crate::digest::sha256_hex(name)[..40].to_uppercase(),
@@ -216,20 +215,20 @@ impl World {
         self.secret(name, &[("priv_validator_key.json", &key.to_string())]).await
     }
 
-    /// A Secret with a node key of the right shape.
+    /// Creates a Secret with a valid node key.
     pub async fn node_key(&self, name: &str) -> Result<(), WorldError> {
         let key = json!({ "type": "tendermint/PrivKeyEd25519", "value": "cHJpdmF0ZQ==" });
         self.secret(name, &[("node_key.json", &json!({ "priv_key": key }).to_string())]).await
     }
 
-    /// A Secret with a keyring that holds this key, and one with its passphrase.
+    /// Creates a Secret with a keyring that has this key, and one with its passphrase.
     pub async fn keyring(&self, name: &str, key: &str, pass: &str) -> Result<(), WorldError> {
         let info = format!("{key}.info");
         self.secret(name, &[(info.as_str(), "key"), ("0a0a.address", "address")]).await?;
         self.secret(pass, &[("passphrase", "passphrase")]).await
     }
 
-    /// Waits until this holds of a node, and returns it.
+    /// Waits until the predicate holds for a node, and returns the node.
     pub async fn wait_node(
         &self,
         name: &str,
@@ -239,7 +238,7 @@ impl World {
         self.wait(name, name, claim, holds).await
     }
 
-    /// Waits until this holds of the pod of a node.
+    /// Waits until the predicate holds for the pod of a node.
     pub async fn wait_pod(
         &self,
         node: &str,
@@ -249,7 +248,7 @@ impl World {
         self.wait(node, &names::pod(node), claim, holds).await
     }
 
-    /// Waits until this holds of the StatefulSet of a node.
+    /// Waits until the predicate holds for the StatefulSet of a node.
     pub async fn wait_set(
         &self,
         node: &str,
@@ -259,13 +258,13 @@ impl World {
         self.wait(node, node, claim, holds).await
     }
 
-    /// Waits until there is no object of this kind by this name.
-    pub async fn wait_gone<K: Watched>(&self, name: &str) -> Result<(), WorldError> {
-        let claim = format!("{} {name} is gone", K::kind(&()));
+    /// Waits until the object of this kind and name does not exist.
+    pub async fn wait_deleted<K: Watched>(&self, name: &str) -> Result<(), WorldError> {
+        let claim = format!("{} {name} does not exist", K::kind(&()));
         self.watch(name, name, &claim, |object: Option<K>| object.is_none().then_some(())).await
     }
 
-    /// Waits until this holds of an object of any kind; a failure is told with this node.
+    /// Waits until the predicate holds for an object of any kind; a failure describes this node.
     pub async fn wait<K: Watched>(
         &self,
         node: &str,
@@ -283,11 +282,11 @@ impl World {
         claim: &str,
         find: impl Fn(Option<K>) -> Option<Found>,
     ) -> Result<Found, WorldError> {
-        let mut sights = std::pin::pin!(watch_object(self.api::<K>(), name).default_backoff());
+        let mut objects = std::pin::pin!(watch_object(self.api::<K>(), name).default_backoff());
         let search = async {
             loop {
-                // Errors are of the stream, which begins anew by itself.
-                if let Some(Ok(object)) = sights.next().await
+                // After an error the stream restarts by itself.
+                if let Some(Ok(object)) = objects.next().await
                     && let Some(found) = find(object)
                 {
                     return found;
@@ -299,27 +298,27 @@ impl World {
             Err(_) => Err(WorldError::Timeout {
                 claim: claim.to_owned(),
                 seconds: self.within.as_secs(),
-                told: self.describe(node).await,
+                description: self.describe(node).await,
             }),
         }
     }
 
-    /// Everything about a node that helps to see why something did not happen.
+    /// The state of a node with its pods, submissions and events, for the message of a failure.
     pub async fn describe(&self, node: &str) -> String {
-        let mut told = String::new();
+        let mut text = String::new();
         match self.node(node).await {
             Ok(node) => {
                 let _ =
-                    writeln!(told, "spec:\n{}status:\n{}", yaml(&node.spec), yaml(&node.status));
+                    writeln!(text, "spec:\n{}status:\n{}", yaml(&node.spec), yaml(&node.status));
             }
             Err(error) => {
-                let _ = writeln!(told, "{error}");
+                let _ = writeln!(text, "{error}");
             }
         }
         for pod in self.pods(node).await.unwrap_or_default() {
             let deleted = pod.metadata.deletion_timestamp.as_ref();
             let _ = writeln!(
-                told,
+                text,
                 "pod {} {} revision {:?} deleted {deleted:?}\n{}",
                 pod.name_any(),
                 pod.uid().unwrap_or_default(),
@@ -328,26 +327,26 @@ impl World {
             );
         }
         for Submission { id, task_type, pod_uid, .. } in self.submissions(node) {
-            let _ = writeln!(told, "submitted {task_type} {id} to pod {pod_uid}");
+            let _ = writeln!(text, "submitted {task_type} {id} to pod {pod_uid}");
         }
-        told + &self.events().await
+        text + &self.events().await
     }
 
     async fn events(&self) -> String {
         let listed = self.api::<Event>().list(&ListParams::default()).await;
         let mut events = listed.map(|list| list.items).unwrap_or_default();
-        events.sort_by_key(|one| one.metadata.creation_timestamp.as_ref().map(|time| time.0));
-        let last = events.iter().rev().take(EVENTS_TOLD).rev();
-        let tell = |one: &Event| {
-            let object = one.involved_object.name.as_deref().unwrap_or_default();
-            let reason = one.reason.as_deref().unwrap_or_default();
-            format!("event {object} {reason}: {}\n", one.message.as_deref().unwrap_or_default())
+        events.sort_by_key(|event| event.metadata.creation_timestamp.as_ref().map(|time| time.0));
+        let last = events.iter().rev().take(EVENTS_SHOWN).rev();
+        let line = |event: &Event| {
+            let object = event.involved_object.name.as_deref().unwrap_or_default();
+            let reason = event.reason.as_deref().unwrap_or_default();
+            format!("event {object} {reason}: {}\n", event.message.as_deref().unwrap_or_default())
         };
-        last.map(tell).collect()
+        last.map(line).collect()
     }
 }
 
-/// Any kind in a namespace that can be watched.
+/// Any namespaced kind that can be watched.
 pub trait Watched:
     Resource<Scope = NamespaceResourceScope, DynamicType = ()>
     + Clone
@@ -368,7 +367,7 @@ impl<K> Watched for K where
 {
 }
 
-/// A configuration of the operator that has what it must have.
+/// A platform configuration with the required keys only.
 pub fn platform() -> &'static str {
     include_str!("../../sei-plan/testdata/platform/minimal.yaml")
 }
@@ -379,6 +378,6 @@ fn yaml(value: &impl Serialize) -> String {
     lines.collect::<Vec<_>>().concat()
 }
 
-fn asked<T>(outcome: kube::Result<T>, what: impl Fn() -> String) -> Result<T, WorldError> {
-    outcome.map_err(|source| WorldError::Ask { what: what(), source })
+fn checked<T>(outcome: kube::Result<T>, what: impl Fn() -> String) -> Result<T, WorldError> {
+    outcome.map_err(|source| WorldError::Request { what: what(), source })
 }

@@ -66,7 +66,7 @@ async fn task_records_are_lost_with_their_volume() -> Result<()> {
     node.ready().await?;
     node.world.api::<StatefulSet>().delete("a", &DeleteParams::background()).await?;
     node.claims().delete("data-a", &DeleteParams::default()).await?;
-    node.world.wait_gone::<PersistentVolumeClaim>("data-a").await?;
+    node.world.wait_deleted::<PersistentVolumeClaim>("data-a").await?;
     node.create().await?;
     let pod = node.until_running().await?;
     assert_eq!(

@@ -53,7 +53,7 @@ async fn a_current_image_that_no_pod_ran_is_a_violation() -> Result<()> {
     stamps(&node, 2).await?;
     let violations = node.world.violations().await?;
     assert_eq!(violations.len(), 1, "{violations:?}");
-    let witness = stamps(&node, 2).await?.pop().and_then(|stamp| stamp.witness);
+    let witness = stamps(&node, 2).await?.pop().and_then(|stamp| stamp.pod_uid);
     assert_eq!(witness.as_deref(), Some(uid(&pod)));
     Ok(())
 }
@@ -85,7 +85,7 @@ async fn a_wait_that_times_out_reports_the_actual_state() -> Result<()> {
     let outcome = world.wait_node("a", "it runs", |node| node.status.is_some()).await;
     let Err(error @ WorldError::Timeout { .. }) = outcome else { panic!("{outcome:?}") };
     let message = error.to_string();
-    assert!(message.starts_with("within 0 s it did not happen that it runs\nspec:\n"), "{message}");
+    assert!(message.starts_with("timed out after 0 s waiting until it runs\nspec:\n"), "{message}");
     assert!(message.contains("chainId: demo-1"), "{message}");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The peer's schema, fact by fact, and what is added to it.
+//! The schema of the Go operator, field by field, and the fields that are added to it.
 
 use std::fmt::Write as _;
 
@@ -9,8 +9,9 @@ use serde_json::Value;
 
 use crate::schema::SCHEMA;
 
-/// Path, type, and whether it is required, of every field of the peer. `[]` steps into a list.
-const PEER: &[(&str, &str, bool)] = &[
+/// Path, type, and whether it is required, of every field of the Go operator's CRD. `[]` steps into
+/// a list.
+const GO_OPERATOR: &[(&str, &str, bool)] = &[
     ("spec.chainId", "string", true),
     ("spec.image", "string", true),
     ("spec.peers", "list", false),
@@ -141,7 +142,7 @@ const PEER: &[(&str, &str, bool)] = &[
     ("status.endpoint.tendermintRest", "string", false),
 ];
 
-/// What is added. Where something new is required, it is inside something optional.
+/// The added fields. A required one is inside an optional object.
 const ADDED: &[(&str, &str, bool)] = &[
     ("spec.update", "object", false),
     ("spec.update.paused", "boolean", false),
@@ -186,7 +187,7 @@ const ADDED: &[(&str, &str, bool)] = &[
     ("status.lastUpdate.outcome", "enum Complete Failed Superseded", true),
 ];
 
-/// What the schema says of one field.
+/// The schema of one field.
 #[derive(Debug, PartialEq)]
 struct Fact {
     type_: String,
@@ -200,7 +201,7 @@ fn find(path: &str) -> Option<Fact> {
     for step in path.split('.') {
         let (name, is_list) = step.strip_suffix("[]").map_or((step, false), |name| (name, true));
         let required = schema["required"].as_array().cloned().unwrap_or_default();
-        is_required = required.iter().any(|one| one == name);
+        is_required = required.iter().any(|field| field == name);
         schema = schema["properties"].get(name)?;
         if is_list {
             schema = &schema["items"];
@@ -218,7 +219,7 @@ fn type_of(schema: &Value) -> String {
         return "anything".to_owned();
     }
     if let Some(values) = schema["enum"].as_array() {
-        let mut values: Vec<&str> = values.iter().map(|one| one.as_str().unwrap()).collect();
+        let mut values: Vec<&str> = values.iter().map(|value| value.as_str().unwrap()).collect();
         values.sort_unstable();
         return format!("enum {}", values.join(" "));
     }
@@ -229,7 +230,7 @@ fn type_of(schema: &Value) -> String {
         ("object", _) if !schema["additionalProperties"].is_null() => {
             format!("map of {}", type_of(&schema["additionalProperties"]))
         }
-        (other, _) => other.to_owned(),
+        (type_, _) => type_.to_owned(),
     }
 }
 
@@ -244,38 +245,40 @@ fn list_type(schema: &Value) -> String {
     }
 }
 
-/// What was required is always there: required here too, or filled in by the server.
+/// A required field is always present: required here too, or set by the server's default.
 fn check(facts: &[(&str, &str, bool)]) {
     for (path, type_, is_required) in facts {
-        let fact = find(path).unwrap_or_else(|| panic!("{path} is gone"));
+        let fact = find(path).unwrap_or_else(|| panic!("{path} is missing"));
         assert_eq!(fact.type_, *type_, "{path}");
-        let is_always_there = fact.is_required || (*is_required && fact.is_defaulted);
-        assert_eq!(is_always_there, *is_required, "{path}");
+        let is_always_present = fact.is_required || (*is_required && fact.is_defaulted);
+        assert_eq!(is_always_present, *is_required, "{path}");
     }
 }
 
 #[test]
 fn every_field_of_the_peer_is_there() {
-    check(PEER);
+    check(GO_OPERATOR);
 }
 
 #[test]
-fn what_is_added_has_its_names() {
+fn every_added_field_is_in_the_schema() {
     check(ADDED);
 }
 
-/// A field that the peer does not require must not become required, or its objects are refused.
+/// A field that is optional in the Go operator must stay optional, or its objects are rejected.
 #[test]
 fn nothing_of_the_peers_becomes_required() {
-    let required_by_peer = |path: &str| PEER.iter().any(|one| one.0 == path && one.2);
-    for (parent, type_, _) in PEER.iter().chain(&[("spec", "object", false)]) {
+    let required_there = |path: &str| {
+        GO_OPERATOR.iter().any(|(field, _, is_required)| *field == path && *is_required)
+    };
+    for (parent, type_, _) in GO_OPERATOR.iter().chain(&[("spec", "object", false)]) {
         let step = if type_.starts_with("list") { "[]" } else { "" };
         for name in required_inside(&format!("{parent}{step}")) {
             let path = format!("{parent}{step}.{name}");
-            // These two are cut short in the table: the same type as in a full node.
+            // The table lists only a part of these two: they have the type of a full node's snapshot.
             let is_repeated =
                 path.contains("replayer.snapshot.") || path.contains("validator.snapshot.");
-            assert!(required_by_peer(&path) || is_repeated, "{path} is newly required");
+            assert!(required_there(&path) || is_repeated, "{path} is newly required");
         }
     }
 }
@@ -290,29 +293,29 @@ fn required_inside(path: &str) -> Vec<String> {
         }
     }
     let required = schema["required"].as_array().cloned().unwrap_or_default();
-    required.iter().map(|one| one.as_str().unwrap().to_owned()).collect()
+    required.iter().map(|field| field.as_str().unwrap().to_owned()).collect()
 }
 
 #[test]
-#[should_panic(expected = "spec.entrypoint is gone")]
-fn a_field_that_is_gone_is_noticed() {
+#[should_panic(expected = "spec.entrypoint is missing")]
+fn a_missing_field_is_found() {
     check(&[("spec.entrypoint", "object", false)]);
 }
 
 #[test]
 #[should_panic(expected = "spec.image")]
-fn a_field_that_is_newly_required_is_noticed() {
+fn a_newly_required_field_is_found() {
     check(&[("spec.image", "string", false)]);
 }
 
 #[test]
 #[should_panic(expected = "spec.paused")]
-fn a_field_that_is_retyped_is_noticed() {
+fn a_retyped_field_is_found() {
     check(&[("spec.paused", "string", false)]);
 }
 
 #[test]
-fn the_crd_is_known_by_the_peers_names() {
+fn the_crd_has_the_names_of_the_go_operator() {
     let crd = serde_json::to_value(SeiNode::crd()).unwrap();
     let (names, version) = (&crd["spec"]["names"], &crd["spec"]["versions"][0]);
     let mut text = format!(

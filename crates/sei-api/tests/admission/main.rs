@@ -1,6 +1,6 @@
-//! What a server with our CRD accepts and refuses, without a server.
+//! Which objects a server with our CRD accepts and rejects, without a server.
 //!
-//! `admit` judges as one does: defaults, then the structural schema, then the rules in CEL.
+//! `admit` follows the order of a server: defaults, the structural schema, the rules in CEL.
 
 #![allow(clippy::unwrap_used, reason = "all of it is test code; clippy sees that in tests only")]
 
@@ -13,7 +13,7 @@ use schema::{CHECKED, DESCRIPTIVE, SCHEMA, admit, keywords};
 use sei_api::SeiNode;
 use serde_json::{Value, json};
 
-/// The manifests that must be accepted, as they are written.
+/// Manifests that must be accepted unchanged.
 const ACCEPTED: &[&str] = &[
     include_str!("../../testdata/accept/archive.yaml"),
     include_str!("../../testdata/accept/full-node.yaml"),
@@ -27,7 +27,7 @@ fn manifests() -> Vec<Value> {
     documents.map(|document| serde_saphyr::from_str(document).unwrap()).collect()
 }
 
-/// A node with what every spec needs, and what the test is about.
+/// A node with the fields that every spec needs, and the given ones.
 fn node(spec: &str) -> Value {
     let given: Value = serde_saphyr::from_str(spec).unwrap();
     let mut spec = json!({ "chainId": "demo-1", "image": "seid:v1" });
@@ -42,7 +42,7 @@ fn named(name: &str, spec: Value) -> Value {
     node
 }
 
-fn told(outcome: Result<Value, Vec<String>>) -> String {
+fn text_of(outcome: Result<Value, Vec<String>>) -> String {
     match outcome {
         Ok(_) => "accepted".to_owned(),
         Err(faults) => faults.join("\n  "),
@@ -50,31 +50,32 @@ fn told(outcome: Result<Value, Vec<String>>) -> String {
 }
 
 fn accepted(spec: &str) {
-    assert_eq!(told(admit(&node(spec), None)), "accepted", "{spec}");
+    assert_eq!(text_of(admit(&node(spec), None)), "accepted", "{spec}");
 }
 
-/// Each spec with everything that is said against it.
+/// Each spec with every reason why it is rejected.
 fn check(specs: &[&str], expected: &Expect) {
-    let line = |spec: &&str| format!("{spec}\n  {}\n", told(admit(&node(spec), None)));
+    let line = |spec: &&str| format!("{spec}\n  {}\n", text_of(admit(&node(spec), None)));
     expected.assert_eq(&specs.iter().map(line).collect::<String>());
 }
 
-/// Each change of a spec, from the first to the second, with everything said against it.
+/// Each change of a spec, from the first to the second, with every reason why it is rejected.
 fn check_update(changes: &[(&str, &str)], expected: &Expect) {
     let line = |(old, new): &(&str, &str)| {
         let old = admit(&node(old), None).expect("the stored object was accepted once");
-        format!("{new}\n  {}\n", told(admit(&node(new), Some(&old))))
+        format!("{new}\n  {}\n", text_of(admit(&node(new), Some(&old))))
     };
     expected.assert_eq(&changes.iter().map(line).collect::<String>());
 }
 
 #[test]
 fn every_keyword_of_the_schema_is_checked() {
-    let known = |word: &&String| CHECKED.iter().chain(DESCRIPTIVE).all(|one| one != word);
+    let is_unknown =
+        |keyword: &&String| !CHECKED.iter().chain(DESCRIPTIVE).any(|known| known == keyword);
     let found = keywords(&SCHEMA);
-    let unknown: Vec<&String> = found.iter().filter(known).collect();
-    assert!(unknown.is_empty(), "teach the checker {unknown:?}");
-    let unused: Vec<_> = CHECKED.iter().filter(|word| !found.contains(**word)).collect();
+    let unknown: Vec<&String> = found.iter().filter(is_unknown).collect();
+    assert!(unknown.is_empty(), "the checker does not support {unknown:?}");
+    let unused: Vec<_> = CHECKED.iter().filter(|keyword| !found.contains(**keyword)).collect();
     assert!(unused.is_empty(), "the schema has no {unused:?}");
 }
 
@@ -83,14 +84,14 @@ fn every_example_is_accepted() {
     assert_eq!(manifests().len(), 17);
     for manifest in manifests() {
         let name = &manifest["metadata"]["name"];
-        assert_eq!(told(admit(&manifest, None)), "accepted", "{name}");
+        assert_eq!(text_of(admit(&manifest, None)), "accepted", "{name}");
         let typed: SeiNode = serde_json::from_value(manifest.clone()).unwrap();
         assert!(validate_cel(&typed).is_ok(), "{name}");
         assert!(validate_cel_update(&typed, &typed).is_ok(), "{name}");
     }
 }
 
-/// The same file is shown to real servers.
+/// The cluster tests send the same file to real servers.
 #[test]
 fn every_counterexample_is_refused() {
     let cases: Vec<Value> =
@@ -99,13 +100,13 @@ fn every_counterexample_is_refused() {
     for case in cases {
         let stored = |spec: &Value| admit(&named("a", spec.clone()), None).unwrap();
         let old = case.get("from").map(stored);
-        let refusal = told(admit(&named("a", case["spec"].clone()), old.as_ref()));
+        let refusal = text_of(admit(&named("a", case["spec"].clone()), old.as_ref()));
         let text = |field: &str| case[field].as_str().unwrap().to_owned();
         assert_eq!(refusal, format!("{}: {}", text("path"), text("rule")), "{}", case["spec"]);
     }
 }
 
-/// What was written comes back, presence switches and numbers as they stood.
+/// Decoding and encoding keeps presence switches and numbers unchanged.
 #[test]
 fn every_example_survives_a_round_trip() {
     for manifest in manifests() {
@@ -382,7 +383,7 @@ fn a_keyring_names_its_key_and_passphrase() {
     accepted(&with(&format!("{reference}, keyName: treasury_1-A, seidMount: true")));
     let long = |length: usize| with(&format!("{reference}, keyName: {}", "a".repeat(length)));
     accepted(&long(64));
-    let refusal = told(admit(&node(&long(65)), None));
+    let refusal = text_of(admit(&node(&long(65)), None));
     assert_eq!(refusal, "spec.validator.operatorKeyring.secret.keyName: maxLength");
     let specs = [
         with("seidMount: true"),
@@ -503,8 +504,8 @@ fn lengths_and_patterns_are_kept() {
     let image = |length: usize| format!("{{fullNode: {{}}, image: {}}}", "a".repeat(length));
     accepted(&chain(63));
     accepted(&image(512));
-    assert_eq!(told(admit(&node(&chain(64)), None)), "spec.chainId: maxLength");
-    assert_eq!(told(admit(&node(&image(513)), None)), "spec.image: maxLength");
+    assert_eq!(text_of(admit(&node(&chain(64)), None)), "spec.chainId: maxLength");
+    assert_eq!(text_of(admit(&node(&image(513)), None)), "spec.image: maxLength");
     check(
         &[
             "{fullNode: {}, chainId: Demo_1}",
@@ -536,7 +537,7 @@ fn lengths_and_patterns_are_kept() {
     for field in ["chainId", "image"] {
         let mut node = node("fullNode: {}");
         node["spec"].as_object_mut().unwrap().remove(field);
-        assert_eq!(told(admit(&node, None)), format!("spec.{field}: required"));
+        assert_eq!(text_of(admit(&node, None)), format!("spec.{field}: required"));
     }
 }
 
@@ -544,15 +545,15 @@ fn lengths_and_patterns_are_kept() {
 fn a_name_has_at_most_52_characters() {
     let spec = node("fullNode: {}")["spec"].clone();
     let of_length = |length: usize| named(&"a".repeat(length), spec.clone());
-    assert_eq!(told(admit(&of_length(52), None)), "accepted");
-    let refusal = told(admit(&of_length(53), None));
+    assert_eq!(text_of(admit(&of_length(52), None)), "accepted");
+    let refusal = text_of(admit(&of_length(53), None));
     assert!(refusal.contains("metadata.name must have at most 52 characters"), "{refusal}");
 
-    // One that was stored before the rule still gets its status written.
+    // An object that was stored before the rule still gets its status.
     let old = of_length(53);
     let mut new = old.clone();
     new["status"] = json!({ "phase": "Pending" });
-    assert_eq!(told(admit(&new, Some(&old))), "accepted");
+    assert_eq!(text_of(admit(&new, Some(&old))), "accepted");
 }
 
 #[test]
@@ -621,8 +622,8 @@ fn defaults_are_in_the_schema() {
 }
 
 #[test]
-fn refusals_say_what_tools_look_for() {
-    let refusal = told(admit(&node("{}"), None));
+fn refusals_contain_the_phrases_that_tools_match() {
+    let refusal = text_of(admit(&node("{}"), None));
     assert!(refusal.contains("exactly one of"), "{refusal}");
     let rules = SCHEMA.to_string();
     assert_eq!(rules.matches("is immutable").count(), rules.matches("\"self == oldSelf\"").count());

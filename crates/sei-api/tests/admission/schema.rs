@@ -1,7 +1,7 @@
 //! The part of a server's admission that CEL does not cover: the structural schema.
 //!
-//! It knows exactly the keywords that the generated CRD uses; one more keyword fails a test here
-//! instead of being passed over.
+//! It supports exactly the keywords that the generated CRD uses; a new keyword fails a test here
+//! instead of being ignored.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -12,7 +12,7 @@ use regex::Regex;
 use sei_api::SeiNode;
 use serde_json::{Map, Value};
 
-/// Keywords that constrain values, and the checks below look at.
+/// Keywords that constrain values; the functions below check them.
 pub(crate) const CHECKED: &[&str] = &[
     "additionalProperties",
     "enum",
@@ -45,7 +45,7 @@ pub(crate) static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
     crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone()
 });
 
-/// The object as the server stores it, or what it says instead: `path: rule`, in order.
+/// The object as the server stores it, or the reasons why it rejects it: `path: rule`, in order.
 pub(crate) fn admit(new: &Value, old: Option<&Value>) -> Result<Value, Vec<String>> {
     let new = cel::apply_defaults(&SCHEMA, new);
     let mut faults = Vec::new();
@@ -54,12 +54,12 @@ pub(crate) fn admit(new: &Value, old: Option<&Value>) -> Result<Value, Vec<Strin
         return Err(faults);
     }
     let rules = cel::Validator::new().validate(&SCHEMA, &new, old);
-    let told = |errors: cel::ValidationErrors| {
+    let lines = |errors: cel::ValidationErrors| {
         let line =
             |error: &cel::ValidationError| format!("{}: {}", error.field_path, error.message);
         errors.as_slice().iter().map(line).collect()
     };
-    rules.map(|()| new).map_err(told)
+    rules.map(|()| new).map_err(lines)
 }
 
 fn check_value(schema: &Value, value: &Value, path: &str, faults: &mut Vec<String>) {
@@ -97,7 +97,7 @@ fn has_type(schema: &Value, value: &Value) -> bool {
         Some("string") => value.is_string(),
         Some("integer") => value.is_i64(),
         Some("boolean") => value.is_boolean(),
-        Some(other) => panic!("type {other} is not known here"),
+        Some(unknown) => panic!("type {unknown} is not supported here"),
         None => schema["x-kubernetes-preserve-unknown-fields"] == true,
     }
 }
@@ -110,7 +110,10 @@ fn check_text(schema: &Value, text: &str, fault: &mut impl FnMut(&str)) {
     if schema["maxLength"].as_u64().is_some_and(|most| length > most) {
         fault("maxLength");
     }
-    if schema["pattern"].as_str().is_some_and(|one| !Regex::new(one).unwrap().is_match(text)) {
+    if schema["pattern"]
+        .as_str()
+        .is_some_and(|pattern| !Regex::new(pattern).unwrap().is_match(text))
+    {
         fault("pattern");
     }
     if schema["format"] == "date-time" && text.parse::<jiff::Timestamp>().is_err() {
@@ -126,7 +129,7 @@ fn check_number(schema: &Value, value: &Value, fault: &mut impl FnMut(&str)) {
     if schema["maximum"].as_f64().is_some_and(|most| number > most) {
         fault("maximum");
     }
-    let is_32_bits = || value.as_i64().is_some_and(|one| i32::try_from(one).is_ok());
+    let is_32_bits = || value.as_i64().is_some_and(|number| i32::try_from(number).is_ok());
     if schema["format"] == "int32" && !is_32_bits() {
         fault("format");
     }
@@ -140,7 +143,7 @@ fn check_list(schema: &Value, items: &[Value], fault: &mut impl FnMut(&str)) {
         Some("set") => Some(item.to_string()),
         Some("map") => {
             let keys = schema["x-kubernetes-list-map-keys"].as_array().unwrap();
-            let key = |one: &Value| item[one.as_str().unwrap()].to_string();
+            let key = |key: &Value| item[key.as_str().unwrap()].to_string();
             Some(keys.iter().map(key).collect::<Vec<_>>().join("/"))
         }
         _ => None,
@@ -167,7 +170,7 @@ fn check_object(schema: &Value, fields: &Map<String, Value>, path: &str, faults:
     }
     for (name, value) in fields {
         let known = [&schema["properties"][name], &schema["additionalProperties"]];
-        match known.into_iter().find(|one| !one.is_null()) {
+        match known.into_iter().find(|schema| !schema.is_null()) {
             Some(field) => check_value(field, value, &inside(name), faults),
             None if schema["x-kubernetes-preserve-unknown-fields"] == true => {}
             None if path.is_empty() && is_of_every_object(name) => {}
@@ -180,7 +183,7 @@ fn is_of_every_object(name: &str) -> bool {
     matches!(name, "apiVersion" | "kind" | "metadata")
 }
 
-/// Every keyword of a schema, wherever it stands.
+/// Every keyword of a schema, at any depth.
 pub(crate) fn keywords(schema: &Value) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for (keyword, inner) in schema.as_object().into_iter().flatten() {
@@ -188,7 +191,7 @@ pub(crate) fn keywords(schema: &Value) -> BTreeSet<String> {
         match keyword.as_str() {
             "properties" => {
                 found.extend(
-                    inner.as_object().into_iter().flatten().flat_map(|(_, one)| keywords(one)),
+                    inner.as_object().into_iter().flatten().flat_map(|(_, field)| keywords(field)),
                 );
             }
             "items" | "additionalProperties" => found.extend(keywords(inner)),

@@ -1,4 +1,4 @@
-//! Claims: seen, and bound without storage behind them.
+//! Watches claims, and binds them without storage.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt as _, watcher as watch};
 use serde_json::json;
 
-use super::{Shared, insist};
+use super::{Shared, retry};
 
-/// What a pod has to know of a claim.
+/// The state of a claim that matters to its pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) uid: String,
@@ -23,7 +23,7 @@ pub(super) struct Claim {
 /// By namespace and name.
 pub(super) type Claims = BTreeMap<(String, String), Claim>;
 
-/// Watches claims and binds those that are not, for ever.
+/// Watches claims and binds the unbound ones until it is aborted.
 pub(super) async fn run(shared: Arc<Shared>) {
     let api: Api<PersistentVolumeClaim> = Api::all(shared.client.clone());
     let mut events = std::pin::pin!(watch(api, watcher::Config::default()).default_backoff());
@@ -31,23 +31,23 @@ pub(super) async fn run(shared: Arc<Shared>) {
     while let Some(event) = events.next().await {
         match event {
             Ok(Event::Apply(claim)) => {
-                shared.claims.send_modify(|all| all.extend(seen(&claim)));
-                bind_later(&shared, claim);
+                shared.claims.send_modify(|all| all.extend(view(&claim)));
+                spawn_bind(&shared, claim);
             }
             Ok(Event::Delete(claim)) => shared.claims.send_modify(|all| {
-                if let Some((key, _)) = seen(&claim) {
+                if let Some((key, _)) = view(&claim) {
                     all.remove(&key);
                 }
             }),
             Ok(Event::Init) => listed.clear(),
             Ok(Event::InitApply(claim)) => {
-                listed.extend(seen(&claim));
-                bind_later(&shared, claim);
+                listed.extend(view(&claim));
+                spawn_bind(&shared, claim);
             }
             Ok(Event::InitDone) => {
                 shared.claims.send_replace(std::mem::take(&mut listed));
             }
-            // The stream begins anew by itself.
+            // The stream restarts by itself.
             Err(_) => {}
         }
     }
@@ -57,7 +57,7 @@ fn phase(claim: &PersistentVolumeClaim) -> Option<&str> {
     claim.status.as_ref()?.phase.as_deref()
 }
 
-fn seen(claim: &PersistentVolumeClaim) -> Option<((String, String), Claim)> {
+fn view(claim: &PersistentVolumeClaim) -> Option<((String, String), Claim)> {
     let metadata = &claim.metadata;
     let value = Claim {
         uid: metadata.uid.clone()?,
@@ -67,7 +67,7 @@ fn seen(claim: &PersistentVolumeClaim) -> Option<((String, String), Claim)> {
     Some(((metadata.namespace.clone()?, metadata.name.clone()?), value))
 }
 
-fn bind_later(shared: &Arc<Shared>, claim: PersistentVolumeClaim) {
+fn spawn_bind(shared: &Arc<Shared>, claim: PersistentVolumeClaim) {
     let is_done = phase(&claim) == Some("Bound") || claim.metadata.deletion_timestamp.is_some();
     let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
     if is_done || shared.claim_rule(namespace) == ClaimRule::Leave {
@@ -75,29 +75,30 @@ fn bind_later(shared: &Arc<Shared>, claim: PersistentVolumeClaim) {
     }
     let shared = shared.clone();
     tokio::spawn(async move {
-        insist(|| bind(&shared, &claim)).await;
+        retry(|| bind(&shared, &claim)).await;
     });
 }
 
-/// What is done with the claims of a namespace.
+/// How the claims of a namespace are treated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClaimRule {
-    /// Their status says that they are bound.
+    /// Their status becomes `Bound`.
     #[default]
     Bind,
-    /// The same, and there is a volume behind each.
+    /// The same, and each gets a `PersistentVolume`.
     BindToVolume,
-    /// They wait.
+    /// They stay unbound.
     Leave,
 }
 
-/// The only binder there is: no controller for volumes runs.
+/// Binds a claim in place of the volume controller, which does not run.
 async fn bind(shared: &Shared, claim: &PersistentVolumeClaim) -> kube::Result<()> {
     let (Some(namespace), Some(name)) = (&claim.metadata.namespace, &claim.metadata.name) else {
         return Ok(());
     };
     let Some(spec) = &claim.spec else { return Ok(()) };
-    let requests = spec.resources.as_ref().and_then(|one| one.requests.clone()).unwrap_or_default();
+    let requests = spec.resources.as_ref().and_then(|resources| resources.requests.clone());
+    let requests = requests.unwrap_or_default();
     let modes = spec.access_modes.clone().unwrap_or_default();
     let api: Api<PersistentVolumeClaim> = Api::namespaced(shared.client.clone(), namespace);
     let has_volume = spec.volume_name.as_deref().is_some_and(|volume| !volume.is_empty());
@@ -123,9 +124,9 @@ async fn create_volume(
     let volume = json!({
         "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": name },
         "spec": {
-            "capacity": spec.and_then(|one| one.resources.as_ref()?.requests.clone()),
-            "accessModes": spec.and_then(|one| one.access_modes.clone()),
-            "storageClassName": spec.and_then(|one| one.storage_class_name.clone()),
+            "capacity": spec.and_then(|spec| spec.resources.as_ref()?.requests.clone()),
+            "accessModes": spec.and_then(|spec| spec.access_modes.clone()),
+            "storageClassName": spec.and_then(|spec| spec.storage_class_name.clone()),
             "persistentVolumeReclaimPolicy": "Delete",
             "csi": { "driver": "rig.sei.io", "volumeHandle": name },
             "claimRef": { "apiVersion": "v1", "kind": "PersistentVolumeClaim",

@@ -1,9 +1,9 @@
-//! What scenarios want from pods.
+//! Rules by which scenarios change the behaviour of pods.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A behaviour, and the pods that show it.
+/// A behaviour and the pods that it applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     behaviour: Behaviour,
@@ -11,47 +11,47 @@ pub struct Rule {
     image: Option<String>,
 }
 
-/// What a pod does that it would rather not.
+/// A fault or a delay of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Behaviour {
-    /// The image cannot be had, so the container never runs. Without an image in the rule it is the
-    /// node's own, which its first init container has too: then the sidecar never starts either.
+    /// The image cannot be pulled, so the container never runs. Without an image in the rule it is the
+    /// node's own, which the first init container has too: then the sidecar never starts either.
     ImageUnpullable,
-    /// The chain process ends soon after the gate let it start, again and again.
+    /// The chain process ends soon after the readiness gate opened, repeatedly.
     Crashes,
-    /// The same, without waiting for the gate: the image has no shell, say.
+    /// The same before the readiness gate opens, for example because the image has no shell.
     CrashesAtOnce,
-    /// The chain stands still: the process runs and is not ready.
+    /// The chain is halted: the process runs but is not ready.
     Halted,
-    /// Containers start after this time, if that is longer than usual.
+    /// Containers start after this time, if it is longer than the default.
     StartsSlowly(Duration),
-    /// The chain process is ready only this long after it was let start: it catches up first.
+    /// The chain process becomes ready this long after its start: it catches up first.
     ReadySlowly(Duration),
-    /// Deleted, it stays.
+    /// A deleted pod keeps terminating.
     StuckTerminating,
-    /// No machine has room for it.
+    /// No Kubernetes node has enough resources.
     Unschedulable,
-    /// The sidecar accepts connections and says nothing.
+    /// The sidecar accepts connections and never responds.
     SidecarHangs,
-    /// Nobody listens where the sidecar should.
+    /// The sidecar's port is closed.
     SidecarRefuses,
 }
 
 impl Rule {
-    /// Of every pod of the namespace.
+    /// Applies to every pod of the namespace.
     pub fn new(behaviour: Behaviour) -> Self {
         Self { behaviour, node: None, image: None }
     }
 
-    /// Of this node's pods only.
+    /// Restricts the rule to the pods of this node.
     #[must_use]
     pub fn of_node(mut self, node: &str) -> Self {
         self.node = Some(node.to_owned());
         self
     }
 
-    /// Of pods only whose chain process has this image. What cannot be pulled is this image,
-    /// whichever container wants it.
+    /// Restricts the rule to pods whose chain process has this image. For `ImageUnpullable` it is the
+    /// image that cannot be pulled, in any container.
     #[must_use]
     pub fn of_image(mut self, image: &str) -> Self {
         self.image = Some(image.to_owned());
@@ -59,30 +59,30 @@ impl Rule {
     }
 }
 
-/// Names a rule, to take it back.
+/// Identifies a rule, to remove it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RuleId(u64);
 
 impl RuleId {
-    /// Another one each time.
-    pub(super) fn draw() -> Self {
+    /// A new id.
+    pub(super) fn next() -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         Self(COUNT.fetch_add(1, Ordering::Relaxed))
     }
 }
 
-/// All rules that hold now.
+/// All present rules.
 #[derive(Debug, Default)]
 pub(super) struct Rules {
     all: Vec<(RuleId, String, Rule)>,
 }
 
-/// What a rule is looked up by.
+/// The properties of a pod that rules select by.
 #[derive(Clone, Copy)]
-pub(super) struct Whose<'a> {
+pub(super) struct PodKey<'a> {
     pub(super) namespace: &'a str,
     pub(super) node: &'a str,
-    /// Of the chain process.
+    /// Image of the chain process.
     pub(super) image: &'a str,
 }
 
@@ -92,27 +92,27 @@ impl Rules {
     }
 
     pub(super) fn remove(&mut self, id: RuleId) {
-        self.all.retain(|(one, _, _)| *one != id);
+        self.all.retain(|(rule_id, _, _)| *rule_id != id);
     }
 
     pub(super) fn remove_all(&mut self, namespace: &str) {
-        self.all.retain(|(_, one, _)| one != namespace);
+        self.all.retain(|(_, rule_namespace, _)| rule_namespace != namespace);
     }
 
-    fn of<'a>(&'a self, whose: Whose<'a>) -> impl Iterator<Item = &'a Rule> {
+    fn of<'a>(&'a self, pod: PodKey<'a>) -> impl Iterator<Item = &'a Rule> {
         self.all.iter().filter_map(move |(_, namespace, rule)| {
-            let is_its = namespace == whose.namespace
-                && rule.node.as_deref().is_none_or(|node| node == whose.node);
-            is_its.then_some(rule)
+            let applies = namespace == pod.namespace
+                && rule.node.as_deref().is_none_or(|node| node == pod.node);
+            applies.then_some(rule)
         })
     }
 
-    pub(super) fn has(&self, whose: Whose<'_>, behaviour: &Behaviour) -> bool {
-        self.of(whose).any(|rule| rule.behaviour == *behaviour && is_of_image(rule, whose.image))
+    pub(super) fn has(&self, pod: PodKey<'_>, behaviour: &Behaviour) -> bool {
+        self.of(pod).any(|rule| rule.behaviour == *behaviour && is_of_image(rule, pod.image))
     }
 
-    pub(super) fn start_delay(&self, whose: Whose<'_>) -> Option<Duration> {
-        let rules = self.of(whose).filter(|rule| is_of_image(rule, whose.image));
+    pub(super) fn start_delay(&self, pod: PodKey<'_>) -> Option<Duration> {
+        let rules = self.of(pod).filter(|rule| is_of_image(rule, pod.image));
         rules
             .filter_map(|rule| match rule.behaviour {
                 Behaviour::StartsSlowly(delay) => Some(delay),
@@ -121,8 +121,8 @@ impl Rules {
             .max()
     }
 
-    pub(super) fn ready_delay(&self, whose: Whose<'_>) -> Option<Duration> {
-        let rules = self.of(whose).filter(|rule| is_of_image(rule, whose.image));
+    pub(super) fn ready_delay(&self, pod: PodKey<'_>) -> Option<Duration> {
+        let rules = self.of(pod).filter(|rule| is_of_image(rule, pod.image));
         rules
             .filter_map(|rule| match rule.behaviour {
                 Behaviour::ReadySlowly(delay) => Some(delay),
@@ -131,15 +131,14 @@ impl Rules {
             .max()
     }
 
-    /// Whether a container that wants this image does not get it.
-    pub(super) fn is_unpullable(&self, whose: Whose<'_>, desired: &str) -> bool {
-        self.of(whose).filter(|rule| rule.behaviour == Behaviour::ImageUnpullable).any(|rule| {
-            let image = rule.image.as_deref().unwrap_or(whose.image);
-            image == desired
-        })
+    /// Whether this image cannot be pulled.
+    pub(super) fn is_unpullable(&self, pod: PodKey<'_>, image: &str) -> bool {
+        self.of(pod)
+            .filter(|rule| rule.behaviour == Behaviour::ImageUnpullable)
+            .any(|rule| rule.image.as_deref().unwrap_or(pod.image) == image)
     }
 }
 
 fn is_of_image(rule: &Rule, image: &str) -> bool {
-    rule.image.as_deref().is_none_or(|one| one == image)
+    rule.image.as_deref().is_none_or(|rule_image| rule_image == image)
 }

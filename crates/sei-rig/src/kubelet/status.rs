@@ -1,4 +1,4 @@
-//! What a kubelet tells of a pod, from what it knows of it.
+//! The status of a pod as a kubelet writes it.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -14,32 +14,32 @@ use crate::digest::sha256_hex;
 pub(super) const SEID: &str = "seid";
 pub(super) const SIDECAR: &str = "sei-sidecar";
 
-/// Of a pod what never changes.
+/// The immutable properties of a pod, and its containers.
 #[derive(Clone, Debug)]
 pub(super) struct Subject {
     pub(super) namespace: String,
     pub(super) name: String,
     pub(super) uid: String,
     pub(super) node: String,
-    /// Of the chain process.
+    /// Image of the chain process.
     pub(super) image: String,
     pub(super) is_bound: bool,
-    /// It runs to a height and ends, and nothing probes it.
+    /// A bootstrap pod runs to a height and ends; it has no probes.
     pub(super) is_bootstrap: bool,
     pub(super) claim: Option<String>,
-    /// Paths that its proxy lets through without a token.
+    /// Paths that its proxy serves without a token.
     pub(super) open_paths: Vec<String>,
     pub(super) containers: Vec<ContainerNow>,
 }
 
-/// One container and how it fares.
+/// One container and its present state.
 #[derive(Clone, Debug)]
 pub(super) struct ContainerNow {
     pub(super) name: String,
     pub(super) image: String,
     pub(super) kind: Kind,
     pub(super) state: State,
-    /// How it ended the last time.
+    /// How its previous run ended.
     pub(super) last: Option<Ended>,
     pub(super) restarts: i32,
     pub(super) started: bool,
@@ -48,9 +48,9 @@ pub(super) struct ContainerNow {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Runs to its end before the next one starts.
+    /// Completes before the next container starts.
     Init,
-    /// Starts like an init container and stays.
+    /// Starts like an init container and keeps running.
     Sidecar,
     Main,
 }
@@ -70,19 +70,20 @@ pub(super) struct Ended {
 }
 
 impl Subject {
-    /// None if it is no pod of a node.
+    /// None if the pod does not belong to a node.
     pub(super) fn of(pod: &Pod) -> Option<Self> {
         let labels = pod.metadata.labels.as_ref()?;
         let spec = pod.spec.as_ref()?;
-        let init = spec.init_containers.iter().flatten().map(|one| {
-            let is_sidecar = one.restart_policy.as_deref() == Some("Always");
-            ContainerNow::of(one, if is_sidecar { Kind::Sidecar } else { Kind::Init })
+        let init = spec.init_containers.iter().flatten().map(|container| {
+            let is_sidecar = container.restart_policy.as_deref() == Some("Always");
+            ContainerNow::of(container, if is_sidecar { Kind::Sidecar } else { Kind::Init })
         });
-        let main = spec.containers.iter().map(|one| ContainerNow::of(one, Kind::Main));
-        let mut claims = spec.volumes.iter().flatten();
-        let claim = claims.find_map(|one| one.persistent_volume_claim.as_ref());
+        let main = spec.containers.iter().map(|container| ContainerNow::of(container, Kind::Main));
+        let mut volumes = spec.volumes.iter().flatten();
+        let claim = volumes.find_map(|volume| volume.persistent_volume_claim.as_ref());
         let containers: Vec<ContainerNow> = init.chain(main).collect();
-        let seid = containers.iter().find(|one| one.name == SEID).or(containers.last())?;
+        let seid = containers.iter().find(|container| container.name == SEID);
+        let seid = seid.or(containers.last())?;
         let component = labels.get(label::COMPONENT).map(String::as_str);
         Some(Self {
             namespace: pod.metadata.namespace.clone()?,
@@ -99,10 +100,11 @@ impl Subject {
     }
 }
 
-/// Read from the proxy's own arguments.
+/// Reads the open paths from the proxy's arguments.
 fn open_paths(container: &Container) -> Vec<String> {
-    let paths = |one: &String| {
-        one.strip_prefix("--ignore-paths=").map(|all| all.split(',').map(str::to_owned).collect())
+    let paths = |argument: &String| {
+        let list = argument.strip_prefix("--ignore-paths=");
+        list.map(|list| list.split(',').map(str::to_owned).collect())
     };
     let found: Option<Vec<String>> = container.args.iter().flatten().find_map(paths);
     found.unwrap_or_default()
@@ -122,8 +124,8 @@ impl ContainerNow {
         }
     }
 
-    /// Whether it was ever started.
-    pub(super) fn has_begun(&self) -> bool {
+    /// Whether the container was ever started.
+    pub(super) fn has_started(&self) -> bool {
         self.last.is_some() || !matches!(self.state, State::Waiting { .. })
     }
 
@@ -143,7 +145,7 @@ impl ContainerNow {
             State::Running { since } => json!({ "running": { "startedAt": Time(*since) } }),
             State::Ended(end) => ended(end),
         };
-        let began = match &self.state {
+        let started = match &self.state {
             State::Running { since } => Some(*since),
             State::Ended(end) => Some(end.since),
             State::Waiting { .. } => self.last.as_ref().map(|last| last.since),
@@ -151,9 +153,9 @@ impl ContainerNow {
         json!({
             "name": self.name,
             "image": self.image,
-            // Empty until it was pulled.
-            "imageID": if self.has_begun() { image_id(&self.image) } else { String::new() },
-            "containerID": began.map(id).unwrap_or_default(),
+            // Empty until the image was pulled.
+            "imageID": if self.has_started() { image_id(&self.image) } else { String::new() },
+            "containerID": started.map(id).unwrap_or_default(),
             "state": state,
             "lastState": self.last.as_ref().map_or_else(|| json!({}), ended),
             "restartCount": self.restarts,
@@ -163,7 +165,7 @@ impl ContainerNow {
     }
 }
 
-/// What a runtime makes of an image: the same text is the same content here.
+/// The image id that a container runtime reports: here equal references have equal content.
 fn image_id(image: &str) -> String {
     let name = image.split('@').next().unwrap_or(image);
     let slash = name.rfind('/').unwrap_or_default();
@@ -175,40 +177,40 @@ fn container_id(uid: &str, name: &str, since: Timestamp) -> String {
     format!("containerd://{}", sha256_hex(&format!("{uid}/{name}/{since}")))
 }
 
-/// A condition of a pod.
+/// The value of a pod condition.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Verdict {
+pub(super) struct ConditionValue {
     pub(super) is_true: bool,
     pub(super) reason: Option<&'static str>,
     pub(super) message: Option<String>,
 }
 
-/// The conditions with the times at which they last flipped.
+/// The conditions with their last transition times.
 #[derive(Debug, Default)]
-pub(super) struct Conditions(BTreeMap<&'static str, (Verdict, Timestamp)>);
+pub(super) struct Conditions(BTreeMap<&'static str, (ConditionValue, Timestamp)>);
 
 impl Conditions {
-    pub(super) fn set(&mut self, kind: &'static str, verdict: Verdict) {
+    pub(super) fn set(&mut self, kind: &'static str, value: ConditionValue) {
         let now = Timestamp::now();
         let since = match self.0.get(kind) {
-            Some((before, since)) if before.is_true == verdict.is_true => *since,
+            Some((before, since)) if before.is_true == value.is_true => *since,
             _ => now,
         };
-        self.0.insert(kind, (verdict, since));
+        self.0.insert(kind, (value, since));
     }
 
-    /// Absent words are null: the server merges conditions, and would keep the old ones.
+    /// Absent texts are null: the server merges conditions and would keep the old texts.
     fn to_json(&self) -> Value {
-        let all = self.0.iter().map(|(kind, (verdict, since))| {
-            json!({ "type": kind, "status": if verdict.is_true { "True" } else { "False" },
-                "reason": verdict.reason, "message": verdict.message,
+        let all = self.0.iter().map(|(kind, (value, since))| {
+            json!({ "type": kind, "status": if value.is_true { "True" } else { "False" },
+                "reason": value.reason, "message": value.message,
                 "lastTransitionTime": Time(*since) })
         });
         all.collect()
     }
 }
 
-/// Everything that is told about a pod at once.
+/// All parts of a pod's status.
 #[derive(Debug)]
 pub(super) struct Report<'a> {
     pub(super) subject: &'a Subject,
@@ -220,19 +222,20 @@ pub(super) struct Report<'a> {
 }
 
 impl Report<'_> {
-    /// As a patch of the pod's status, which must be of this very pod.
+    /// As a patch of the pod's status, valid for the pod with this uid only.
     pub(super) fn to_patch(&self) -> Value {
         let mut status = json!({ "phase": self.phase, "conditions": self.conditions.to_json() });
         if let Some(start) = self.start_time {
-            let told = |is_desired: fn(Kind) -> bool| -> Vec<Value> {
-                let all = self.subject.containers.iter().filter(|one| is_desired(one.kind));
-                all.map(|one| one.to_json(&self.subject.uid)).collect()
+            let statuses = |is_included: fn(Kind) -> bool| -> Vec<Value> {
+                let containers = self.subject.containers.iter();
+                let included = containers.filter(|container| is_included(container.kind));
+                included.map(|container| container.to_json(&self.subject.uid)).collect()
             };
             status["startTime"] = json!(Time(start));
             status["hostIP"] = json!(self.host);
             status["hostIPs"] = json!([{ "ip": self.host }]);
-            status["initContainerStatuses"] = json!(told(|kind| kind != Kind::Main));
-            status["containerStatuses"] = json!(told(|kind| kind == Kind::Main));
+            status["initContainerStatuses"] = json!(statuses(|kind| kind != Kind::Main));
+            status["containerStatuses"] = json!(statuses(|kind| kind == Kind::Main));
         }
         if let Some(ip) = self.ip {
             status["podIP"] = json!(ip);

@@ -1,4 +1,4 @@
-//! A process of ours that ends when we do.
+//! A child process that ends with its owner.
 
 use std::fs::File;
 use std::io;
@@ -6,24 +6,25 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-/// Starts what it is given and becomes it, beside a watcher that kills the whole process group when
-/// stdin closes. The pipe is held by us alone (Rust opens pipes close-on-exec), so it closes when
-/// we drop it, exit, panic, are interrupted or killed: nothing has to be caught for that.
+/// Starts a watcher that kills the whole process group when stdin closes, then replaces itself by the
+/// given program. Only the owner holds the other end of the pipe (Rust opens pipes close-on-exec), so
+/// it closes when the owner drops it, exits, panics, is interrupted or killed: no signal has to be
+/// handled for that.
 ///
-/// The watcher reads by descriptor 3, because a shell gives background jobs an empty stdin. Its
-/// `$$` is the component, which has taken the shell's place; while the watcher is in the group,
-/// nobody else can get that number.
+/// The watcher reads from descriptor 3, because a shell gives background jobs an empty stdin. Its
+/// `$$` is the component, which has replaced the shell; while the watcher is in the group, no other
+/// process can get that number.
 const WATCHED: &str =
     r#"exec 3<&0 </dev/null; (read -r _ <&3; kill -9 -$$) & exec 3<&-; exec "$@""#;
 
-/// Removes a folder when stdin closes. Components may still write for the moment it takes to kill
-/// them, and then a removal fails half-way and is tried again.
+/// Removes a folder when stdin closes. Components may still write until they are killed; a removal
+/// that fails because of that is repeated.
 const REMOVER: &str = r#"read -r _
 for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
     rm -rf "$1" 2>/dev/null && exit; sleep 0.1
 done"#;
 
-/// How much of a log goes into an error.
+/// Lines of a log in an error.
 const TAIL_LINES: usize = 12;
 
 /// A running program of the control plane.
@@ -34,7 +35,7 @@ pub(super) struct Component {
 }
 
 impl Component {
-    /// Starts a program of the folder; what it says goes to a log named like it.
+    /// Starts a program of the folder; its output goes to a log with its name.
     pub(super) fn start(
         bin_dir: &Path,
         name: &str,
@@ -55,7 +56,7 @@ impl Component {
         self.child.id()
     }
 
-    /// How it ended, if it has.
+    /// Its exit status, if it has ended.
     pub(super) fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
         self.child.try_wait()
     }
@@ -66,9 +67,9 @@ impl Component {
 }
 
 impl Drop for Component {
-    /// Hard: a graceful stop of an API server takes a minute, and nothing in it is worth keeping.
+    /// Kills the process: a graceful stop of an API server takes a minute and has no benefit here.
     fn drop(&mut self) {
-        // It may have ended by itself; there is nobody to tell about anything else.
+        // It may have ended by itself; other errors cannot be handled here.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -77,7 +78,8 @@ impl Drop for Component {
 fn watched(program: &Path, arguments: &[String]) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", WATCHED, "watched"]).arg(program).args(arguments);
-    // A group of its own: Ctrl-C in a terminal reaches us only, and the order of the end is ours.
+    // A separate group: Ctrl-C in a terminal reaches the owner only, which stops its components in
+    // order.
     command.process_group(0);
     command
 }
@@ -92,7 +94,7 @@ fn tail(text: &str) -> String {
     lines[begin..].join("\n")
 }
 
-/// A folder that is gone when we are.
+/// A folder that is removed when its owner ends.
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
@@ -116,7 +118,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // Waiting closes its stdin first, which is what it waits for.
+        // `wait` closes stdin first, which starts the removal.
         let _ = self.remover.wait();
     }
 }
@@ -127,18 +129,18 @@ mod tests {
 
     use super::*;
 
-    /// Members of a process group that are alive.
+    /// The live members of a process group.
     fn group(leader: u32) -> Vec<u32> {
         let processes = std::fs::read_dir("/proc").unwrap().flatten();
         let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         ids.filter(|id| is_alive_in(*id, leader)).collect()
     }
 
-    /// After the name in parentheses stand the state, the parent and the group.
+    /// The state, the parent and the group follow the name in parentheses.
     fn is_alive_in(id: u32, leader: u32) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
-        let words: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
-        words.len() > 2 && words[0] != "Z" && words[2] == leader.to_string()
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+        fields.len() > 2 && fields[0] != "Z" && fields[2] == leader.to_string()
     }
 
     fn start_sleep(folder: &Path) -> Component {
@@ -153,41 +155,42 @@ mod tests {
         }
     }
 
-    /// Set for the process that the test below starts and kills: where it tells what it owns.
+    /// Set for the process that the test below starts and kills: the file to which it writes its
+    /// component and folder.
     const OWNER: &str = "SEI_RIG_TEST_OWNER";
 
-    fn own_until_killed(told: &Path) {
+    fn own_until_killed(report: &Path) {
         let folder = Folder::create().unwrap();
         let component = start_sleep(folder.path());
         let text = format!("{} {}", component.id(), folder.path().display());
-        std::fs::write(told.with_extension("new"), text).unwrap();
-        std::fs::rename(told.with_extension("new"), told).unwrap();
+        std::fs::write(report.with_extension("new"), text).unwrap();
+        std::fs::rename(report.with_extension("new"), report).unwrap();
         std::thread::sleep(Duration::from_secs(60));
     }
 
     #[test]
     fn a_killed_owner_leaves_nothing() {
-        if let Some(told) = std::env::var_os(OWNER) {
-            return own_until_killed(Path::new(&told));
+        if let Some(report) = std::env::var_os(OWNER) {
+            return own_until_killed(Path::new(&report));
         }
         let here = tempfile::tempdir().unwrap();
-        let told = here.path().join("told");
+        let report = here.path().join("report");
         let mut owner = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "plane::component::tests::a_killed_owner_leaves_nothing"])
-            .env(OWNER, &told)
+            .env(OWNER, &report)
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        wait_until("the owner tells what it owns", || told.exists());
-        let text = std::fs::read_to_string(&told).unwrap();
+        wait_until("the owner writes its report", || report.exists());
+        let text = std::fs::read_to_string(&report).unwrap();
         let (id, folder) = text.split_once(' ').unwrap();
         let id: u32 = id.parse().unwrap();
         wait_until("the program and its watcher run", || group(id).len() == 2);
 
         owner.kill().unwrap();
         owner.wait().unwrap();
-        wait_until("both are gone", || group(id).is_empty());
-        wait_until("so is the folder", || !Path::new(folder).exists());
+        wait_until("both have ended", || group(id).is_empty());
+        wait_until("the folder is removed", || !Path::new(folder).exists());
     }
 
     #[test]
@@ -199,13 +202,13 @@ mod tests {
         wait_until("the program and its watcher run", || group(id).len() == 2);
         drop(component);
         assert!(!Path::new("/proc").join(id.to_string()).exists());
-        wait_until("the watcher is gone", || group(id).is_empty());
+        wait_until("the watcher has ended", || group(id).is_empty());
         drop(folder);
         assert!(!path.exists());
     }
 
     #[test]
-    fn the_end_of_a_log_is_told() {
+    fn the_tail_of_a_log_is_its_last_lines() {
         let lines: Vec<String> = (1..=20).map(|number| format!("line {number}")).collect();
         assert_eq!(tail(&lines.join("\n\n")), lines[8..].join("\n"));
         assert_eq!(tail(""), "");

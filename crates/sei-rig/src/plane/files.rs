@@ -1,4 +1,4 @@
-//! What the components are given: flags, tokens, keys, the audit policy, kubeconfigs.
+//! Flags, tokens, keys, audit policy and kubeconfigs of the components.
 
 use std::fs;
 use std::io;
@@ -11,10 +11,11 @@ use serde_json::json;
 
 use super::{Ports, User};
 
-/// Writes everything that must be there before the first component starts.
+/// Writes every file that must exist before the first component starts.
 pub(super) fn write(folder: &Path, ports: &Ports) -> io::Result<()> {
     fs::write(folder.join(TOKENS), tokens())?;
-    let (private, public) = signing_keys().map_err(|_| io::Error::other("failed to make a key"))?;
+    let (private, public) =
+        signing_keys().map_err(|_| io::Error::other("failed to generate a key"))?;
     fs::write(folder.join(SIGNING_KEY), private)?;
     fs::write(folder.join(VERIFYING_KEY), public)?;
     fs::write(folder.join(AUDIT_POLICY), audit_policy())?;
@@ -38,26 +39,26 @@ pub(super) fn audit_log_path(folder: &Path) -> PathBuf {
     folder.join("audit.log")
 }
 
-/// The server listens on loopback and is trusted by its certificate, so tokens need no secrecy.
+/// The server listens on loopback only, so the tokens need not be secret.
 fn token(user: User) -> String {
     format!("token-of-{}", user.name())
 }
 
 fn tokens() -> String {
     let line = |user: User| {
-        let group = if user.may_do_everything() { "system:masters" } else { "" };
+        let group = if user.has_every_permission() { "system:masters" } else { "" };
         format!("{},{},{},\"{group}\"\n", token(user), user.name(), user.name())
     };
     User::ALL.map(line).concat()
 }
 
-/// What stands before the point of a public key on P-256, in the encoding that says so (RFC 5480).
+/// The bytes before the point of a P-256 public key in its DER encoding (RFC 5480).
 const PUBLIC_KEY_HEADER: [u8; 26] = [
     0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a,
     0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
 ];
 
-/// A pair of each plane's own, so that none has to be stored: private, public.
+/// A new pair for each plane, so that none has to be stored: private, public.
 fn signing_keys() -> Result<(String, String), ring::error::Unspecified> {
     let random = SystemRandom::new();
     let private = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random)?;
@@ -68,7 +69,7 @@ fn signing_keys() -> Result<(String, String), ring::error::Unspecified> {
     Ok((text("PRIVATE KEY", private.as_ref()), text("PUBLIC KEY", &public)))
 }
 
-/// Each request of the operator once: a watch when it begins, or it would show only when it ends.
+/// Logs each request of the operator once: a watch when it starts, because its end may be far off.
 fn audit_policy() -> String {
     let users = [User::Operator.name()];
     let begin = json!({ "level": "Metadata", "users": users, "verbs": ["watch"],
@@ -104,7 +105,7 @@ pub(super) fn etcd_arguments(folder: &Path, ports: &Ports) -> Vec<String> {
         flag("listen-client-urls", &client),
         flag("advertise-client-urls", &client),
         flag("listen-peer-urls", "http://127.0.0.1:0"),
-        // Nothing outlives the process, so nothing must reach the disk.
+        // The data is not needed after the process, so it need not reach the disk.
         "--unsafe-no-fsync".to_owned(),
         flag("log-level", "warn"),
     ]
@@ -120,24 +121,24 @@ pub(super) fn apiserver_arguments(folder: &Path, ports: &Ports) -> Vec<String> {
         flag("cert-dir", file(CERTIFICATES)),
         flag("token-auth-file", file(TOKENS)),
         flag("authorization-mode", "RBAC"),
-        // No controller makes service accounts here, and without one no pod would be admitted.
+        // No controller creates service accounts here, and without one no pod would be admitted.
         flag("disable-admission-plugins", "ServiceAccount"),
         flag("service-account-issuer", "https://kubernetes.default.svc"),
         flag("service-account-key-file", file(VERIFYING_KEY)),
         flag("service-account-signing-key-file", file(SIGNING_KEY)),
         flag("service-cluster-ip-range", "10.0.0.0/16"),
-        // Loopback is no address that the `kubernetes` service may point to.
+        // The `kubernetes` service must not point to a loopback address.
         flag("endpoint-reconciler-type", "none"),
         flag("allow-privileged", "true"),
         flag("audit-policy-file", file(AUDIT_POLICY)),
         flag("audit-log-path", audit_log_path(folder).display()),
-        // Megabytes. Whoever reads it remembers an offset, so it must not rotate.
+        // In megabytes. Readers keep an offset, so the file must not rotate.
         flag("audit-log-maxsize", 100_000),
     ]
 }
 
-/// What makes pods, collects garbage and empties namespaces. Claims get a finalizer when they are
-/// made, and go only if its controller is there.
+/// Controllers that create pods, collect garbage and empty namespaces. Claims get a finalizer when
+/// they are created, and are deleted only if its controller runs.
 const CONTROLLERS: &str = "statefulset-controller,job-controller,ttl-after-finished-controller,\
     garbage-collector-controller,namespace-controller,persistentvolumeclaim-protection-controller";
 
@@ -148,7 +149,7 @@ pub(super) fn controller_manager_arguments(folder: &Path, ports: &Ports) -> Vec<
         flag("secure-port", ports.controller_manager),
         flag("controllers", CONTROLLERS),
         flag("leader-elect", "false"),
-        // Its own limit of 20 calls a second would be what tests of a fleet measure.
+        // With the default limit of 20 calls a second, tests of a fleet would measure that limit.
         flag("kube-api-qps", 1000),
         flag("kube-api-burst", 2000),
         flag("concurrent-statefulset-syncs", 20),
@@ -164,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_operator_begins_without_rights() {
+    fn only_the_operator_starts_without_permissions() {
         expect_test::expect![[r#"
             token-of-admin,admin,admin,"system:masters"
             token-of-sei-operator,sei-operator,sei-operator,""
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn every_plane_signs_with_a_key_of_its_own() {
+    fn every_plane_has_its_own_signing_key() {
         let (private, public) = signing_keys().unwrap();
         assert!(private.starts_with("-----BEGIN PRIVATE KEY-----"));
         assert!(public.starts_with("-----BEGIN PUBLIC KEY-----"));

@@ -1,4 +1,4 @@
-//! One run of a sidecar: from its start to its end or the pod's.
+//! One process of a sidecar, from its start to its end or the end of the pod.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,11 +16,11 @@ use super::record::{Record, Records};
 use super::usual::{self, MARK_NOT_READY, MARK_READY};
 use super::{Doing, FirstAnswer, GateOpening, Sidecars, Submission, VolumeKey, doing, lock, wire};
 
-/// Where the proxy in front of a sidecar listens. Plain HTTP, whatever the number suggests.
+/// Port of the proxy in front of a sidecar. It serves plain HTTP, despite the number.
 const PORT: u16 = 8443;
 
-/// How long a port that is still held by the process before is asked for again.
-const BIND_AGAIN_AFTER: Duration = Duration::from_millis(20);
+/// How long to wait before binding a port again that the previous process still holds.
+const RETRY_BIND_AFTER: Duration = Duration::from_millis(20);
 
 /// The pod that a sidecar runs in.
 #[derive(Clone, Debug)]
@@ -30,22 +30,22 @@ pub(crate) struct Host {
     pub(crate) pod_uid: String,
     pub(crate) ip: Ipv4Addr,
     pub(crate) volume: VolumeKey,
-    /// Paths that the proxy lets through without a token.
+    /// Paths that the proxy serves without a token.
     pub(crate) open_paths: Vec<String>,
 }
 
-/// How it treats whoever calls.
+/// How the sidecar treats its callers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Answering {
     #[default]
     Yes,
-    /// Connections are accepted, and nothing is ever said.
+    /// It accepts connections and never responds.
     Hangs,
-    /// Nobody listens.
+    /// Its port is closed.
     Refuses,
 }
 
-/// A running sidecar. Dropped, it is gone with its tasks and connections; records stay.
+/// A running sidecar. When it is dropped, its tasks and connections end; the records stay.
 #[derive(Debug)]
 pub(crate) struct Process {
     inner: Arc<Inner>,
@@ -53,7 +53,7 @@ pub(crate) struct Process {
     server: JoinHandle<()>,
 }
 
-/// What requests and tasks work on.
+/// The state that requests and tasks share.
 #[derive(Debug)]
 pub(super) struct Inner {
     pub(super) host: Host,
@@ -61,12 +61,12 @@ pub(super) struct Inner {
     pub(super) records: Arc<Mutex<Records>>,
     ready: watch::Sender<bool>,
     tasks: Mutex<BTreeMap<String, AbortHandle>>,
-    /// The process has ended. Its connections may live a moment longer than it and must not speak.
-    gone: AtomicBool,
+    /// The process has ended. Its connections may end a little later and must not respond.
+    ended: AtomicBool,
 }
 
 impl Process {
-    /// Starts it, and with it what the process before left unfinished.
+    /// Starts the process, and resumes the tasks that the previous process left unfinished.
     pub(crate) fn start(sidecars: &Arc<Sidecars>, host: Host, answering: Answering) -> Self {
         let inner = Arc::new(Inner {
             records: sidecars.records(&host.volume),
@@ -74,10 +74,10 @@ impl Process {
             sidecars: sidecars.clone(),
             ready: watch::Sender::new(false),
             tasks: Mutex::default(),
-            gone: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
         });
         inner.resume();
-        // Who is told to run is already listened to: the proxy's startup probe sees to that.
+        // The port is open once the container is reported as running: the proxy has a startup probe.
         let first = (answering != Answering::Refuses).then(|| listen_now(inner.host.ip)).flatten();
         let answering = watch::Sender::new(answering);
         let server = tokio::spawn(serve(inner.clone(), answering.subscribe(), first));
@@ -96,7 +96,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        self.inner.gone.store(true, Ordering::SeqCst);
+        self.inner.ended.store(true, Ordering::SeqCst);
         self.server.abort();
         for task in lock(&self.inner.tasks).values() {
             task.abort();
@@ -105,15 +105,15 @@ impl Drop for Process {
 }
 
 impl Inner {
-    pub(super) fn is_gone(&self) -> bool {
-        self.gone.load(Ordering::SeqCst)
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
     }
 
     pub(super) fn is_ready(&self) -> bool {
         *self.ready.borrow()
     }
 
-    /// Takes a submission that was found to be one.
+    /// Records a valid submission and runs it unless it is a duplicate.
     pub(super) fn submit(self: &Arc<Self>, id: &str, task_type: &str, params: Value) {
         let has_effect = lock(&self.records).submit(id, task_type, params.clone());
         lock(&self.sidecars.submissions).push(Submission {
@@ -131,8 +131,8 @@ impl Inner {
         }
     }
 
-    /// Whoever calls from now on is answered.
-    fn note_first_answer(&self) {
+    /// Records that the sidecar responds from now on.
+    fn record_first_answer(&self) {
         lock(&self.sidecars.answers).push(FirstAnswer {
             namespace: self.host.namespace.clone(),
             node: self.host.node.clone(),
@@ -141,7 +141,7 @@ impl Inner {
         });
     }
 
-    /// Removes a record; its task is told to stop, and not waited for.
+    /// Removes a record and aborts its task, without waiting for it.
     pub(super) fn delete(&self, id: &str) -> bool {
         if let Some(task) = lock(&self.tasks).remove(id) {
             task.abort();
@@ -150,19 +150,19 @@ impl Inner {
     }
 
     fn start_task(self: &Arc<Self>, id: &str, task_type: &str, params: Value) {
-        // Held over the spawn: a task that ends at once must find itself there to be removed.
+        // Locked during the spawn: a task that ends immediately must find its entry to remove it.
         let mut tasks = lock(&self.tasks);
         let task = tokio::spawn(run(self.clone(), id.to_owned(), task_type.to_owned(), params));
         tasks.insert(id.to_owned(), task.abort_handle());
     }
 
-    /// Runs again what was running. Holds come first, each to its end, and an approval that is
-    /// older than a hold is not run.
+    /// Runs the unfinished tasks again. `mark-not-ready` comes first and completes; a `mark-ready`
+    /// that is older fails.
     fn resume(self: &Arc<Self>) {
         let mut records = lock(&self.records);
-        let is_hold = |one: &Record| one.task_type == MARK_NOT_READY;
-        for hold in records.unfinished().iter().filter(|one| is_hold(one)) {
-            records.purge_approvals();
+        let unfinished = records.unfinished();
+        for hold in unfinished.iter().filter(|record| record.task_type == MARK_NOT_READY) {
+            records.remove_mark_ready();
             records.finish(&hold.id, Ok(None));
         }
         for Record { id, task_type, params, submitted_at, .. } in records.unfinished() {
@@ -174,7 +174,7 @@ impl Inner {
         }
     }
 
-    /// What only the process itself can do. The flag changes before the record says so.
+    /// Performs the effect of a task on the process. The flag changes before the record completes.
     fn act(&self, id: &str, task_type: &str) {
         match task_type {
             MARK_READY => {
@@ -188,7 +188,7 @@ impl Inner {
                 self.ready.send_replace(true);
             }
             MARK_NOT_READY => {
-                lock(&self.records).purge_approvals();
+                lock(&self.records).remove_mark_ready();
                 self.ready.send_replace(false);
             }
             _ => {}
@@ -196,7 +196,7 @@ impl Inner {
     }
 }
 
-/// A task from its start to its end.
+/// Runs a task to its end.
 async fn run(inner: Arc<Inner>, id: String, task_type: String, params: Value) {
     let mut doings = inner.sidecars.doings.subscribe();
     let outcome = loop {
@@ -221,38 +221,38 @@ async fn run(inner: Arc<Inner>, id: String, task_type: String, params: Value) {
     lock(&inner.tasks).remove(&id);
 }
 
-/// Serves until it is aborted. Whoever is connected when the manner changes is cut off.
+/// Serves until it is aborted. A change of `answering` closes all connections.
 async fn serve(
     inner: Arc<Inner>,
     mut answering: watch::Receiver<Answering>,
     mut first: Option<TcpListener>,
 ) {
     loop {
-        let manner = *answering.borrow_and_update();
+        let now = *answering.borrow_and_update();
         tokio::select! {
-            () = serve_in(&inner, manner, first.take()) => return,
+            () = serve_in(&inner, now, first.take()) => return,
             changed = answering.changed() => if changed.is_err() { return },
         }
     }
 }
 
-async fn serve_in(inner: &Arc<Inner>, manner: Answering, first: Option<TcpListener>) {
-    if manner == Answering::Refuses {
+async fn serve_in(inner: &Arc<Inner>, answering: Answering, first: Option<TcpListener>) {
+    if answering == Answering::Refuses {
         return std::future::pending().await;
     }
     let listener = match first {
         Some(listener) => listener,
         None => listen(inner.host.ip).await,
     };
-    if manner == Answering::Yes {
-        inner.note_first_answer();
+    if answering == Answering::Yes {
+        inner.record_first_answer();
     }
-    // Aborted when it is dropped.
+    // Dropping it aborts all connections.
     let mut connections = JoinSet::new();
     loop {
         let Ok((stream, _)) = listener.accept().await else { continue };
         while connections.try_join_next().is_some() {}
-        match manner {
+        match answering {
             Answering::Yes => {
                 connections.spawn(wire::serve(inner.clone(), stream));
             }
@@ -266,7 +266,7 @@ async fn serve_in(inner: &Arc<Inner>, manner: Answering, first: Option<TcpListen
     }
 }
 
-/// Listens at once, if the address is free.
+/// Listens immediately if the address is free.
 fn listen_now(ip: Ipv4Addr) -> Option<TcpListener> {
     let listener = std::net::TcpListener::bind(SocketAddr::from((ip, PORT))).ok()?;
     listener.set_nonblocking(true).ok()?;
@@ -277,7 +277,7 @@ async fn listen(ip: Ipv4Addr) -> TcpListener {
     loop {
         match TcpListener::bind(SocketAddr::from((ip, PORT))).await {
             Ok(listener) => return listener,
-            Err(_) => tokio::time::sleep(BIND_AGAIN_AFTER).await,
+            Err(_) => tokio::time::sleep(RETRY_BIND_AFTER).await,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Records of tasks, as the volume keeps them.
+//! Task records on the volume.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::usual::{MARK_NOT_READY, MARK_READY};
 
-/// Records of one volume by id. Ids are compared as texts: the same id in capitals is another one.
+/// Records of one volume by id. Ids are compared as texts: the same id in capitals is a different id.
 #[derive(Debug, Default)]
 pub(super) struct Records(BTreeMap<String, Record>);
 
@@ -30,12 +30,12 @@ pub(super) enum State {
     Failed(String),
 }
 
-/// The most that a list shows.
+/// Maximum length of a list.
 const LIST_MAX: usize = 100;
 
 impl Records {
-    /// Writes a submission down. Says whether something has to run: type and parameters of a
-    /// duplicate are not even looked at.
+    /// Records a submission, and returns whether it has to run. Type and parameters of a duplicate are
+    /// ignored.
     pub(super) fn submit(&mut self, id: &str, task_type: &str, params: Value) -> bool {
         let run = match self.0.get(id) {
             None => 1,
@@ -64,7 +64,7 @@ impl Records {
         self.0.remove(id).is_some()
     }
 
-    /// Writes the end of a task down, unless its record is gone.
+    /// Records the end of a task, unless its record was removed.
     pub(super) fn finish(&mut self, id: &str, outcome: Result<Option<Value>, String>) {
         let Some(record) = self.0.get_mut(id) else { return };
         record.completed_at = Some(Timestamp::now());
@@ -74,34 +74,35 @@ impl Records {
         }
     }
 
-    /// A hold takes every approval back, those on record too.
-    pub(super) fn purge_approvals(&mut self) {
+    /// Removes every record of `mark-ready`, as `mark-not-ready` does.
+    pub(super) fn remove_mark_ready(&mut self) {
         self.0.retain(|_, record| record.task_type != MARK_READY);
     }
 
-    /// What was running when the process before ended, oldest first.
+    /// The tasks that were running when the previous process ended, oldest first.
     pub(super) fn unfinished(&self) -> Vec<Record> {
-        let running = self.0.values().filter(|one| one.state == State::Running);
+        let running = self.0.values().filter(|record| record.state == State::Running);
         let mut all: Vec<Record> = running.cloned().collect();
-        all.sort_by_key(|one| one.submitted_at);
+        all.sort_by_key(|record| record.submitted_at);
         all
     }
 
-    /// Whether a hold came at the same time or after.
+    /// Whether a `mark-not-ready` was submitted at that time or later.
     pub(super) fn has_hold_since(&self, at: Timestamp) -> bool {
-        self.0.values().any(|one| one.task_type == MARK_NOT_READY && one.submitted_at >= at)
+        let mut holds = self.0.values().filter(|record| record.task_type == MARK_NOT_READY);
+        holds.any(|record| record.submitted_at >= at)
     }
 
-    /// The newest first; by the text of the time, which is what the real one does.
+    /// The newest first; sorted by the text of the time, like the real sidecar.
     pub(super) fn list(&self) -> Vec<Value> {
         let mut all: Vec<&Record> = self.0.values().collect();
-        all.sort_by_key(|one| std::cmp::Reverse(one.submitted_at.to_string()));
+        all.sort_by_key(|record| std::cmp::Reverse(record.submitted_at.to_string()));
         all.into_iter().take(LIST_MAX).map(Record::to_json).collect()
     }
 }
 
 impl Record {
-    /// Empty fields are left out.
+    /// Empty fields are omitted.
     pub(super) fn to_json(&self) -> Value {
         let status = match &self.state {
             State::Running => "running",

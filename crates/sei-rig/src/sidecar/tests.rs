@@ -1,4 +1,4 @@
-//! The wire, request by request, as it was observed on the real sidecar.
+//! The HTTP interface, request by request, as observed on the real sidecar.
 
 use std::sync::LazyLock;
 
@@ -47,15 +47,16 @@ impl Pod {
             Some(Process::start(&self.sidecars, self.host.clone(), Answering::default()));
     }
 
-    /// Asks until it listens.
-    async fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String, String) {
+    /// Repeats the request until the sidecar listens.
+    async fn request(&self, method: &str, path: &str, body: &str) -> (u16, String, String) {
         let client: Client<_, String> = Client::builder(TokioExecutor::new()).build_http();
         loop {
             let uri = format!("http://{}:8443{path}", self.host.ip);
             let request = Request::builder().method(method).uri(uri).body(body.to_owned()).unwrap();
             let Ok(answer) = client.request(request).await else { continue };
             let header = answer.headers().get("content-type").cloned();
-            let content = header.map(|one| one.to_str().unwrap().to_owned()).unwrap_or_default();
+            let content =
+                header.map(|value| value.to_str().unwrap().to_owned()).unwrap_or_default();
             let status = answer.status().as_u16();
             let body = answer.into_body().collect().await.unwrap().to_bytes();
             return (status, content, String::from_utf8(body.to_vec()).unwrap());
@@ -63,23 +64,23 @@ impl Pod {
     }
 
     async fn get(&self, path: &str) -> (u16, Value) {
-        let (status, _, body) = self.ask("GET", path, "").await;
+        let (status, _, body) = self.request("GET", path, "").await;
         (status, serde_json::from_str(&body).unwrap_or_default())
     }
 
     async fn submit(&self, body: Value) -> (u16, Value) {
-        let (status, content, answer) = self.ask("POST", "/v0/tasks", &body.to_string()).await;
+        let (status, content, answer) = self.request("POST", "/v0/tasks", &body.to_string()).await;
         assert_eq!(content, "application/json");
         (status, serde_json::from_str(&answer).unwrap())
     }
 
     async fn health(&self) -> u16 {
-        let (status, content, body) = self.ask("GET", "/v0/healthz", "").await;
+        let (status, content, body) = self.request("GET", "/v0/healthz", "").await;
         assert_eq!((content.as_str(), body.as_str()), ("", ""));
         status
     }
 
-    /// The record once it is in this state.
+    /// Waits until the record is in this state.
     async fn record(&self, id: &str, state: &str) -> Value {
         loop {
             let (_, record) = self.get(&format!("/v0/tasks/{id}")).await;
@@ -92,20 +93,20 @@ impl Pod {
 }
 
 #[tokio::test]
-async fn an_approval_opens_the_gate_and_its_id_works_once() {
+async fn mark_ready_opens_the_gate_and_its_id_runs_once() {
     let mut pod = Pod::start();
     assert_eq!(pod.health().await, 503);
     assert_eq!(pod.get("/v0/status").await, (200, json!({ "status": "Initializing" })));
-    let approval = json!({ "id": FIRST, "type": "mark-ready" });
-    assert_eq!(pod.submit(approval.clone()).await, (201, json!({ "id": FIRST })));
+    let mark_ready = json!({ "id": FIRST, "type": "mark-ready" });
+    assert_eq!(pod.submit(mark_ready.clone()).await, (201, json!({ "id": FIRST })));
     pod.record(FIRST, "completed").await;
     assert_eq!(pod.health().await, 200);
     assert_eq!(pod.get("/v0/status").await, (200, json!({ "status": "Ready" })));
 
-    assert_eq!(pod.submit(approval.clone()).await.0, 201);
+    assert_eq!(pod.submit(mark_ready.clone()).await.0, 201);
     assert_eq!(pod.record(FIRST, "completed").await["run"], 1);
     pod.restart();
-    assert_eq!(pod.submit(approval).await.0, 201);
+    assert_eq!(pod.submit(mark_ready).await.0, 201);
     assert_eq!(pod.health().await, 503);
     pod.submit(json!({ "id": SECOND, "type": "mark-ready" })).await;
     pod.record(SECOND, "completed").await;
@@ -114,23 +115,23 @@ async fn an_approval_opens_the_gate_and_its_id_works_once() {
 }
 
 #[tokio::test]
-async fn each_first_answer_is_written_down() {
+async fn each_first_answer_is_recorded() {
     let mut pod = Pod::start();
     let answers = |pod: &Pod| pod.sidecars.first_answers("demo", "a").len();
     pod.health().await;
     assert_eq!(answers(&pod), 1);
     pod.process = None;
-    let silent = Process::start(&pod.sidecars, pod.host.clone(), Answering::Hangs);
-    // Everybody else has had a turn when this comes back.
+    let hanging = Process::start(&pod.sidecars, pod.host.clone(), Answering::Hangs);
+    // All other tasks have run when this returns.
     tokio::task::yield_now().await;
-    assert_eq!(answers(&pod), 1, "who says nothing does not answer");
-    silent.set_answering(Answering::Yes);
+    assert_eq!(answers(&pod), 1, "a hanging sidecar does not respond");
+    hanging.set_answering(Answering::Yes);
     pod.health().await;
     assert_eq!(answers(&pod), 2);
 }
 
 #[tokio::test]
-async fn what_is_no_task_is_refused() {
+async fn an_invalid_submission_is_rejected() {
     let pod = Pod::start();
     let cases = [
         ("", "invalid request body"),
@@ -142,11 +143,12 @@ async fn what_is_no_task_is_refused() {
         (r#"{"type":"mark-ready","id":"no"}"#, r#"task ID must be a valid UUID: "no""#),
     ];
     for (body, text) in cases {
-        let (status, _, answer) = pod.ask("POST", "/v0/tasks", body).await;
+        let (status, _, answer) = pod.request("POST", "/v0/tasks", body).await;
         let answer: Value = serde_json::from_str(&answer).unwrap();
         assert_eq!((status, answer), (400, json!({ "error": text })), "{body}");
     }
-    let (status, _, answer) = pod.ask("POST", "/v0/tasks", r#"{"TYPE":"stop-seid"} more"#).await;
+    let (status, _, answer) =
+        pod.request("POST", "/v0/tasks", r#"{"TYPE":"stop-seid"} more"#).await;
     let answer: Value = serde_json::from_str(&answer).unwrap();
     assert_eq!((status, answer["id"].as_str().map(str::len)), (201, Some(36)));
 }
@@ -175,30 +177,30 @@ async fn numbers_lose_what_a_float_cannot_hold() {
 }
 
 #[tokio::test]
-async fn each_kind_of_not_found_has_its_own_words() {
+async fn an_unknown_task_and_an_unknown_path_have_different_responses() {
     let pod = Pod::start();
     for id in [FIRST, "no-uuid"] {
         let answer = pod.get(&format!("/v0/tasks/{id}")).await;
         assert_eq!(answer, (404, json!({ "error": "task not found" })));
     }
     for path in ["/v0/tasks/", "/v0/tasks/a/b", "/v1"] {
-        let (status, content, body) = pod.ask("GET", path, "").await;
+        let (status, content, body) = pod.request("GET", path, "").await;
         assert_eq!((status, body.as_str()), (404, "404 page not found\n"), "{path}");
         assert!(content.starts_with("text/plain"), "{content}");
     }
-    assert_eq!(pod.ask("PUT", "/v0/tasks", "").await.0, 405);
+    assert_eq!(pod.request("PUT", "/v0/tasks", "").await.0, 405);
 }
 
 #[tokio::test]
-async fn a_deleted_task_is_gone_though_it_ran() {
+async fn a_running_task_can_be_deleted() {
     let pod = Pod::start();
     pod.sidecars.hold("demo", "a", "snapshot-restore");
     pod.submit(json!({ "id": FIRST, "type": "snapshot-restore" })).await;
     pod.record(FIRST, "running").await;
     let path = format!("/v0/tasks/{FIRST}");
-    assert_eq!(pod.ask("DELETE", &path, "").await.0, 204);
+    assert_eq!(pod.request("DELETE", &path, "").await.0, 204);
     assert_eq!(pod.get(&path).await.0, 404);
-    assert_eq!(pod.ask("DELETE", &path, "").await.0, 404);
+    assert_eq!(pod.request("DELETE", &path, "").await.0, 404);
 }
 
 #[tokio::test]
@@ -212,7 +214,7 @@ async fn a_list_ends_at_a_hundred() {
 }
 
 #[tokio::test]
-async fn a_hold_takes_every_approval_back() {
+async fn mark_not_ready_removes_every_mark_ready() {
     let pod = Pod::start();
     pod.submit(json!({ "id": FIRST, "type": "mark-ready" })).await;
     pod.record(FIRST, "completed").await;
@@ -223,7 +225,7 @@ async fn a_hold_takes_every_approval_back() {
 }
 
 #[tokio::test]
-async fn what_was_unfinished_runs_again_and_a_hold_wins() {
+async fn a_restart_resumes_tasks_and_mark_not_ready_takes_precedence() {
     let mut pod = Pod::start();
     pod.sidecars.hold("demo", "a", "mark-ready");
     pod.submit(json!({ "id": FIRST, "type": "mark-ready" })).await;
@@ -243,13 +245,16 @@ async fn what_was_unfinished_runs_again_and_a_hold_wins() {
 }
 
 #[tokio::test]
-async fn a_node_has_one_id_and_its_proxy_may_want_a_token() {
+async fn a_node_has_one_id_and_its_proxy_may_require_a_token() {
     let pod = Pod::start();
     let (_, answer) = pod.get("/v0/node-id").await;
     let id = answer["nodeId"].as_str().unwrap();
-    assert!(id.len() == 40 && id.chars().all(|one| matches!(one, '0'..='9' | 'a'..='f')), "{id}");
+    assert!(
+        id.len() == 40 && id.chars().all(|digit| matches!(digit, '0'..='9' | 'a'..='f')),
+        "{id}"
+    );
     pod.sidecars.demand_token("demo", None);
-    let (status, content, body) = pod.ask("GET", "/v0/node-id", "").await;
+    let (status, content, body) = pod.request("GET", "/v0/node-id", "").await;
     assert_eq!((status, body.as_str()), (StatusCode::UNAUTHORIZED.as_u16(), "Unauthorized\n"));
     assert!(content.starts_with("text/plain"), "{content}");
     assert_eq!(pod.health().await, 503);

@@ -1,12 +1,12 @@
-//! What tasks do when nobody says otherwise.
+//! The usual results of tasks.
 
 use serde_json::{Value, json};
 
 pub(super) const MARK_READY: &str = "mark-ready";
 pub(super) const MARK_NOT_READY: &str = "mark-not-ready";
 
-/// Every type that is registered, with the parameters it cannot do without. Missing ones are found
-/// when the task runs, not when it is submitted.
+/// Every registered type with its required parameters. A missing parameter fails the run, not the
+/// submission.
 const TYPES: &[(&str, &[&str])] = &[
     (MARK_READY, &[]),
     (MARK_NOT_READY, &[]),
@@ -39,7 +39,7 @@ pub(super) fn is_known(task_type: &str) -> bool {
     TYPES.iter().any(|(known, _)| *known == task_type)
 }
 
-/// Whether a task of this type ends by itself.
+/// Whether a task of this type never ends by itself.
 pub(super) fn is_endless(task_type: &str) -> bool {
     task_type == "snapshot-upload"
 }

@@ -1,4 +1,4 @@
-//! The wire of a sidecar and of the proxy in front of it.
+//! The HTTP interface of a sidecar and of the proxy in front of it.
 
 use std::sync::Arc;
 
@@ -19,36 +19,36 @@ use crate::digest::{hex, sha256_hex};
 
 type Answer = Response<Full<Bytes>>;
 
-/// The process behind a connection has ended: the connection breaks.
+/// The process of a connection has ended: the connection is closed.
 #[derive(Debug, thiserror::Error)]
 #[error("the sidecar has ended")]
-struct Gone;
+struct Ended;
 
 /// Serves one connection to its end.
 pub(super) async fn serve(inner: Arc<Inner>, stream: TcpStream) {
     let service = service_fn(|request| {
         let inner = inner.clone();
         async move {
-            if inner.is_gone() {
-                return Err(Gone);
+            if inner.has_ended() {
+                return Err(Ended);
             }
             let answer = answer(&inner, request).await;
-            // A process that ended meanwhile says nothing any more.
-            if inner.is_gone() { Err(Gone) } else { Ok(answer) }
+            // A process that ended meanwhile must not respond.
+            if inner.has_ended() { Err(Ended) } else { Ok(answer) }
         }
     });
-    // Whoever calls may leave in the middle; there is nobody to tell.
+    // The caller may close the connection at any time, which is not an error.
     let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
 }
 
 async fn answer(inner: &Arc<Inner>, request: Request<Incoming>) -> Answer {
     let (parts, body) = request.into_parts();
     let path = parts.uri.path();
-    // The proxy's own words: the sidecar would say it in JSON.
-    if !is_let_through(inner, path, &parts.headers) {
+    // The proxy responds with plain text, the sidecar with JSON.
+    if !is_authenticated(inner, path, &parts.headers) {
         return text(StatusCode::UNAUTHORIZED, "Unauthorized\n");
     }
-    if !is_granted(inner, &parts.method, path) {
+    if !is_authorized(inner, &parts.method, path) {
         return text(StatusCode::FORBIDDEN, "Forbidden\n");
     }
     let reads = matches!(parts.method, Method::GET | Method::HEAD);
@@ -67,8 +67,8 @@ async fn answer(inner: &Arc<Inner>, request: Request<Incoming>) -> Answer {
         "/v0/healthz" | "/v0/startupz" => empty(StatusCode::SERVICE_UNAVAILABLE),
         "/v0/livez" => empty(StatusCode::OK),
         "/v0/status" => {
-            let word = if inner.is_ready() { "Ready" } else { "Initializing" };
-            json_answer(StatusCode::OK, &json!({ "status": word }))
+            let status = if inner.is_ready() { "Ready" } else { "Initializing" };
+            json_answer(StatusCode::OK, &json!({ "status": status }))
         }
         "/v0/node-id" => {
             let id = node_id(&inner.host.namespace, &inner.host.node);
@@ -83,8 +83,8 @@ fn is_id(rest: &str) -> bool {
     !rest.is_empty() && !rest.contains('/')
 }
 
-/// Whether the operator's own role has what the proxy asks the API server for.
-fn is_granted(inner: &Inner, method: &Method, path: &str) -> bool {
+/// Whether the operator's role has the permission that the proxy checks at the API server.
+fn is_authorized(inner: &Inner, method: &Method, path: &str) -> bool {
     let verb = match *method {
         Method::POST => "create",
         Method::DELETE => "delete",
@@ -98,13 +98,13 @@ fn is_open(inner: &Inner, path: &str) -> bool {
     inner.host.open_paths.iter().any(|open| open == path)
 }
 
-fn is_let_through(inner: &Inner, path: &str, headers: &HeaderMap) -> bool {
+fn is_authenticated(inner: &Inner, path: &str, headers: &HeaderMap) -> bool {
     if is_open(inner, path) {
         return true;
     }
     let value = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
     let token = value.and_then(|value| value.strip_prefix("Bearer "));
-    inner.sidecars.lets_through(&inner.host.namespace, token)
+    inner.sidecars.accepts_token(&inner.host.namespace, token)
 }
 
 fn task(inner: &Inner, method: &Method, id: &str) -> Answer {
@@ -122,7 +122,7 @@ fn task(inner: &Inner, method: &Method, id: &str) -> Answer {
 
 fn submit(inner: &Arc<Inner>, body: &[u8]) -> Answer {
     let refuse = |text: &str| failure(StatusCode::BAD_REQUEST, text);
-    let Some(Desired { id, task_type, params }) = Desired::read(body) else {
+    let Some(SubmitBody { id, task_type, params }) = SubmitBody::read(body) else {
         return refuse("invalid request body");
     };
     if task_type.is_empty() {
@@ -131,7 +131,7 @@ fn submit(inner: &Arc<Inner>, body: &[u8]) -> Answer {
     if !usual::is_known(&task_type) {
         return refuse(&format!("unknown task type: {task_type}"));
     }
-    let id = if id.is_empty() { drawn_id() } else { id };
+    let id = if id.is_empty() { random_id() } else { id };
     if !is_uuid(&id) {
         return refuse(&format!("task ID must be a valid UUID: {id:?}"));
     }
@@ -139,15 +139,15 @@ fn submit(inner: &Arc<Inner>, body: &[u8]) -> Answer {
     json_answer(StatusCode::CREATED, &json!({ "id": id }))
 }
 
-/// A submission as it was sent.
-struct Desired {
+/// The body of a submission.
+struct SubmitBody {
     id: String,
     task_type: String,
     params: Value,
 }
 
-impl Desired {
-    /// Lenient like the real one: names of fields in any case, text after the first value ignored.
+impl SubmitBody {
+    /// As lenient as the real sidecar: field names in any case, text after the first value ignored.
     fn read(body: &[u8]) -> Option<Self> {
         let first = serde_json::Deserializer::from_slice(body).into_iter::<Value>().next();
         let fields = match first?.ok()? {
@@ -170,11 +170,11 @@ impl Desired {
     }
 }
 
-/// Numbers pass through a float of 64 bits, and large ones come out changed.
+/// Converts numbers through 64-bit floats, which changes large ones, like the real sidecar.
 #[allow(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
-    reason = "the loss is what is shown"
+    reason = "the loss of precision is intended"
 )]
 fn through_floats(value: Value) -> Value {
     match value {
@@ -186,11 +186,11 @@ fn through_floats(value: Value) -> Value {
         Value::Object(fields) => {
             fields.into_iter().map(|(name, value)| (name, through_floats(value))).collect()
         }
-        other => other,
+        unchanged => unchanged,
     }
 }
 
-/// As lenient as the real one: bare digits, a prefix, and any letter on either side.
+/// As lenient as the real sidecar: digits without dashes, a prefix, and any character on either side.
 fn is_uuid(id: &str) -> bool {
     let is_dashed = |text: &str| {
         text.len() == 36
@@ -208,10 +208,10 @@ fn is_uuid(id: &str) -> bool {
     }
 }
 
-/// An id of the server's own choice.
-fn drawn_id() -> String {
+/// A random id, for submissions without one.
+fn random_id() -> String {
     let mut bytes = [0_u8; 16];
-    // Without randomness the id is all zeros, which is still one.
+    // If this fails the id is all zeros, which is valid.
     let _ = ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut bytes);
     bytes[6] = (bytes[6] & 0x0f) | 0x40;
     bytes[8] = (bytes[8] & 0x3f) | 0x80;
@@ -220,14 +220,14 @@ fn drawn_id() -> String {
     parts.join("-")
 }
 
-/// The same for every pod of a node, as its key is on the volume.
+/// The same for every pod of a node, because the key is on the volume.
 fn node_id(namespace: &str, node: &str) -> String {
     sha256_hex(&format!("{namespace}/{node}"))[..40].to_owned()
 }
 
 fn json_answer(status: StatusCode, value: &Value) -> Answer {
     let body = value.to_string();
-    // Only texts can hold these.
+    // These characters can only be inside of strings.
     let body = body.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026");
     with(status, "application/json", body + "\n")
 }

@@ -1,7 +1,7 @@
-//! The life of one pod, from being bound to being gone.
+//! The lifecycle of one pod, from its binding to its removal.
 //!
-//! It is a loop: advance what is known, tell it if it changed, wait for the next change. Rules can
-//! change at any time, so nothing but time and what has happened is remembered.
+//! A loop: compute the present state, write the status if it changed, wait for the next change.
+//! Rules can change at any time, so the state keeps only times and past events.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -15,26 +15,28 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::claims::Claims;
-use super::rules::{Behaviour, Rules, Whose};
-use super::status::{Conditions, Ended, Kind, Report, SEID, SIDECAR, State, Subject, Verdict};
-use super::{HOST, Shared, insist};
+use super::rules::{Behaviour, PodKey, Rules};
+use super::status::{
+    ConditionValue, Conditions, ContainerNow, Ended, Kind, Report, SEID, SIDECAR, State, Subject,
+};
+use super::{HOST, Shared, retry};
 use crate::sidecar::{Answering, Host, Process, VolumeKey};
 
-/// How far the deletion of a pod has come.
+/// Progress of the deletion of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Deletion {
     None,
-    Asked,
-    Gone,
+    Requested,
+    Complete,
 }
 
-/// What a scenario does to a pod that runs.
+/// A command of a scenario to a running pod.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Order {
+pub(super) enum Command {
     RestartSidecar,
 }
 
-pub(super) struct Life {
+pub(super) struct Lifecycle {
     shared: Arc<Shared>,
     subject: Subject,
     rules: watch::Receiver<Rules>,
@@ -45,54 +47,55 @@ pub(super) struct Life {
     volume: VolumeKey,
     sidecar: Option<(Process, watch::Receiver<bool>)>,
     gate: Gate,
-    /// When a failed pull was first seen.
+    /// When the pull first failed.
     pull_failed: Option<Instant>,
-    /// When the chain process that runs or waits now came into that state.
+    /// Since when the chain process has been in its present state.
     seid_since: Instant,
     crashes: u32,
     phase: &'static str,
-    told: Value,
+    /// The status that was last written.
+    written: Value,
 }
 
-/// How the gate stands to the chain process.
+/// The readiness gate and the chain process.
 #[derive(Debug, Default)]
 struct Gate {
-    /// The sidecar answers that it is open.
+    /// The sidecar reports that the gate is open.
     is_open: bool,
-    /// It has let the process that runs now through.
+    /// The present process was started through the gate.
     is_passed: bool,
-    /// It has let a process through before.
+    /// Some process of the pod was started through the gate.
     was_passed: bool,
 }
 
-/// Runs a pod until it is gone.
+/// Runs a pod until it is removed.
 pub(super) async fn run(
     shared: Arc<Shared>,
     subject: Subject,
-    mut orders: mpsc::UnboundedReceiver<Order>,
+    mut commands: mpsc::UnboundedReceiver<Command>,
     mut deletion: watch::Receiver<Deletion>,
 ) {
-    let mut life = Life::new(shared, subject);
+    let mut pod = Lifecycle::new(shared, subject);
     tokio::select! {
-        () = life.live(&mut orders) => {}
-        _ = deletion.wait_for(|now| *now >= Deletion::Asked) => {}
+        () = pod.run(&mut commands) => {}
+        _ = deletion.wait_for(|now| *now >= Deletion::Requested) => {}
     }
-    life.sidecar = None;
+    pod.sidecar = None;
     tokio::select! {
-        () = life.end() => {}
-        _ = deletion.wait_for(|now| *now == Deletion::Gone) => {}
+        () = pod.terminate() => {}
+        _ = deletion.wait_for(|now| *now == Deletion::Complete) => {}
     }
-    if let Some(ip) = life.ip {
-        life.shared.addresses.release_slot(ip);
+    if let Some(ip) = pod.ip {
+        pod.shared.addresses.release(ip);
     }
 }
 
-impl Life {
+impl Lifecycle {
     fn new(shared: Arc<Shared>, subject: Subject) -> Self {
         let volume = VolumeKey {
             namespace: subject.namespace.clone(),
             claim: subject.claim.clone().unwrap_or_default(),
-            // Without a claim nothing outlives the pod.
+            // Without a claim the records are lost with the pod.
             uid: subject.uid.clone(),
         };
         Self {
@@ -107,34 +110,34 @@ impl Life {
             seid_since: Instant::now(),
             crashes: 0,
             phase: "Pending",
-            told: Value::Null,
+            written: Value::Null,
             shared,
             subject,
         }
     }
 
-    async fn live(&mut self, orders: &mut mpsc::UnboundedReceiver<Order>) {
-        self.be_scheduled().await;
+    async fn run(&mut self, commands: &mut mpsc::UnboundedReceiver<Command>) {
+        self.schedule().await;
         self.ip = self.shared.addresses.take();
         let mut rules = self.rules.clone();
         loop {
-            let wake = self.advance();
-            self.report().await;
+            let next_at = self.advance();
+            self.write_status().await;
             let ready = self.sidecar.as_mut().map(|(_, ready)| ready);
-            let order = tokio::select! {
+            let command = tokio::select! {
                 _ = rules.changed() => None,
                 () = changed(ready) => None,
-                () = until(wake) => None,
-                Some(order) = orders.recv() => Some(order),
+                () = until(next_at) => None,
+                Some(command) = commands.recv() => Some(command),
             };
-            if let Some(Order::RestartSidecar) = order {
+            if let Some(Command::RestartSidecar) = command {
                 self.restart_sidecar();
             }
         }
     }
 
-    /// Binds the pod as soon as it has a place and its volume.
-    async fn be_scheduled(&mut self) {
+    /// Binds the pod as soon as it can be scheduled and its volume is bound.
+    async fn schedule(&mut self) {
         let mut rules = self.rules.clone();
         let mut claims = self.shared.claims.subscribe();
         loop {
@@ -142,9 +145,9 @@ impl Life {
             let Some(message) = obstacle else { break };
             let message = format!("0/1 nodes are available: {message}.");
             let reason = Some("Unschedulable");
-            let verdict = Verdict { is_true: false, reason, message: Some(message) };
-            self.conditions.set("PodScheduled", verdict);
-            self.report().await;
+            let value = ConditionValue { is_true: false, reason, message: Some(message) };
+            self.conditions.set("PodScheduled", value);
+            self.write_status().await;
             tokio::select! {
                 _ = rules.changed() => {}
                 _ = claims.changed() => {}
@@ -157,19 +160,21 @@ impl Life {
             }
         }
         if !self.subject.is_bound {
-            insist(|| self.bind()).await;
+            retry(|| self.bind()).await;
         }
         self.bound = Some((Instant::now(), Timestamp::now()));
         for kind in ["PodScheduled", "PodReadyToStartContainers"] {
-            self.conditions.set(kind, Verdict { is_true: true, ..Verdict::default() });
+            let value = ConditionValue { is_true: true, ..ConditionValue::default() };
+            self.conditions.set(kind, value);
         }
     }
 
+    /// Why the pod cannot be scheduled.
     fn obstacle(&self, rules: &Rules, claims: &Claims) -> Option<String> {
         if self.subject.is_bound {
             return None;
         }
-        if rules.has(self.whose(), &Behaviour::Unschedulable) {
+        if rules.has(self.key(), &Behaviour::Unschedulable) {
             return Some("1 Insufficient memory".to_owned());
         }
         let name = self.subject.claim.as_ref()?;
@@ -185,73 +190,73 @@ impl Life {
         }
     }
 
-    fn whose(&self) -> Whose<'_> {
+    fn key(&self) -> PodKey<'_> {
         let Subject { namespace, node, image, .. } = &self.subject;
-        Whose { namespace, node, image }
+        PodKey { namespace, node, image }
     }
 
-    /// Brings what is known up to date, and says when time alone will change it.
+    /// Computes the present state, and returns when it changes next by time alone.
     fn advance(&mut self) -> Option<Instant> {
         let rules = self.rules.clone();
         let rules = rules.borrow();
         let (bound, _) = self.bound?;
-        let delay = rules.start_delay(self.whose()).unwrap_or_default();
+        let delay = rules.start_delay(self.key()).unwrap_or_default();
         let start = bound + delay.max(self.shared.timing.start);
-        let wake = if Instant::now() < start {
+        let next_at = if Instant::now() < start {
             Some(start)
         } else {
-            let pull = self.begin_containers(&rules);
-            self.follow_sidecar(&rules);
-            earliest(pull, self.follow_seid(&rules))
+            let pull = self.start_containers(&rules);
+            self.advance_sidecar(&rules);
+            earliest(pull, self.advance_seid(&rules))
         };
-        self.judge(&rules);
-        wake
+        self.update_conditions(&rules);
+        next_at
     }
 
-    /// Starts each container whose turn it is and whose image can be had.
-    fn begin_containers(&mut self, rules: &Rules) -> Option<Instant> {
-        let mut wake = None;
+    /// Starts, in their order, the containers whose images can be pulled.
+    fn start_containers(&mut self, rules: &Rules) -> Option<Instant> {
+        let mut next_at = None;
         for index in 0..self.subject.containers.len() {
-            let one = &self.subject.containers[index];
-            if one.has_begun() {
+            let container = &self.subject.containers[index];
+            if container.has_started() {
                 continue;
             }
-            if rules.is_unpullable(self.whose(), &one.image) {
-                wake = self.fail_pull(index);
+            if rules.is_unpullable(self.key(), &container.image) {
+                next_at = self.fail_pull(index);
                 if self.subject.containers[index].kind == Kind::Main {
                     continue;
                 }
                 break;
             }
-            self.begin(index, rules);
+            self.start_container(index, rules);
         }
-        wake
+        next_at
     }
 
-    /// First the pull fails, then it is not tried for a while, and so on: both are seen.
+    /// Reports a failed pull first and its back-off later, as a kubelet does.
     fn fail_pull(&mut self, index: usize) -> Option<Instant> {
         let failed = *self.pull_failed.get_or_insert_with(Instant::now);
         let back_off = failed + self.shared.timing.pull;
-        let one = &mut self.subject.containers[index];
-        let image = &one.image;
+        let container = &mut self.subject.containers[index];
+        let image = &container.image;
         let (reason, message) = if Instant::now() < back_off {
             ("ErrImagePull", format!("failed to resolve reference {image:?}: not found"))
         } else {
             ("ImagePullBackOff", format!("Back-off pulling image {image:?}"))
         };
-        one.state = State::Waiting { reason, message: Some(message) };
+        container.state = State::Waiting { reason, message: Some(message) };
         (reason == "ErrImagePull").then_some(back_off)
     }
 
-    fn begin(&mut self, index: usize, rules: &Rules) {
+    fn start_container(&mut self, index: usize, rules: &Rules) {
         let now = Timestamp::now();
-        let one = &mut self.subject.containers[index];
-        one.state = match one.kind {
+        let container = &mut self.subject.containers[index];
+        container.state = match container.kind {
             Kind::Init => State::Ended(Ended { code: 0, since: now, at: now }),
             Kind::Sidecar | Kind::Main => State::Running { since: now },
         };
-        match one.name.as_str() {
-            SIDECAR => self.start_sidecar(answering(rules, self.whose())),
+        match container.name.as_str() {
+            SIDECAR => self.start_sidecar(answering(rules, self.key())),
             SEID => self.seid_since = Instant::now(),
             _ => {}
         }
@@ -272,49 +277,51 @@ impl Life {
         self.sidecar = Some((process, ready));
     }
 
-    /// The container ends and is started again in the same pod: the flag is lost, records are not.
+    /// The container restarts in the same pod: the ready flag is lost, the records are kept.
     fn restart_sidecar(&mut self) {
         if self.sidecar.take().is_none() {
             return;
         }
         let now = Timestamp::now();
-        for one in self.subject.containers.iter_mut().filter(|one| one.name == SIDECAR) {
-            if let State::Running { since } = one.state {
-                one.last = Some(Ended { code: 1, since, at: now });
-                one.state = State::Running { since: now };
-                one.restarts += 1;
+        let containers = self.subject.containers.iter_mut();
+        for container in containers.filter(|container| container.name == SIDECAR) {
+            if let State::Running { since } = container.state {
+                container.last = Some(Ended { code: 1, since, at: now });
+                container.state = State::Running { since: now };
+                container.restarts += 1;
             }
         }
-        let answering = answering(&self.rules.borrow(), self.whose());
+        let answering = answering(&self.rules.borrow(), self.key());
         self.start_sidecar(answering);
     }
 
-    fn follow_sidecar(&mut self, rules: &Rules) {
-        let answering = answering(rules, self.whose());
+    fn advance_sidecar(&mut self, rules: &Rules) {
+        let answering = answering(rules, self.key());
         self.gate.is_open = self.sidecar.as_mut().is_some_and(|(process, ready)| {
             process.set_answering(answering);
             *ready.borrow_and_update() && answering == Answering::Yes
         });
     }
 
-    /// The chain process: held by its gate, running, crashing.
-    fn follow_seid(&mut self, rules: &Rules) -> Option<Instant> {
-        let index = self.subject.containers.iter().position(|one| one.name == SEID)?;
+    /// Advances the chain process: held by the readiness gate, running or crashing.
+    fn advance_seid(&mut self, rules: &Rules) -> Option<Instant> {
+        let mut containers = self.subject.containers.iter();
+        let index = containers.position(|container| container.name == SEID)?;
         match self.subject.containers[index].state.clone() {
-            State::Running { since } => self.follow_running_seid(index, since, rules),
-            State::Waiting { .. } if self.subject.containers[index].has_begun() => {
-                let again = self.seid_since + self.back_off();
-                if crash(rules, self.whose()).is_some() && Instant::now() < again {
-                    return Some(again);
+            State::Running { since } => self.advance_running_seid(index, since, rules),
+            State::Waiting { .. } if self.subject.containers[index].has_started() => {
+                let restart_at = self.seid_since + self.back_off();
+                if crash(rules, self.key()).is_some() && Instant::now() < restart_at {
+                    return Some(restart_at);
                 }
-                self.begin(index, rules);
-                self.follow_running_seid(index, Timestamp::now(), rules)
+                self.start_container(index, rules);
+                self.advance_running_seid(index, Timestamp::now(), rules)
             }
             _ => None,
         }
     }
 
-    fn follow_running_seid(
+    fn advance_running_seid(
         &mut self,
         index: usize,
         since: Timestamp,
@@ -326,11 +333,11 @@ impl Life {
             self.seid_since = Instant::now();
         }
         let end = self.seid_since + self.shared.timing.run;
-        let code = match crash(rules, self.whose()) {
+        let code = match crash(rules, self.key()) {
             Some(Behaviour::Crashes) if !self.gate.is_passed => return None,
             Some(_) => 1,
             None if self.subject.is_bootstrap && self.gate.is_passed => {
-                if rules.has(self.whose(), &Behaviour::Halted) {
+                if rules.has(self.key(), &Behaviour::Halted) {
                     return None;
                 }
                 0
@@ -344,30 +351,30 @@ impl Life {
         (!self.subject.is_bootstrap).then(|| self.seid_since + self.back_off())
     }
 
-    /// When the chain process will have caught up, if that is still to come.
+    /// When the chain process has caught up, if that is in the future.
     fn catches_up_until(&self, rules: &Rules) -> Option<Instant> {
-        let delay = rules.ready_delay(self.whose()).filter(|_| self.gate.is_passed)?;
+        let delay = rules.ready_delay(self.key()).filter(|_| self.gate.is_passed)?;
         Some(self.seid_since + delay).filter(|until| *until > Instant::now())
     }
 
     fn end_seid(&mut self, index: usize, ended: Ended) {
         let code = ended.code;
-        let one = &mut self.subject.containers[index];
+        let container = &mut self.subject.containers[index];
         self.gate.is_passed = false;
         self.seid_since = Instant::now();
         if self.subject.is_bootstrap {
-            // Nothing restarts it, and with it the pod ends.
-            one.state = State::Ended(ended);
+            // It is not restarted, and the pod ends with it.
+            container.state = State::Ended(ended);
             self.phase = if code == 0 { "Succeeded" } else { "Failed" };
             self.sidecar = None;
             self.gate.is_open = false;
             return;
         }
-        one.last = Some(ended);
-        one.restarts += 1;
+        container.last = Some(ended);
+        container.restarts += 1;
         self.crashes += 1;
         let message = Some(format!("back-off restarting failed container {SEID}"));
-        one.state = State::Waiting { reason: "CrashLoopBackOff", message };
+        container.state = State::Waiting { reason: "CrashLoopBackOff", message };
     }
 
     fn back_off(&self) -> Duration {
@@ -375,60 +382,59 @@ impl Life {
         self.shared.timing.back_off * 2_u32.pow(doubled)
     }
 
-    /// What follows from the containers for the pod.
-    fn judge(&mut self, rules: &Rules) {
+    /// Derives readiness, phase and conditions of the pod from its containers.
+    fn update_conditions(&mut self, rules: &Rules) {
         let halted =
-            rules.has(self.whose(), &Behaviour::Halted) || self.catches_up_until(rules).is_some();
+            rules.has(self.key(), &Behaviour::Halted) || self.catches_up_until(rules).is_some();
         let is_bootstrap = self.subject.is_bootstrap;
         let Gate { is_open, is_passed, was_passed } = self.gate;
-        for one in &mut self.subject.containers {
-            let runs = matches!(one.state, State::Running { .. });
-            (one.started, one.ready) = match (one.name.as_str(), one.kind) {
-                (_, Kind::Init) => (false, one.has_begun()),
-                // Nothing probes it.
+        for container in &mut self.subject.containers {
+            let runs = matches!(container.state, State::Running { .. });
+            let (name, kind) = (container.name.as_str(), container.kind);
+            (container.started, container.ready) = match (name, kind) {
+                (_, Kind::Init) => (false, container.has_started()),
+                // It has no probes.
                 _ if is_bootstrap => (runs, runs),
                 (SEID, _) => (runs && is_passed, runs && is_passed && !halted),
                 (SIDECAR, _) => (runs, runs),
-                // Its probe asks the sidecar through it.
+                // Its readiness probe calls the sidecar.
                 (_, Kind::Sidecar) => (runs, runs && is_open),
-                // It waits for a port that the chain process opens.
+                // It needs a port that the chain process opens.
                 (_, Kind::Main) => (runs, runs && was_passed),
             };
         }
-        let all = &self.subject.containers;
-        let has_begun = all.iter().any(|one| one.kind == Kind::Main && one.has_begun());
-        let is_initialized = all
-            .iter()
-            .filter(|one| one.kind != Kind::Main)
-            .all(super::status::ContainerNow::has_begun);
-        let unready: Vec<&str> = all
-            .iter()
-            .filter(|one| !one.ready && one.kind != Kind::Init)
-            .map(|one| one.name.as_str())
+        let (main, init): (Vec<&ContainerNow>, Vec<&ContainerNow>) =
+            self.subject.containers.iter().partition(|container| container.kind == Kind::Main);
+        let has_started = main.iter().any(|container| container.has_started());
+        let is_initialized = init.iter().all(|container| container.has_started());
+        let containers = self.subject.containers.iter();
+        let unready: Vec<&str> = containers
+            .filter(|container| !container.ready && container.kind != Kind::Init)
+            .map(|container| container.name.as_str())
             .collect();
         let is_over = matches!(self.phase, "Succeeded" | "Failed");
-        if !is_over && has_begun {
+        if !is_over && has_started {
             self.phase = "Running";
         }
         let message = |is_true: bool| {
             (!is_true).then(|| format!("containers with unready status: [{}]", unready.join(" ")))
         };
-        let verdict = |is_true: bool, reason: &'static str| Verdict {
+        let value = |is_true: bool, reason: &'static str| ConditionValue {
             is_true,
             reason: (!is_true).then_some(reason),
             message: message(is_true),
         };
         let is_ready = !is_over && unready.is_empty();
         let reason = if self.phase == "Succeeded" { "PodCompleted" } else { "ContainersNotReady" };
-        let initialized = verdict(is_initialized, "ContainersNotInitialized");
-        let (ready, containers) = (verdict(is_ready, reason), verdict(is_ready, reason));
+        let initialized = value(is_initialized, "ContainersNotInitialized");
+        let (ready, containers) = (value(is_ready, reason), value(is_ready, reason));
         self.conditions.set("Initialized", initialized);
         self.conditions.set("ContainersReady", containers);
         self.conditions.set("Ready", ready);
     }
 
-    /// Tells the server, unless that is what it was told last.
-    async fn report(&mut self) {
+    /// Writes the status if it differs from the last one written.
+    async fn write_status(&mut self) {
         let report = Report {
             subject: &self.subject,
             phase: self.phase,
@@ -438,15 +444,14 @@ impl Life {
             start_time: self.bound.map(|(_, at)| at),
         };
         let patch = report.to_patch();
-        if patch == self.told {
+        if patch == self.written {
             return;
         }
         let (api, name) = (self.pods(), &self.subject.name);
         let parameters = PatchParams::default();
         let strategic = Patch::Strategic(&patch);
-        let ask = || async { api.patch_status(name, &parameters, &strategic).await.map(drop) };
-        insist(ask).await;
-        self.told = patch;
+        retry(|| async { api.patch_status(name, &parameters, &strategic).await.map(drop) }).await;
+        self.written = patch;
     }
 
     async fn bind(&self) -> kube::Result<()> {
@@ -465,12 +470,12 @@ impl Life {
         self.shared.client.request::<Value>(request).await.map(drop)
     }
 
-    /// Stops the containers and lets the server forget the pod.
-    async fn end(&mut self) {
+    /// Stops the containers and removes the pod from the server.
+    async fn terminate(&mut self) {
         tokio::time::sleep(self.shared.timing.stop).await;
         let mut rules = self.rules.clone();
-        let is_stuck = |rules: &Rules| rules.has(self.whose(), &Behaviour::StuckTerminating);
-        // An error means that the kubelet is gone, and nobody is left to hold the pod.
+        let is_stuck = |rules: &Rules| rules.has(self.key(), &Behaviour::StuckTerminating);
+        // An error means that the kubelet was dropped, and its rules with it.
         let _ = rules.wait_for(|rules| !is_stuck(rules)).await;
         let uid = Some(self.subject.uid.clone());
         let parameters = DeleteParams {
@@ -479,7 +484,7 @@ impl Life {
             ..DeleteParams::default()
         };
         let (api, name) = (self.pods(), &self.subject.name);
-        insist(|| async { api.delete(name, &parameters).await.map(drop) }).await;
+        retry(|| async { api.delete(name, &parameters).await.map(drop) }).await;
     }
 
     fn pods(&self) -> Api<Pod> {
@@ -487,35 +492,36 @@ impl Life {
     }
 }
 
-fn answering(rules: &Rules, whose: Whose<'_>) -> Answering {
-    if rules.has(whose, &Behaviour::SidecarRefuses) {
+fn answering(rules: &Rules, pod: PodKey<'_>) -> Answering {
+    if rules.has(pod, &Behaviour::SidecarRefuses) {
         Answering::Refuses
-    } else if rules.has(whose, &Behaviour::SidecarHangs) {
+    } else if rules.has(pod, &Behaviour::SidecarHangs) {
         Answering::Hangs
     } else {
         Answering::Yes
     }
 }
 
-fn crash(rules: &Rules, whose: Whose<'_>) -> Option<Behaviour> {
-    [Behaviour::CrashesAtOnce, Behaviour::Crashes].into_iter().find(|one| rules.has(whose, one))
+fn crash(rules: &Rules, pod: PodKey<'_>) -> Option<Behaviour> {
+    let crashes = [Behaviour::CrashesAtOnce, Behaviour::Crashes];
+    crashes.into_iter().find(|behaviour| rules.has(pod, behaviour))
 }
 
-fn earliest(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
-    one.into_iter().chain(other).min()
+fn earliest(left: Option<Instant>, right: Option<Instant>) -> Option<Instant> {
+    left.into_iter().chain(right).min()
 }
 
 async fn changed(flag: Option<&mut watch::Receiver<bool>>) {
     let Some(flag) = flag else { return std::future::pending().await };
     if flag.changed().await.is_err() {
-        // The process is gone: nothing will change.
+        // The process has ended, so the flag cannot change.
         std::future::pending::<()>().await;
     }
 }
 
-async fn until(wake: Option<Instant>) {
-    match wake {
-        Some(wake) => tokio::time::sleep_until(wake).await,
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
         None => std::future::pending().await,
     }
 }
