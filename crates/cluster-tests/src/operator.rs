@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
-use sei_operator::metrics::Metrics;
+use sei_operator::runtime::metrics::Metrics;
 use sei_operator::{Operator, Options};
 use sei_plan::fingerprint::Algorithm;
 use sei_plan::platform::Platform;
@@ -90,7 +90,7 @@ pub async fn start(context: &TestContext, setup: Setup) -> Result<Operator> {
 
 /// A client configured like the one of the operator's process.
 fn client(config: Config, interceptor: Option<Interceptor>) -> Result<Client> {
-    let builder = ClientBuilder::try_from(sei_operator::client::hardened(config))?;
+    let builder = ClientBuilder::try_from(sei_operator::runtime::client::hardened(config))?;
     Ok(match interceptor {
         Some(interceptor) => {
             builder.with_layer(&layer_fn(|inner| interceptor.clone().wrap(inner))).build()

@@ -23,6 +23,9 @@ impl Desired {
     /// The same with its fingerprint by another algorithm.
     #[must_use]
     pub fn hashed_by(self, algorithm: Algorithm) -> Self {
+        if algorithm == Algorithm::CURRENT {
+            return self;
+        }
         let hash = fingerprint_with(algorithm, &self.statefulset.spec.template).to_string();
         Self { hash, ..self }
     }

@@ -11,7 +11,7 @@ use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, ResourceExt as _};
 use sei_api::SeiNode;
-use sei_operator::metrics::Metrics;
+use sei_operator::runtime::metrics::Metrics;
 use sei_operator::{Operator, Options};
 use sei_plan::fingerprint::Algorithm;
 use sei_plan::platform::Platform;

@@ -8,7 +8,7 @@ use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{DeleteParams, PostParams};
 use sei_api::condition::{ConditionStatus, ConditionType, REASONS, Reason};
-use sei_operator::metrics::Metrics;
+use sei_operator::runtime::metrics::Metrics;
 use sei_rig::Behaviour;
 use serde_json::json;
 

@@ -6,7 +6,7 @@ use cluster_tests::scenario::{Scenario, condition_text, rpc};
 use cluster_tests::wait_for;
 use sei_api::condition::ConditionType;
 use sei_api::status::SeiNodePhase;
-use sei_operator::metrics::Metrics;
+use sei_operator::runtime::metrics::Metrics;
 use sei_plan::view::PodView;
 use sei_rig::Behaviour;
 

@@ -8,7 +8,7 @@ use cluster_tests::wait_for;
 use http::Method;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use sei_api::status::SeiNodePhase;
-use sei_operator::metrics::Metrics;
+use sei_operator::runtime::metrics::Metrics;
 use serde_json::json;
 
 /// The series of this node.

@@ -15,7 +15,7 @@ use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
 use sei_api::condition::ConditionType;
 use sei_api::status::{Cause, UpdateState};
-use sei_operator::metrics::Metrics;
+use sei_operator::runtime::metrics::Metrics;
 use sei_plan::view::PodView;
 use sei_rig::{Behaviour, User};
 use serde_json::{Value, json};
