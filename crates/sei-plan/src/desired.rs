@@ -23,7 +23,7 @@ impl Desired {
     /// The same with its fingerprint by another algorithm.
     #[must_use]
     pub fn hashed_by(self, algorithm: Algorithm) -> Self {
-        if algorithm == Algorithm::CURRENT {
+        if algorithm.name() == Algorithm::CURRENT.name() {
             return self;
         }
         let hash = fingerprint_with(algorithm, &self.statefulset.spec.template).to_string();
