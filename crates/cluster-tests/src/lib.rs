@@ -31,10 +31,10 @@ use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
 /// What people install.
-pub const SEINODE_CRD: &str = include_str!("../../../deploy/crds/seinodes.sei.io.yaml");
+pub const SEINODE_CRD: &str = include_str!("../../../config/crd/bases/seinodes.sei.io.yaml");
 
 /// What the operator may do.
-pub const CLUSTER_ROLE: &str = include_str!("../../../deploy/rbac/cluster-role.yaml");
+pub const CLUSTER_ROLE: &str = include_str!("../../../config/rbac/cluster-role.yaml");
 
 /// Bound for what a server does by itself. Long, because the machine may be busy: only a failure
 /// waits for it.

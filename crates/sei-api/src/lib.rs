@@ -10,7 +10,7 @@
 //! - Records written by the peer decode, and records written here decode in the peer: field names,
 //!   enum values and task ids are its own. Guarded by `task_ids_match_the_published_vectors` and
 //!   `a_peer_plan_decodes`.
-//! - The CRDs in `deploy/crds` are generated from these types. Guarded by `crds_are_current`.
+//! - The CRDs in `config/crd` are generated from these types. Guarded by `crds_are_current`.
 //! - Every reason a condition can carry stands in one table. Guarded by
 //!   `every_reason_is_explained`.
 //! - Every metric stands in one table, from which it is registered. Guarded by

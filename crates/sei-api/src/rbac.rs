@@ -1,6 +1,6 @@
 //! What the operator may do in a cluster: exactly what it does.
 //!
-//! The table is the source of the manifests in `deploy/rbac`. Tests on real servers compare it with
+//! The table is the source of the manifests in `config/rbac`. Tests on real servers compare it with
 //! the requests in the audit log, both ways.
 
 /// One permission.

@@ -35,15 +35,14 @@ fn outputs() -> Result<Vec<Output>> {
         |name: &str, spec: &str| wrapped("monitoring.coreos.com/v1", "PrometheusRule", name, spec);
     let output = |path, text: &String| Output { path, text: text.clone() };
     Ok(vec![
-        output("deploy/crds/seinodes.sei.io.yaml", &crd),
-        output("deploy/rbac/cluster-role.yaml", &role),
-        output("deploy/rbac/leader-election-role.yaml", &leader),
-        output("deploy/rbac/pod-check-role.yaml", &pod_check),
+        output("config/crd/bases/seinodes.sei.io.yaml", &crd),
+        output("config/rbac/cluster-role.yaml", &role),
+        output("config/rbac/leader-election-role.yaml", &leader),
         // A chart is packed, so it can have nothing that lies outside of it.
-        output("deploy/chart/sei-operator/files/crds/seinodes.sei.io.yaml", &crd),
-        output("deploy/chart/sei-operator/files/rbac/cluster-role.yaml", &role),
-        output("deploy/chart/sei-operator/files/rbac/leader-election-role.yaml", &leader),
-        output("deploy/chart/sei-operator/files/rbac/pod-check-role.yaml", &pod_check),
+        output("charts/sei-operator/files/crds/seinodes.sei.io.yaml", &crd),
+        output("charts/sei-operator/files/rbac/cluster-role.yaml", &role),
+        output("charts/sei-operator/files/rbac/leader-election-role.yaml", &leader),
+        output("charts/sei-operator/files/rbac/pod-check-role.yaml", &pod_check),
         output("config/components/pod-check/role.yaml", &pod_check),
         output("config/components/admission-policy/policy.yaml", &policy),
         output("config/components/prometheus/rules.yaml", &alerting("sei-operator", RULES_FILE)?),
@@ -62,9 +61,9 @@ fn outputs() -> Result<Vec<Output>> {
 }
 
 /// Specs that the chart puts into an object with names and labels of its own.
-const ADMISSION_POLICY: &str = "deploy/chart/sei-operator/files/admission-policy.yaml";
-pub(crate) const RULES_FILE: &str = "deploy/chart/sei-operator/files/rules.yaml";
-pub(crate) const OVERRIDE_FILE: &str = "deploy/chart/sei-operator/files/statefulset-override.yaml";
+const ADMISSION_POLICY: &str = "charts/sei-operator/files/admission-policy.yaml";
+pub(crate) const RULES_FILE: &str = "charts/sei-operator/files/rules.yaml";
+pub(crate) const OVERRIDE_FILE: &str = "charts/sei-operator/files/statefulset-override.yaml";
 
 fn read_rules(path: &str) -> Result<Rules> {
     let text = fs::read_to_string(crate::repository().join(path));
@@ -233,7 +232,7 @@ mod tests {
     #[test]
     fn no_installed_definition_is_pruned() {
         let outputs = outputs().unwrap();
-        let crds = outputs.iter().filter(|one| one.path.contains("/crds/"));
+        let crds = outputs.iter().filter(|one| one.path.ends_with("/seinodes.sei.io.yaml"));
         let mut seen = 0;
         for Output { path, text } in crds {
             let crd: Value = serde_saphyr::from_str(text).unwrap();

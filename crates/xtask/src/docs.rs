@@ -317,7 +317,7 @@ mod tests {
     #[test]
     fn every_metric_of_alerts_and_dashboards_is_one_of_ours() {
         let series: Vec<String> = METRICS.iter().flat_map(Metric::series).collect();
-        for file in [RULES_FILE, OVERRIDE_FILE, "deploy/dashboards/sei-operator.json"] {
+        for file in [RULES_FILE, OVERRIDE_FILE, "dashboards/sei-operator.json"] {
             let text = read(file);
             let used = metrics_in(&text);
             assert!(!used.is_empty(), "{file}");
@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn every_metric_is_shown_on_the_dashboard() {
-        let text = read("deploy/dashboards/sei-operator.json");
+        let text = read("dashboards/sei-operator.json");
         let shown = metrics_in(&text);
         for metric in METRICS {
             let is_shown = metric.series().iter().any(|one| shown.contains(&one.as_str()));

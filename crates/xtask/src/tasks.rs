@@ -30,7 +30,7 @@ pub(crate) enum Task {
 const TASKS: &[(&str, &str)] = &[
     (
         "codegen",
-        "write what is generated (deploy/crds, golden pod templates); --check only compares",
+        "write generated files (CRDs, roles, docs, golden pod templates); --check only compares",
     ),
     (
         "control-plane",

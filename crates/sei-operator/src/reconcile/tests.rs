@@ -42,7 +42,7 @@ async fn slow_server(asked: Arc<Notify>, answers: Arc<Notify>) -> Client {
 }
 
 fn context(client: Client) -> Arc<Context> {
-    let sample = include_str!("../../../../deploy/samples/platform.yaml");
+    let sample = include_str!("../../../../config/samples/install/platform.yaml");
     let platform = Arc::new(Platform::parse(sample, "platform.yaml").unwrap());
     let (sender, _) = mpsc::unbounded_channel();
     let reporter = Reporter { controller: "test".to_owned(), instance: None };

@@ -39,6 +39,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- else if $given -}}
 {{- include "sei-operator.name" . }}-platform
 {{- else -}}
-{{- fail "set platform.config (deploy/samples/platform.yaml is an example) or platform.existingConfigMap" -}}
+{{- fail "set platform.config (config/samples/install/platform.yaml is an example) or platform.existingConfigMap" -}}
 {{- end -}}
 {{- end -}}
