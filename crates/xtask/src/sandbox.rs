@@ -59,15 +59,19 @@ pub(crate) fn check(root: &Path) -> Result<()> {
     stopped
 }
 
-/// Paths of the sandbox and of the folder with the control plane. The sandbox is built in the profile
-/// of the tests, so that `cargo xtask test` reuses its dependencies.
+/// The build of the sandbox, in the profile and with the features of the tests, so that `cargo xtask
+/// test` reuses it. Cargo unifies the features of all selected packages, and those of their
+/// dev-dependencies only if a test or an example is built: hence `--workspace`, and a small example.
+/// With `--package sei-sandbox` alone, tests would compile 120 more crates, k8s-openapi among them.
+const BUILD: [&str; 6] = ["build", "--workspace", "--bin", "sei-sandbox", "--example", "golden"];
+
+/// Builds the sandbox. Returns its path, and the folder of the control plane.
 fn build(root: &Path) -> Result<(PathBuf, PathBuf)> {
     let programs = control_plane::ensure(root, MINOR)?;
-    let arguments = ["build", "--package", "sei-sandbox"];
-    let line = format!("cargo {}", arguments.join(" "));
-    println!("building the operator and the sandbox: {line}");
+    let line = format!("cargo {}", BUILD.join(" "));
+    println!("building the operator and the sandbox (minutes at the first time): {line}");
     let started = Instant::now();
-    run_to_end(cargo_command().current_dir(root).args(arguments), &line)?;
+    run_to_end(cargo_command().current_dir(root).args(BUILD), &line)?;
     println!("built in {}", seconds(started.elapsed()));
     let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     let target = root.join(target.unwrap_or_else(|| "target".into()));
