@@ -1,5 +1,5 @@
-# The same image as `cargo xtask image` writes without a daemon: the program and the libraries it is
-# linked with, run as nobody in particular.
+# The same image that `cargo xtask image` writes without a daemon: the program and the libraries that it
+# is linked with, run as a user without privileges.
 FROM rust:1-slim-trixie AS build
 WORKDIR /source
 COPY . .

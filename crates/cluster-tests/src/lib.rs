@@ -31,10 +31,10 @@ use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
 /// The installed CRD.
-pub const SEINODE_CRD: &str = include_str!("../../../deploy/crds/seinodes.sei.io.yaml");
+pub const SEINODE_CRD: &str = include_str!("../../../config/crd/bases/seinodes.sei.io.yaml");
 
 /// The operator's installed permissions.
-pub const CLUSTER_ROLE: &str = include_str!("../../../deploy/rbac/cluster-role.yaml");
+pub const CLUSTER_ROLE: &str = include_str!("../../../config/rbac/cluster-role.yaml");
 
 /// How long to wait for an expected state. Long, because the machine may be busy; only a failing
 /// test waits that long.

@@ -362,7 +362,7 @@ pub const REASONS: &[ReasonRow] = &[
         R::SchemaTooOld,
         0,
         "The installed CRD drops fields that the operator writes. The operator changes nothing until the CRD has them.",
-        "Apply the CRDs of this version: kubectl apply --server-side -f deploy/crds.",
+        "Apply the CRDs of this version: kubectl apply --server-side -f config/crd/bases.",
     ),
     stall(
         R::InvalidSpec,

@@ -10,7 +10,7 @@
 //! - Records of the Go operator decode here, and records written here decode in the Go operator:
 //!   field names, enum values and task ids are the same. Guarded by `task_ids_match_the_published_vectors` and
 //!   `a_plan_of_the_go_operator_decodes`.
-//! - The CRDs in `deploy/crds` are generated from these types. Guarded by `crds_are_current`.
+//! - The CRDs in `config/crd` are generated from these types. Guarded by `crds_are_current`.
 //! - Every reason that a condition can carry is in one table. Guarded by
 //!   `every_reason_is_explained`.
 //! - Every metric is in one table and is registered from it. Guarded by

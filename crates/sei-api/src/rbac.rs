@@ -1,6 +1,6 @@
 //! The permissions of the operator: exactly those that it uses.
 //!
-//! The table is the source of the manifests in `deploy/rbac`. Tests on real servers compare it with
+//! The table is the source of the manifests in `config/rbac`. Tests on real servers compare it with
 //! the requests in the audit log, in both directions.
 
 /// One permission.

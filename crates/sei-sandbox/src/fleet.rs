@@ -25,8 +25,8 @@ pub(crate) const CHAIN: &str = "sandbox-1";
 pub(crate) const OLD: &str = "registry.example.org/seid:v6.5.1";
 pub(crate) const NEW: &str = "registry.example.org/seid:v6.6.0";
 
-const CRD: &str = include_str!("../../../deploy/crds/seinodes.sei.io.yaml");
-const ROLE: &str = include_str!("../../../deploy/rbac/cluster-role.yaml");
+const CRD: &str = include_str!("../../../config/crd/bases/seinodes.sei.io.yaml");
+const ROLE: &str = include_str!("../../../config/rbac/cluster-role.yaml");
 const PLATFORM: &str = include_str!("platform.yaml");
 
 /// A control plane with a fleet on it.

@@ -1,6 +1,6 @@
 //! Programs of a real control plane: etcd, kube-apiserver, kube-controller-manager, kubectl.
 //!
-//! They are built from `tools/control-plane`, as `go` builds: once, into a cache.
+//! They are built from `tools/control-plane` once, into a cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,11 +17,11 @@ const MODULES: &str = "tools/control-plane";
 
 const KUBERNETES: &str = "k8s.io/kubernetes";
 
-/// One module for all minors.
+/// The same module serves all minors.
 const ETCD: &str = "etcd";
 
-/// What is built: name, and Go package. Smallest first, so that a machine that cannot build tells
-/// so soon.
+/// The programs to build: name and Go package. Smallest first, so that a machine that cannot build
+/// fails early.
 const PROGRAMS: &[(&str, &str)] = &[
     (ETCD, "go.etcd.io/etcd/server/v3"),
     ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
@@ -29,33 +29,34 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
 ];
 
-/// Where envtest and its friends look for the same programs.
+/// The folder in which envtest expects the same programs.
 pub(crate) const ASSETS: &str = "KUBEBUILDER_ASSETS";
 
-/// What has to be installed, and where it is had from.
+/// The missing dependency, and its download page.
 pub(crate) const GO: &str = "Go 1.26 or newer (https://go.dev/dl)";
 
-/// What was typed after `control-plane`.
+/// The arguments of the task `control-plane`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Desired {
-    /// One minor, or all of them.
+    /// A minor, or all of them.
     pub(crate) minor: Option<&'static str>,
-    /// Programs that are there already.
+    /// A folder with programs that were built before.
     pub(crate) bin_dir: Option<PathBuf>,
 }
 
-/// Prints a folder for each minor, in order; everything else it tells goes to stderr.
+/// Prints a folder for each minor, in order. Progress goes to stderr.
 pub(crate) fn run(root: &Path, desired: &Desired) -> Result<()> {
     if let Some(folder) = &desired.bin_dir {
         let minors = desired.minor.map_or(MINORS, |_| desired.minor.as_slice());
-        let found = programs_in(folder).map_err(|why| anyhow!("{}: {why}", folder.display()))?;
+        let found =
+            programs_in(folder).map_err(|fault| anyhow!("{}: {fault}", folder.display()))?;
         if !minors.iter().any(|minor| is_of_minor(&found, minor)) {
-            bail!("{}: holds {found}, not {}", folder.display(), minors.join(" or "));
+            bail!("{}: contains {found}, not {}", folder.display(), minors.join(" or "));
         }
         println!("{}", folder.display());
         return Ok(());
     }
-    for minor in MINORS.iter().filter(|minor| desired.minor.is_none_or(|one| one == **minor)) {
+    for minor in MINORS.iter().filter(|minor| desired.minor.is_none_or(|given| given == **minor)) {
         println!("{}", ensure(root, minor)?.display());
     }
     Ok(())
@@ -66,8 +67,8 @@ pub(crate) fn ensure(root: &Path, minor: &str) -> Result<PathBuf> {
     if let Some(folder) = std::env::var_os(ASSETS).map(PathBuf::from) {
         match programs_in(&folder) {
             Ok(found) if is_of_minor(&found, minor) => return Ok(folder),
-            Ok(found) => eprintln!("{ASSETS} holds {found}, not {minor}: not used"),
-            Err(why) => eprintln!("{ASSETS} {why}: not used"),
+            Ok(found) => eprintln!("{ASSETS} is not used: it contains {found}, not {minor}"),
+            Err(fault) => eprintln!("{ASSETS} is not used: it {fault}"),
         }
     }
     let programs = recipe(&root.join(MODULES), minor)?;
@@ -77,7 +78,7 @@ pub(crate) fn ensure(root: &Path, minor: &str) -> Result<PathBuf> {
         .with_context(|| format!("failed to build the control plane of {minor}"))
 }
 
-/// The version of the kube-apiserver in a folder that holds everything, or what is wrong with it.
+/// The version of the kube-apiserver in a folder with all programs, or the fault of the folder.
 fn programs_in(folder: &Path) -> Result<String, String> {
     let lacks: Vec<&str> = PROGRAMS
         .iter()
@@ -89,8 +90,9 @@ fn programs_in(folder: &Path) -> Result<String, String> {
     }
     let output = Command::new(folder.join("kube-apiserver")).arg("--version").output();
     let output = output.map_err(|error| format!("has a kube-apiserver that fails: {error}"))?;
-    let told = String::from_utf8_lossy(&output.stdout);
-    told.split_whitespace()
+    let version = String::from_utf8_lossy(&output.stdout);
+    version
+        .split_whitespace()
         .last()
         .map(str::to_owned)
         .ok_or_else(|| "has a kube-apiserver without a version".to_owned())
@@ -102,7 +104,7 @@ fn is_of_minor(version: &str, minor: &str) -> bool {
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// What is built, and what decides the outcome.
+/// The programs of a minor, and the inputs that determine them.
 fn recipe(modules: &Path, minor: &str) -> Result<Programs> {
     let files = [ETCD, minor]
         .map(|part| ["go.mod", "go.sum"].map(|name| modules.join(part).join(name)))
@@ -128,7 +130,7 @@ fn recipe(modules: &Path, minor: &str) -> Result<Programs> {
     })
 }
 
-/// Without them a server says it is `v0.0.0-master`, and what asks for its version is misled.
+/// Without these flags a server reports the version `v0.0.0-master`.
 fn linker_flags(version: &str) -> String {
     let mut numbers = version.trim_start_matches('v').split('.');
     let (major, minor) = (numbers.next().unwrap_or(""), numbers.next().unwrap_or(""));
@@ -142,7 +144,7 @@ fn linker_flags(version: &str) -> String {
 fn without_go(minor: &str) -> String {
     let names: Vec<&str> = PROGRAMS.iter().map(|(name, _)| *name).collect();
     format!(
-        "there is no Go: install {GO}, or set {ASSETS} to a folder with {} of Kubernetes {minor}",
+        "Go is not installed: install {GO}, or set {ASSETS} to a folder with {} of Kubernetes {minor}",
         names.join(", ")
     )
 }
@@ -159,7 +161,7 @@ mod tests {
         }
     }
 
-    /// Kubernetes names its staging modules by the same version as itself, 0 instead of 1.
+    /// The staging modules of Kubernetes have its version with the major 0 instead of 1.
     #[test]
     fn replacements_follow_the_version() {
         for minor in MINORS {
@@ -177,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_is_of_its_minor_only() {
+    fn a_version_matches_only_its_own_minor() {
         assert!(is_of_minor("v1.34.4", "1.34"));
         assert!(!is_of_minor("v1.34.4", "1.3"));
         assert!(!is_of_minor("v1.37.1", "1.34"));
@@ -185,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_without_all_programs_says_what_it_lacks() {
+    fn the_error_for_an_incomplete_folder_lists_the_missing_programs() {
         let nowhere = Path::new("no-such-folder");
         assert_eq!(
             programs_in(nowhere),
@@ -194,9 +196,9 @@ mod tests {
     }
 
     #[test]
-    fn no_go_is_told_in_one_line_with_what_to_install() {
-        let told = without_go("1.34");
-        assert!(!told.contains('\n') && told.contains("install Go"), "{told}");
-        assert!(told.contains("kube-controller-manager") && told.contains("1.34"), "{told}");
+    fn the_error_without_go_is_one_line_with_the_remedy() {
+        let error = without_go("1.34");
+        assert!(!error.contains('\n') && error.contains("install Go"), "{error}");
+        assert!(error.contains("kube-controller-manager") && error.contains("1.34"), "{error}");
     }
 }

@@ -1,6 +1,6 @@
-//! Programs that Go builds from pinned modules, once, outside of the target folder: a build takes
-//! minutes, and `cargo clean` should not cost it. A folder of the cache is named by what went into
-//! it, so that two checkouts share it and a changed module gets one of its own.
+//! Programs that Go builds from pinned modules. They are kept outside of the target folder, since a
+//! build takes minutes and should survive `cargo clean`. The name of a cache folder contains a hash
+//! of its inputs, so checkouts share it and a changed module gets a new one.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use sha2::{Digest as _, Sha256};
 
-/// Often enough that nobody thinks it hangs, and a dozen lines for the slowest program.
+/// Short enough that the build does not appear to hang, and a dozen lines for the slowest program.
 const STILL_BUILDING_EVERY: Duration = Duration::from_secs(20);
 
-/// One program to build.
+/// A program to build.
 pub(crate) struct Program {
     pub(crate) name: String,
-    /// The Go package of its `main`.
+    /// The Go package with its `main`.
     pub(crate) package: String,
     /// The folder of the module that pins it.
     pub(crate) module: PathBuf,
@@ -28,20 +28,20 @@ pub(crate) struct Program {
     pub(crate) tags: String,
 }
 
-/// A folder of the cache with programs in it.
+/// The programs of a cache folder.
 pub(crate) struct Programs {
-    /// What lines of progress begin with.
+    /// The prefix of progress lines.
     pub(crate) label: String,
     pub(crate) version: String,
-    /// What decides the outcome, besides the version.
+    /// A hash of the inputs other than the version.
     pub(crate) fingerprint: String,
-    /// Where to do without Go, for somebody who has none.
+    /// The error for a machine without Go: what to install, or what to set instead.
     pub(crate) without_go: String,
     pub(crate) desired: Vec<Program>,
 }
 
 impl Programs {
-    /// The folder in which all of them are; builds what is missing.
+    /// The folder with all programs; builds the missing ones.
     pub(crate) fn ensure(&self, cache: &Path, folder_name: &str) -> Result<PathBuf> {
         let folder = cache.join(folder_name);
         if !folder.is_dir() {
@@ -50,46 +50,46 @@ impl Programs {
         Ok(folder)
     }
 
-    /// One builds, others wait and find it done. Programs are made in a folder beside the desired
-    /// one, which gets its name when all are there; what an interrupted build has finished is kept.
+    /// The first process builds and the others wait for it. Programs are built into a second folder,
+    /// which is renamed when it is complete; an interrupted build keeps its finished programs.
     fn build_locked(&self, cache: &Path, folder_name: &str, folder: &Path) -> Result<()> {
-        let told = || format!("failed to write to {}", cache.display());
-        fs::create_dir_all(cache).with_context(told)?;
-        let lock = File::create(cache.join(format!("{folder_name}.lock"))).with_context(told)?;
+        let failure = || format!("failed to write to {}", cache.display());
+        fs::create_dir_all(cache).with_context(failure)?;
+        let lock = File::create(cache.join(format!("{folder_name}.lock"))).with_context(failure)?;
         let label = &self.label;
         if lock.try_lock().is_err() {
-            eprintln!("[{label}] waits for another build of the same");
-            lock.lock().with_context(told)?;
+            eprintln!("[{label}] waiting for another process that builds the same");
+            lock.lock().with_context(failure)?;
         }
         if folder.is_dir() {
             return Ok(());
         }
         check_go(&self.without_go)?;
         let unfinished = cache.join(format!("{folder_name}.unfinished"));
-        fs::create_dir_all(&unfinished).with_context(told)?;
-        eprintln!("[{label}] builds {} into {}: minutes, once", self.version, folder.display());
-        let begun = Instant::now();
+        fs::create_dir_all(&unfinished).with_context(failure)?;
+        eprintln!("[{label}] building {} into {} (once)", self.version, folder.display());
+        let started = Instant::now();
         for (index, program) in self.desired.iter().enumerate() {
-            let place = format!("[{label} {}/{}] {}", index + 1, self.desired.len(), program.name);
-            build(program, &place, &unfinished.join(&program.name))?;
+            let title = format!("[{label} {}/{}] {}", index + 1, self.desired.len(), program.name);
+            build(program, &title, &unfinished.join(&program.name))?;
         }
-        fs::rename(&unfinished, folder).with_context(told)?;
-        eprintln!("[{label}] built, {} s", begun.elapsed().as_secs());
+        fs::rename(&unfinished, folder).with_context(failure)?;
+        eprintln!("[{label}] built in {} s", started.elapsed().as_secs());
         Ok(())
     }
 }
 
-/// A short digest of these files, these words and this machine.
-pub(crate) fn fingerprint(files: &[PathBuf], words: &[&str]) -> Result<String> {
+/// A short hash of these files and parameters, and of the platform.
+pub(crate) fn fingerprint(files: &[PathBuf], parameters: &[&str]) -> Result<String> {
     let mut hash = Sha256::new();
     for path in files {
         let text = fs::read(path).with_context(|| format!("failed to read {}", path.display()))?;
-        // The length keeps the end of one file from counting as the begin of the next.
+        // The length separates the end of a file from the start of the next.
         hash.update(text.len().to_le_bytes());
         hash.update(text);
     }
-    for word in words {
-        hash.update(word);
+    for parameter in parameters {
+        hash.update(parameter);
     }
     hash.update(std::env::consts::ARCH);
     hash.update(std::env::consts::OS);
@@ -103,29 +103,29 @@ pub(crate) fn required_version<'a>(go_mod: &'a str, module: &str) -> Option<&'a 
     requirements(go_mod).find_map(|(path, version)| (path == module).then_some(version))
 }
 
-/// All that a `go.mod` requires: module, and version.
+/// All requirements of a `go.mod`: module and version.
 pub(crate) fn requirements(go_mod: &str) -> impl Iterator<Item = (&str, &str)> {
     go_mod.lines().filter_map(|line| {
         let line = line.trim().trim_start_matches("require ");
-        let mut words = line.split_ascii_whitespace();
-        let (path, version) = (words.next()?, words.next()?);
+        let mut fields = line.split_ascii_whitespace();
+        let (path, version) = (fields.next()?, fields.next()?);
         (path.contains('.') && version.starts_with('v')).then_some((path, version))
     })
 }
 
-/// Where things are kept that are dear to make, by the first variable that is set.
+/// The cache for results of long builds, by the first variable that is set.
 pub(crate) fn cache_folder(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf> {
     let folder = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(folder) = folder("SEI_CACHE_DIR") {
-        return std::path::absolute(folder).context("SEI_CACHE_DIR is no path");
+        return std::path::absolute(folder).context("SEI_CACHE_DIR is not a path");
     }
-    // A relative one is to be ignored, says its specification.
+    // Its specification requires to ignore a relative path.
     let shared = folder("XDG_CACHE_HOME").filter(|path| path.is_absolute());
     let shared = shared.or_else(|| Some(folder("HOME")?.join(".cache")));
-    Ok(shared.context("set SEI_CACHE_DIR: there is no HOME")?.join("sei-operator"))
+    Ok(shared.context("HOME is not set: set SEI_CACHE_DIR")?.join("sei-operator"))
 }
 
-/// Fails with `without_go` if there is none.
+/// Fails with the error `without_go` if Go is not installed.
 pub(crate) fn check_go(without_go: &str) -> Result<()> {
     match Command::new("go").arg("version").stdout(Stdio::null()).status() {
         Ok(status) if status.success() => Ok(()),
@@ -136,18 +136,18 @@ pub(crate) fn check_go(without_go: &str) -> Result<()> {
     }
 }
 
-/// Go inside of a module.
+/// The go command, in the folder of a module.
 pub(crate) fn go(module: &Path) -> Command {
     let mut go = Command::new("go");
-    // A workspace file above the checkout must not have a say in it.
+    // A workspace file above the checkout must not change the build.
     go.current_dir(module).env("CGO_ENABLED", "0").env("GOWORK", "off");
     go.stdin(Stdio::null());
     go
 }
 
-fn build(program: &Program, place: &str, path: &Path) -> Result<()> {
+fn build(program: &Program, title: &str, path: &Path) -> Result<()> {
     if path.is_file() {
-        eprintln!("{place}: there");
+        eprintln!("{title}: already built");
         return Ok(());
     }
     let Program { name: _, package, module, linker_flags, tags } = program;
@@ -156,30 +156,30 @@ fn build(program: &Program, place: &str, path: &Path) -> Result<()> {
     if !tags.is_empty() {
         go.args(["-tags", tags]);
     }
-    // What Go tells is for the same reader, and our stdout is for folders only.
+    // Stdout is for the folder that this task prints.
     go.stdout(std::io::stderr());
     let unfinished = path.with_extension("unfinished");
-    let begun = Instant::now();
-    eprintln!("{place}: building");
+    let started = Instant::now();
+    eprintln!("{title}: building");
     let child = go.arg("-o").arg(&unfinished).arg(package).spawn();
-    let status = wait_with_news(child.context("failed to start go")?, || {
-        eprintln!("{place}: building, {} s", begun.elapsed().as_secs());
+    let status = wait_with_progress(child.context("failed to start go")?, || {
+        eprintln!("{title}: building, {} s", started.elapsed().as_secs());
     })?;
     if !status.success() {
         bail!("`go build {package}` ended with {status}");
     }
-    fs::rename(&unfinished, path).context("failed to name the built program")?;
-    eprintln!("{place}: ok, {} s", begun.elapsed().as_secs());
+    fs::rename(&unfinished, path).context("failed to rename the built program")?;
+    eprintln!("{title}: built in {} s", started.elapsed().as_secs());
     Ok(())
 }
 
-fn wait_with_news(mut child: Child, tell: impl Fn()) -> Result<ExitStatus> {
+fn wait_with_progress(mut child: Child, report: impl Fn()) -> Result<ExitStatus> {
     let (sender, ended) = mpsc::channel();
     std::thread::spawn(move || sender.send(child.wait()));
     loop {
         match ended.recv_timeout(STILL_BUILDING_EVERY) {
             Ok(status) => return status.context("failed to wait for go"),
-            Err(mpsc::RecvTimeoutError::Timeout) => tell(),
+            Err(mpsc::RecvTimeoutError::Timeout) => report(),
             Err(mpsc::RecvTimeoutError::Disconnected) => bail!("failed to wait for go"),
         }
     }
@@ -190,12 +190,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_cache_variable_that_is_set_counts() {
+    fn the_first_cache_variable_that_is_set_is_used() {
         let folder = |set: &[(&str, &str)]| {
             let set: Vec<(String, OsString)> =
                 set.iter().map(|(name, value)| ((*name).to_owned(), value.into())).collect();
             cache_folder(|name| {
-                set.iter().find(|(one, _)| one == name).map(|(_, value)| value.clone())
+                set.iter().find(|(variable, _)| variable == name).map(|(_, value)| value.clone())
             })
             .map(|path| path.display().to_string())
             .map_err(|error| error.to_string())
@@ -209,7 +209,7 @@ mod tests {
             Ok("/s".into())
         );
         assert_eq!(folder(&[home, ("SEI_CACHE_DIR", "")]), folder(&[home]));
-        assert_eq!(folder(&[]), Err("set SEI_CACHE_DIR: there is no HOME".into()));
+        assert_eq!(folder(&[]), Err("HOME is not set: set SEI_CACHE_DIR".into()));
     }
 
     #[test]

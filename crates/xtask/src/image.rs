@@ -1,30 +1,31 @@
-//! The operator's image, made without a daemon: an archive in the layout of OCI, which podman,
+//! The operator's image, built without a daemon: an archive in the OCI image layout, which podman,
 //! skopeo and containerd read. The same input gives the same bytes, and so the same digest.
 //!
-//! In it are the program and the few libraries it is linked with, nothing else: no shell, no
-//! packages. Its root is also what the Dockerfile copies, so that both are one.
+//! The image contains the program and the libraries that it is linked with, and no shell or packages.
+//! The Dockerfile copies the same root file system.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 use flate2::{Compression, GzBuilder};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use crate::suite::{cargo_command, run_to_end};
+use crate::suite::{cargo_command, run_to_end, seconds};
 
-/// What was typed after `image`.
+/// The arguments of the task `image`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Desired {
-    /// A profile of cargo: `release`, or `dev` for tests, which have built it already.
+    /// A profile of cargo: `release`, or `dev` for tests, which reuse their build.
     pub(crate) profile: String,
     /// The archive, or with `root` the folder.
     pub(crate) output: PathBuf,
-    /// Whether only the root file system is desired, as a folder.
+    /// Whether to write only the root file system, as a folder.
     pub(crate) root: bool,
 }
 
@@ -41,13 +42,12 @@ impl Default for Desired {
 /// The program in the image.
 const PROGRAM: &str = "sei-operator";
 
-/// Nobody in particular, by the number that others use for it: a Pod Security profile asks for a
-/// number that is not 0.
+/// The number that distroless images use for `nonroot`. Pod Security needs a number other than 0.
 const USER: u32 = 65532;
 
 const TAG: &str = env!("CARGO_PKG_VERSION");
 
-/// Files of the image by their path, with whether they can be executed.
+/// Files of the image by path: content, and whether they are executable.
 type Files = BTreeMap<PathBuf, (Vec<u8>, bool)>;
 
 pub(crate) fn run(root: &Path, desired: &Desired) -> Result<()> {
@@ -55,18 +55,21 @@ pub(crate) fn run(root: &Path, desired: &Desired) -> Result<()> {
     let arguments = ["build", "--quiet", "--profile", profile, "--package", PROGRAM];
     let mut build = cargo_command();
     build.current_dir(root).args(arguments);
-    eprintln!("[image] builds {PROGRAM}");
-    run_to_end(&mut build, &format!("cargo {}", arguments.join(" ")))?;
+    let line = format!("cargo {}", arguments.join(" "));
+    eprintln!("[image] building {PROGRAM}: {line}");
+    let started = Instant::now();
+    run_to_end(&mut build, &line)?;
+    eprintln!("[image] built in {}", seconds(started.elapsed()));
     let program = program_path(root, profile)?;
     let layers = [libraries(&program)?, own_files(&program)?];
     let output = root.join(output);
-    let told = || format!("failed to write {}", output.display());
+    let failure = || format!("failed to write {}", output.display());
     if *root_only {
-        write_root(&output, &layers).with_context(told)?;
+        write_root(&output, &layers).with_context(failure)?;
     } else {
-        let folder = output.parent().context("an archive lies in a folder")?;
-        fs::create_dir_all(folder).with_context(told)?;
-        fs::write(&output, archive(&layers)?).with_context(told)?;
+        let folder = output.parent().context("an archive has a parent folder")?;
+        fs::create_dir_all(folder).with_context(failure)?;
+        fs::write(&output, archive(&layers)?).with_context(failure)?;
     }
     println!("{}", output.display());
     Ok(())
@@ -82,7 +85,8 @@ fn program_path(root: &Path, profile: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// What the program is linked with, at the same places as here: the loader looks for it there.
+/// The libraries that the program is linked with, at the same paths as on this machine: the loader
+/// searches for them there.
 fn libraries(program: &Path) -> Result<Files> {
     let output = Command::new("ldd").arg(program).output().context("failed to start ldd")?;
     if !output.status.success() {
@@ -96,20 +100,20 @@ fn libraries(program: &Path) -> Result<Files> {
     Ok(files)
 }
 
-/// Paths in what ldd says, which are after an arrow or, of the loader, first.
-fn linked(told: &str) -> Result<Vec<PathBuf>> {
-    if told.contains("not found") {
-        bail!("a library is missing: {}", told.trim());
+/// The paths in the output of ldd: after an arrow, or first for the loader itself.
+fn linked(output: &str) -> Result<Vec<PathBuf>> {
+    if output.contains("not found") {
+        bail!("a library is missing: {}", output.trim());
     }
     let path = |line: &str| {
         let place = line.split_once("=>").map_or(line, |(_, place)| place);
         let path = place.split_whitespace().next()?;
         path.starts_with('/').then(|| PathBuf::from(path))
     };
-    Ok(told.lines().filter_map(path).collect())
+    Ok(output.lines().filter_map(path).collect())
 }
 
-/// The program, and who runs it. Names are looked up in files before servers, as in any pod.
+/// The program and its user. Host names are resolved by files before DNS, as in any pod.
 fn own_files(program: &Path) -> Result<Files> {
     let text = |text: String| (text.into_bytes(), false);
     Ok(Files::from([
@@ -132,7 +136,7 @@ fn write_root(folder: &Path, layers: &[Files]) -> Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     for (path, (content, is_executable)) in layers.iter().flatten() {
         let path = folder.join(path);
-        fs::create_dir_all(path.parent().context("a file lies in a folder")?)?;
+        fs::create_dir_all(path.parent().context("a file has a parent folder")?)?;
         fs::write(&path, content)?;
         let mode = if *is_executable { 0o755 } else { 0o644 };
         fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
@@ -140,7 +144,7 @@ fn write_root(folder: &Path, layers: &[Files]) -> Result<()> {
     Ok(())
 }
 
-/// Blobs by digest, and what points to them.
+/// An OCI archive: blobs by digest, and the index that refers to them.
 fn archive(layers: &[Files]) -> Result<Vec<u8>> {
     let mut blobs = Files::new();
     let mut store = |content: Vec<u8>, kind: &str| {
@@ -172,7 +176,7 @@ fn archive(layers: &[Files]) -> Result<Vec<u8>> {
 
 fn image_config(unpacked: &[String]) -> Value {
     json!({
-        // A real time would make the same image another one each day.
+        // A real time would change the digest of an unchanged image.
         "created": "1970-01-01T00:00:00Z",
         "architecture": architecture(std::env::consts::ARCH),
         "os": "linux",
@@ -189,16 +193,16 @@ fn image_config(unpacked: &[String]) -> Value {
     })
 }
 
-/// As Go names it.
+/// The name of an architecture in Go and OCI.
 fn architecture(rust: &str) -> &str {
     match rust {
         "x86_64" => "amd64",
         "aarch64" => "arm64",
-        other => other,
+        name => name,
     }
 }
 
-/// Files in order, with their folders before them, all of root and of no time.
+/// A tar archive of the files in order, each folder before its files, owned by root, without times.
 fn tar(files: &Files) -> Result<Vec<u8>> {
     let mut tar = tar::Builder::new(Vec::new());
     let mut folders: Vec<PathBuf> = Vec::new();
@@ -274,15 +278,14 @@ mod tests {
     #[test]
     fn the_same_files_give_the_same_bytes() {
         assert_eq!(archive(&[files()]).unwrap(), archive(&[files()]).unwrap());
-        let mut other = files();
-        other.insert("bin/a".into(), (b"Program".to_vec(), true));
-        assert_ne!(archive(&[files()]).unwrap(), archive(&[other]).unwrap());
+        let mut changed = files();
+        changed.insert("bin/a".into(), (b"Program".to_vec(), true));
+        assert_ne!(archive(&[files()]).unwrap(), archive(&[changed]).unwrap());
     }
 
-    /// What a reader does: from the index to the manifest, to the config and the layers, and each
-    /// blob is what its digest says.
+    /// Reads the archive like a client: from the index to the manifest, its config and layers.
     #[test]
-    fn every_digest_is_of_what_it_points_to() {
+    fn every_digest_matches_its_blob() {
         let archive = entries(&archive(&[files(), own()]).unwrap());
         let blob = |stored: &Value| {
             let digest = stored["digest"].as_str().unwrap().strip_prefix("sha256:").unwrap();
@@ -317,18 +320,18 @@ mod tests {
     }
 
     #[test]
-    fn libraries_are_read_from_what_the_loader_says() {
-        let told = "\tlinux-vdso.so.1 (0x00007ff1adcb6000)\n\
+    fn libraries_are_read_from_the_output_of_ldd() {
+        let output = "\tlinux-vdso.so.1 (0x00007ff1adcb6000)\n\
                     \tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007ff1ab21e000)\n\
                     \t/lib64/ld-linux-x86-64.so.2 (0x00007ff1adcb8000)\n";
         let paths = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"];
-        assert_eq!(linked(told).unwrap(), paths.map(PathBuf::from));
+        assert_eq!(linked(output).unwrap(), paths.map(PathBuf::from));
         assert!(linked("\tlibx.so => not found\n").is_err());
         assert_eq!(linked("\tstatically linked\n").unwrap(), Vec::<PathBuf>::new());
     }
 
     #[test]
-    fn the_dockerfile_runs_the_same_as_the_same_user() {
+    fn the_dockerfile_runs_the_same_program_as_the_same_user() {
         let text = fs::read_to_string(crate::repository().join("Dockerfile")).unwrap();
         assert!(text.contains(&format!("USER {USER}:{USER}\n")), "{text}");
         assert!(text.contains(&format!("ENTRYPOINT [\"/{PROGRAM}\"]\n")), "{text}");

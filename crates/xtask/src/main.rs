@@ -1,17 +1,16 @@
 //! The commands people type: `cargo xtask <task>`.
 //!
-//! What it is for: one entry point for everything done to this repository. It writes what is
-//! generated, checks what no compiler checks, and runs what CI runs.
+//! Purpose: one entry point for all work on this repository. It writes generated files, checks rules
+//! that no compiler checks, and runs the steps of CI.
 //!
-//! What it never does: decide anything about nodes, or talk to a cluster itself.
+//! It never decides anything about nodes and never calls a cluster itself.
 //!
 //! Invariants:
-//! - What is generated and stored equals what would be generated now. Guarded by
-//!   `crds_are_current`.
-//! - The rules of this repository hold in this repository. Guarded by `the_repository_is_tidy`,
-//!   and each rule is shown to bite by a test beside it.
+//! - Generated files are current. Guarded by `crds_are_current`.
+//! - The repository follows its own rules. Guarded by `the_repository_is_tidy`; a test next to each
+//!   rule runs it on a bad sample.
 
-#![allow(clippy::print_stdout, reason = "its output is for the person who typed the command")]
+#![allow(clippy::print_stdout, reason = "the output is for the person at the terminal")]
 
 mod codegen;
 mod control_plane;
@@ -58,7 +57,7 @@ fn run(task: Task) -> anyhow::Result<()> {
     }
 }
 
-/// Root of the repository. Cargo tells where this crate is, both when it runs and when it tests.
+/// Root of the repository. Cargo sets the folder of this crate for `cargo run` and `cargo test`.
 fn repository() -> PathBuf {
     let crate_folder = std::env::var("CARGO_MANIFEST_DIR")
         .unwrap_or_else(|_| env!("CARGO_MANIFEST_DIR").to_owned());

@@ -1,4 +1,4 @@
-//! Starts the sandbox, with everything it needs, and checks that it does what it is said to.
+//! Builds and starts the sandbox, and checks all of its scenarios.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -8,18 +8,18 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::control_plane;
-use crate::suite::{cargo_command, run_to_end};
+use crate::suite::{cargo_command, run_to_end, seconds};
 
 /// The minor that most fleets run on.
 const MINOR: &str = "1.34";
 
-/// Every story that the sandbox can play.
+/// Every scenario of the sandbox.
 const SCENARIOS: [&str; 4] = ["chain-upgrade", "template-drift", "bad-image", "rollback"];
 
 /// What the sandbox says last when it stays up.
 const STAYS: &str = "Press Ctrl-C to stop.";
 
-/// Builds what is missing, the first time for minutes, and starts the sandbox.
+/// Builds the missing programs, which takes minutes the first time, and starts the sandbox.
 pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<()> {
     if arguments == ["--check"] {
         return check(root);
@@ -30,7 +30,7 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<()> {
     run_to_end(&mut command, "sei-sandbox")
 }
 
-/// Plays every story with its output in a pipe, and ends one that stays up by Ctrl-C.
+/// Runs every scenario with its output in a pipe, and stops a kept sandbox by Ctrl-C.
 pub(crate) fn check(root: &Path) -> Result<()> {
     let (program, programs) = build(root)?;
     let sandbox = |arguments: &[&str]| {
@@ -40,87 +40,100 @@ pub(crate) fn check(root: &Path) -> Result<()> {
         command
     };
     for scenario in SCENARIOS {
-        println!("plays {scenario}");
-        let played = sandbox(&["--scenario", scenario]).output().context("failed to start it")?;
-        let told = String::from_utf8(played.stdout).context("its output is not text")?;
-        ensure!(played.status.success(), "{scenario} ended with {}:\n{told}", played.status);
-        let summary = summary(&told).with_context(|| format!("{scenario}:\n{told}"))?;
+        println!("running the scenario {scenario}");
+        let run =
+            sandbox(&["--scenario", scenario]).output().context("failed to start the sandbox")?;
+        let output = String::from_utf8(run.stdout).context("the output is not UTF-8")?;
+        ensure!(run.status.success(), "{scenario} ended with {}:\n{output}", run.status);
+        let summary = summary(&output).with_context(|| format!("{scenario}:\n{output}"))?;
         println!("{summary}");
     }
-    println!("plays bad-image, stays up, and is ended by Ctrl-C");
+    println!("running the scenario bad-image with --keep, until Ctrl-C");
     let kept = sandbox(&["--scenario", "bad-image", "--keep"]).spawn();
-    let mut kept = kept.context("failed to start it")?;
-    let ended = end_by_signal(&mut kept, &programs);
-    if ended.is_err() {
-        // Its control plane goes with it.
+    let mut kept = kept.context("failed to start the sandbox")?;
+    let stopped = stop_by_signal(&mut kept, &programs);
+    if stopped.is_err() {
+        // The control plane ends with this process.
         kept.kill().ok();
     }
-    ended
+    stopped
 }
 
+/// The build of the sandbox, in the profile and with the features of the tests, so that `cargo xtask
+/// test` reuses it. Cargo unifies the features of all selected packages, and those of their
+/// dev-dependencies only if a test or an example is built: hence `--workspace`, and a small example.
+/// With `--package sei-sandbox` alone, tests would compile 120 more crates, k8s-openapi among them.
+const BUILD: [&str; 6] = ["build", "--workspace", "--bin", "sei-sandbox", "--example", "golden"];
+
+/// Builds the sandbox. Returns its path, and the folder of the control plane.
 fn build(root: &Path) -> Result<(PathBuf, PathBuf)> {
     let programs = control_plane::ensure(root, MINOR)?;
-    println!("building the operator and its sandbox");
-    let mut build = cargo_command();
-    build.current_dir(root).args(["build", "--release", "--quiet", "--package", "sei-sandbox"]);
-    run_to_end(&mut build, "cargo build --release --package sei-sandbox")?;
+    let line = format!("cargo {}", BUILD.join(" "));
+    println!("building the operator and the sandbox (minutes at the first time): {line}");
+    let started = Instant::now();
+    run_to_end(cargo_command().current_dir(root).args(BUILD), &line)?;
+    println!("built in {}", seconds(started.elapsed()));
     let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     let target = root.join(target.unwrap_or_else(|| "target".into()));
-    Ok((target.join("release/sei-sandbox"), programs))
+    Ok((target.join("debug/sei-sandbox"), programs))
 }
 
-/// The closing figures of a story that was told in plain lines.
-fn summary(told: &str) -> Result<&str> {
-    ensure!(!told.contains('\x1b'), "it is not plain: there is no terminal to steer");
-    let (_, last) = told.trim_end().rsplit_once("\n\n").context("it has no closing part")?;
+/// The figures at the end of a scenario's output.
+fn summary(output: &str) -> Result<&str> {
+    ensure!(!output.contains('\x1b'), "the output has escape sequences without a terminal");
+    let (_, last) = output.trim_end().rsplit_once("\n\n").context("there is no summary")?;
     for figure in ["nodes updated", "pods replaced", "API requests", "whole run"] {
-        ensure!(last.contains(figure), "its summary does not tell the {figure}");
+        ensure!(last.contains(figure), "the summary has no line with `{figure}`");
     }
     Ok(last)
 }
 
-fn end_by_signal(sandbox: &mut Child, programs: &Path) -> Result<()> {
-    // Open to the end: what cannot be written would end it too.
-    let mut output = BufReader::new(sandbox.stdout.take().context("its output is taken")?).lines();
+fn stop_by_signal(sandbox: &mut Child, programs: &Path) -> Result<()> {
+    // Kept open to the end: a failed write would end the sandbox too.
+    let mut output =
+        BufReader::new(sandbox.stdout.take().context("the output was taken before")?).lines();
     let mut kubeconfig = None;
     for line in &mut output {
         let line = line?;
-        let words = line.split_once("--kubeconfig ").map(|(_, rest)| rest);
-        let path = words.and_then(|rest| rest.split_whitespace().next()).map(PathBuf::from);
+        let arguments = line.split_once("--kubeconfig ").map(|(_, rest)| rest);
+        let path = arguments.and_then(|rest| rest.split_whitespace().next()).map(PathBuf::from);
         kubeconfig = kubeconfig.or(path);
         if line == STAYS {
             break;
         }
     }
-    let kubeconfig = kubeconfig.context("it ended without telling its kubeconfig")?;
+    let kubeconfig = kubeconfig.context("the sandbox ended without printing a kubeconfig")?;
     let mut nodes = Command::new(programs.join("kubectl"));
     nodes.arg("--kubeconfig").arg(&kubeconfig).args(["get", "seinodes", "--all-namespaces"]);
     run_to_end(&mut nodes, "kubectl get seinodes")?;
-    let folder = kubeconfig.parent().context("its kubeconfig is in a folder")?;
-    ensure!(!running_in(folder)?.is_empty(), "its control plane was not found among processes");
+    let folder = kubeconfig.parent().context("the kubeconfig has no parent folder")?;
+    ensure!(!running_in(folder)?.is_empty(), "no process of the control plane was found");
     let mut signal = Command::new("kill");
     signal.args(["-INT", &sandbox.id().to_string()]);
     run_to_end(&mut signal, "kill -INT")?;
     let last: Vec<String> = output.collect::<Result<_, _>>()?;
     let status = sandbox.wait()?;
-    ensure!(status.code() == Some(130), "Ctrl-C ended it with {status}");
-    ensure!(last.iter().any(|line| line.starts_with("stopped")), "it ended without a word");
+    ensure!(status.code() == Some(130), "the sandbox ended with {status} after Ctrl-C");
+    ensure!(
+        last.iter().any(|line| line.starts_with("stopped")),
+        "the sandbox did not report that it stopped"
+    );
     let deadline = Instant::now() + Duration::from_secs(10);
     while let Some(left) = running_in(folder)?.first() {
         if Instant::now() > deadline {
-            bail!("Ctrl-C left a process behind: {left}");
+            bail!("a process still runs after Ctrl-C: {left}");
         }
         std::thread::sleep(Duration::from_millis(100));
     }
     Ok(())
 }
 
-/// Command lines of processes that were given something in this folder.
+/// Command lines of processes that refer to this folder.
 fn running_in(folder: &Path) -> Result<Vec<String>> {
     let folder = folder.display().to_string();
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").context("failed to list processes")? {
-        // A process may end while it is looked at.
+        // A process may end before its command line is read.
         let Ok(line) = std::fs::read(entry?.path().join("cmdline")) else { continue };
         let line = String::from_utf8_lossy(&line).replace('\0', " ");
         if line.contains(&folder) {
@@ -138,10 +151,10 @@ mod tests {
                            whole run 1 s";
 
     #[test]
-    fn a_story_must_end_with_plain_figures() {
-        assert_eq!(summary(&format!("begins\n\n{FIGURES}\n")).unwrap(), FIGURES);
-        assert!(summary(&format!("\x1b[1mbegins\n\n{FIGURES}\n")).is_err());
-        assert!(summary("begins\n\nends\n").is_err());
+    fn a_scenario_must_end_with_a_plain_summary() {
+        assert_eq!(summary(&format!("start\n\n{FIGURES}\n")).unwrap(), FIGURES);
+        assert!(summary(&format!("\x1b[1mstart\n\n{FIGURES}\n")).is_err());
+        assert!(summary("start\n\nend\n").is_err());
         assert!(summary("").is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! What CI runs, in order, with its times. It stops at the first failure.
+//! The steps of CI, in order, with their times. The suite stops at the first failure.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,31 +8,34 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::{codegen, control_plane, sandbox, tool};
 
-/// One step of the suite.
+/// A step of the suite.
 enum Step {
     Cargo {
         arguments: &'static [&'static str],
         environment: Option<(&'static str, &'static str)>,
     },
     GeneratedFiles,
-    /// What the cluster tests use besides a control plane; built or downloaded if missing.
+    /// The tools of the cluster tests; built or downloaded if missing.
     Tools,
     /// The cluster tests on a real control plane of this minor, which is built if missing.
     Cluster {
         kubernetes: &'static str,
     },
-    /// Every story of the sandbox, and its end by Ctrl-C.
+    /// Every scenario of the sandbox, and its end by Ctrl-C.
     Sandbox,
 }
 
-/// What the cluster tests are run by, and where they are told their minor. They wait most of the
-/// time, so more of them run at once than there are cores.
+/// The command of the cluster tests. They wait most of the time, so more of them run at once than
+/// there are cores.
 const CLUSTER_TESTS: &[&str] = &["test", "--package", "cluster-tests", "--", "--test-threads", "8"];
+/// The variable that selects the minor of the cluster tests.
 const KUBERNETES: &str = "SEI_KUBERNETES";
-/// What the cluster tests start. Built before them: beside them it would take their cores.
+/// The programs that cluster tests start. They are built first: a build during the tests would take
+/// their cores.
 const CLUSTER_PROGRAMS: [&str; 2] = ["sei-operator", "kubectl-sei"];
 
-/// Cheapest first, so that a slip is told within seconds. Tidy is a plain test and needs no step.
+/// Cheapest first, so that a simple mistake fails within seconds. Tidy is a plain test and needs no
+/// step.
 const STEPS: &[(&str, Step)] = &[
     ("format", cargo(&["fmt", "--all", "--check"])),
     ("lints", cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])),
@@ -56,20 +59,21 @@ const fn cargo(arguments: &'static [&'static str]) -> Step {
 }
 
 pub(crate) fn run(root: &Path) -> Result<()> {
-    let begun = Instant::now();
+    let started = Instant::now();
     for (index, (name, step)) in STEPS.iter().enumerate() {
-        let place = format!("[{}/{}] {name}", index + 1, STEPS.len());
-        println!("{place}: {}", step.describe());
-        let step_begun = Instant::now();
-        step.run(root).with_context(|| format!("{place} failed"))?;
-        println!("{place}: ok, {}", seconds(step_begun.elapsed()));
+        let title = format!("[{}/{}] {name}", index + 1, STEPS.len());
+        println!("{title}: {}", step.command());
+        let step_started = Instant::now();
+        step.run(root).with_context(|| format!("{title} failed"))?;
+        println!("{title}: ok, {}", seconds(step_started.elapsed()));
     }
-    println!("all {} steps passed, {}", STEPS.len(), seconds(begun.elapsed()));
+    println!("all {} steps passed, {}", STEPS.len(), seconds(started.elapsed()));
     Ok(())
 }
 
 impl Step {
-    fn describe(&self) -> String {
+    /// The step as a command line that can be typed.
+    fn command(&self) -> String {
         match self {
             Self::Cargo { arguments, .. } => format!("cargo {}", arguments.join(" ")),
             Self::GeneratedFiles => "cargo xtask codegen --check".to_owned(),
@@ -89,7 +93,7 @@ impl Step {
             Self::Cargo { arguments, environment } => {
                 let mut command = cargo_command();
                 command.current_dir(root).args(*arguments).envs(environment.iter().copied());
-                run_to_end(&mut command, &self.describe())
+                run_to_end(&mut command, &self.command())
             }
             Self::Cluster { kubernetes } => {
                 let programs = control_plane::ensure(root, kubernetes)?;
@@ -101,38 +105,39 @@ impl Step {
                 let mut command = cargo_command();
                 command.current_dir(root).args(CLUSTER_TESTS).env(KUBERNETES, kubernetes);
                 command.env(control_plane::ASSETS, programs);
-                run_to_end(&mut command, &self.describe())
+                run_to_end(&mut command, &self.command())
             }
         }
     }
 }
 
-pub(crate) fn run_to_end(command: &mut Command, told_as: &str) -> Result<()> {
-    let status = command.status().with_context(|| format!("failed to start `{told_as}`"))?;
+/// Runs a command and fails if it fails; errors name it by `line`.
+pub(crate) fn run_to_end(command: &mut Command, line: &str) -> Result<()> {
+    let status = command.status().with_context(|| format!("failed to start `{line}`"))?;
     if !status.success() {
-        bail!("`{told_as}` ended with {status}");
+        bail!("`{line}` ended with {status}");
     }
     Ok(())
 }
 
-/// The cargo that started us, so that a chosen toolchain is kept, called as a shell would. What it
-/// told us about our own package would pass for a change to build scripts that read it, and all that
-/// depends on them would be compiled anew, time and again.
+/// The cargo that started this process, so that a selected toolchain is kept. The variables about
+/// this package are removed: a build script that reads them would see a change, and its dependents
+/// would be compiled again each time.
 pub(crate) fn cargo_command() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     for (name, _) in std::env::vars_os() {
-        if is_of_package(&name.to_string_lossy()) {
+        if is_about_package(&name.to_string_lossy()) {
             command.env_remove(name);
         }
     }
     command
 }
 
-fn is_of_package(variable: &str) -> bool {
+fn is_about_package(variable: &str) -> bool {
     variable.starts_with("CARGO_PKG_") || variable.starts_with("CARGO_MANIFEST_")
 }
 
-fn seconds(time: Duration) -> String {
+pub(crate) fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
@@ -141,8 +146,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_suite_is_told_as_it_can_be_typed() {
-        let told: Vec<String> = STEPS.iter().map(|(_, step)| step.describe()).collect();
+    fn every_step_is_printed_as_a_command_that_can_be_typed() {
+        let commands: Vec<String> = STEPS.iter().map(|(_, step)| step.command()).collect();
         expect_test::expect![[r#"
             cargo fmt --all --check
             cargo clippy --workspace --all-targets -- -D warnings
@@ -154,30 +159,31 @@ mod tests {
             SEI_KUBERNETES=1.37 cargo test --package cluster-tests -- --test-threads 8
             cargo xtask sandbox --check
         "#]]
-        .assert_eq(&(told.join("\n") + "\n"));
+        .assert_eq(&(commands.join("\n") + "\n"));
     }
 
     #[test]
     fn every_minor_has_a_step() {
         for minor in control_plane::MINORS {
-            let is_its =
+            let is_step =
                 |step: &Step| matches!(step, Step::Cluster { kubernetes } if kubernetes == minor);
-            assert!(STEPS.iter().any(|(_, step)| is_its(step)), "{minor}");
+            assert!(STEPS.iter().any(|(_, step)| is_step(step)), "{minor}");
         }
     }
 
     #[test]
-    fn nothing_of_our_own_package_is_handed_on() {
-        assert!(std::env::var_os("CARGO_PKG_NAME").is_some(), "cargo tells a test of its package");
+    fn variables_of_this_package_are_not_inherited() {
+        assert!(std::env::var_os("CARGO_PKG_NAME").is_some(), "cargo sets it for tests");
         let command = cargo_command();
-        let removed =
-            |one: &str| command.get_envs().any(|(name, value)| name == one && value.is_none());
+        let removed = |variable: &str| {
+            command.get_envs().any(|(name, value)| name == variable && value.is_none())
+        };
         assert!(removed("CARGO_PKG_NAME") && removed("CARGO_MANIFEST_DIR"), "{command:?}");
         assert!(!removed("PATH") && !removed("CARGO_HOME"), "{command:?}");
     }
 
     #[test]
-    fn a_failing_command_is_told_in_one_line() {
+    fn the_error_of_a_failing_command_is_one_line() {
         let mut command = cargo_command();
         command.arg("--no-such-flag-of-cargo").stderr(std::process::Stdio::null());
         let error = run_to_end(&mut command, "cargo --no-such-flag-of-cargo").unwrap_err();

@@ -1,4 +1,4 @@
-//! What can be typed after `cargo xtask`.
+//! The tasks of `cargo xtask` and their arguments.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use crate::control_plane::{Desired, MINORS};
 use crate::image;
 
-/// One thing to do.
+/// A parsed command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Task {
     Help,
@@ -21,7 +21,7 @@ pub(crate) enum Task {
     },
     Tidy,
     Test,
-    /// A tool by name, or all of them.
+    /// A tool by name, or all tools.
     Tool {
         name: Option<String>,
     },
@@ -30,39 +30,40 @@ pub(crate) enum Task {
 const TASKS: &[(&str, &str)] = &[
     (
         "codegen",
-        "write what is generated (deploy/crds, golden pod templates); --check only compares",
+        "write generated files (CRDs, roles, docs, golden pod templates); --check only compares",
     ),
     (
         "control-plane",
-        "build a real control plane (minutes, once), print its folder; --kubernetes 1.34|1.37, \
-         --bin-dir DIR",
+        "build a real control plane (once, takes minutes) and print its folder; \
+         --kubernetes 1.34|1.37, --bin-dir DIR",
     ),
-    ("help", "this text"),
+    ("help", "print this text"),
     (
         "image",
         "write the operator's image without a daemon (target/sei-operator.oci.tar); --output PATH, \
-         --profile NAME, --root for its files as a folder",
+         --profile NAME, --root writes its files into a folder",
     ),
     (
         "sandbox",
-        "the operator at work on a control plane of its own; --scenario NAME, --keep, --check plays all of them, --help",
+        "run the operator on a local control plane; --scenario NAME, --keep, --help; --check runs all \
+         scenarios",
     ),
-    ("test", "everything CI runs: format, lints, tests, docs, generated files, real clusters"),
-    ("tidy", "the rules of this repository that no compiler checks; part of test"),
-    ("tool", "build or download what tests use (helm, ...), print where it is; one NAME, or all"),
+    ("test", "run the steps of CI: format, lints, tests, docs, generated files, real clusters"),
+    ("tidy", "check the rules of this repository that no compiler checks; part of test"),
+    ("tool", "build or download the tools of the tests (helm, ...) and print their paths; NAME"),
 ];
 
 pub(crate) fn help() -> String {
     let mut text = String::from("Usage: cargo xtask <task>\n\n");
-    for (name, what) in TASKS {
-        let _ = writeln!(text, "  {name:<13} {what}");
+    for (name, description) in TASKS {
+        let _ = writeln!(text, "  {name:<13} {description}");
     }
     text
 }
 
 pub(crate) fn parse(arguments: &[String]) -> Result<Task> {
-    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    match words[..] {
+    let given: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match given[..] {
         [] | ["help" | "--help" | "-h", ..] => Ok(Task::Help),
         ["codegen"] => Ok(Task::Codegen { check: false }),
         ["codegen", "--check"] => Ok(Task::Codegen { check: true }),
@@ -98,8 +99,8 @@ fn parse_control_plane(options: &[&str]) -> Result<Task> {
             }
             ["--bin-dir", folder] => desired.bin_dir = Some(folder.into()),
             [option @ ("--kubernetes" | "--bin-dir")] => bail!("{option} needs a value"),
-            [other, ..] => {
-                bail!("task `control-plane` takes --kubernetes and --bin-dir, not `{other}`")
+            [unknown, ..] => {
+                bail!("task `control-plane` takes --kubernetes and --bin-dir, not `{unknown}`")
             }
             [] => {}
         }
@@ -119,7 +120,7 @@ fn parse_image(options: &[&str]) -> Result<Task> {
             "--output" => desired.output = value()?.into(),
             "--profile" => desired.profile = value()?,
             "--root" => desired.root = true,
-            other => bail!("task `image` takes --output, --profile and --root, not `{other}`"),
+            unknown => bail!("task `image` takes --output, --profile and --root, not `{unknown}`"),
         }
     }
     Ok(Task::Image(desired))
@@ -131,7 +132,7 @@ fn is_known(name: &str) -> bool {
 
 fn explain_unknown(name: &str) -> String {
     let near = nearest(name);
-    let near: Vec<String> = near.iter().map(|one| format!("`{one}`")).collect();
+    let near: Vec<String> = near.iter().map(|task| format!("`{task}`")).collect();
     if near.is_empty() {
         format!("unknown task `{name}`; `cargo xtask help` lists them")
     } else {
@@ -139,29 +140,29 @@ fn explain_unknown(name: &str) -> String {
     }
 }
 
-/// Known tasks that a slip of the finger away could have been meant, nearest first.
+/// Known tasks that differ from the name by a typing error or complete it, nearest first.
 fn nearest(name: &str) -> Vec<&'static str> {
     let mut near: Vec<(usize, &str)> = TASKS
         .iter()
         .map(|(known, _)| {
-            let begun = !name.is_empty() && known.starts_with(name);
-            (if begun { 0 } else { distance(name, known) }, *known)
+            let is_prefix = !name.is_empty() && known.starts_with(name);
+            (if is_prefix { 0 } else { distance(name, known) }, *known)
         })
-        .filter(|(far, known)| *far <= known.len() / 2)
+        .filter(|(distance, known)| *distance <= known.len() / 2)
         .collect();
     near.sort_unstable();
     near.into_iter().map(|(_, known)| known).collect()
 }
 
-/// How many letters must be added, dropped or replaced to get from one word to the other.
+/// The number of letters to add, remove or replace between two names.
 fn distance(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();
     for (line, letter) in from.chars().enumerate() {
         let mut diagonal = row[0];
         row[0] = line + 1;
-        for (column, other) in to.iter().enumerate() {
-            let replaced = diagonal + usize::from(letter != *other);
+        for (column, target) in to.iter().enumerate() {
+            let replaced = diagonal + usize::from(letter != *target);
             diagonal = row[column + 1];
             row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
         }
@@ -174,12 +175,12 @@ mod tests {
     use super::*;
 
     fn parsed(line: &str) -> Result<Task, String> {
-        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        parse(&words).map_err(|error| error.to_string())
+        let arguments: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        parse(&arguments).map_err(|error| error.to_string())
     }
 
     #[test]
-    fn every_task_is_understood() {
+    fn every_task_is_parsed() {
         assert_eq!(parsed(""), Ok(Task::Help));
         assert_eq!(parsed("help"), Ok(Task::Help));
         assert_eq!(parsed("codegen"), Ok(Task::Codegen { check: false }));
@@ -197,14 +198,14 @@ mod tests {
         assert_eq!(parsed("test"), Ok(Task::Test));
         assert_eq!(parsed("tool"), Ok(Task::Tool { name: None }));
         assert_eq!(parsed("tool helm"), Ok(Task::Tool { name: Some("helm".into()) }));
-        for (name, what) in TASKS {
-            assert!(parsed(name).is_ok() && help().contains(what), "{name}");
+        for (name, description) in TASKS {
+            assert!(parsed(name).is_ok() && help().contains(description), "{name}");
         }
     }
 
     #[test]
     fn an_unknown_task_names_the_nearest_ones() {
-        for (typed, said) in [
+        for (typed, error) in [
             ("tets", "unknown task `tets`; did you mean `test`?"),
             ("code", "unknown task `code`; did you mean `codegen`?"),
             ("t", "unknown task `t`; did you mean `test` or `tidy` or `tool`?"),
@@ -221,7 +222,7 @@ mod tests {
             ("image now", "task `image` takes --output, --profile and --root, not `now`"),
             ("test now", "task `test` takes no arguments, not `now`"),
         ] {
-            assert_eq!(parsed(typed), Err(said.to_owned()), "{typed}");
+            assert_eq!(parsed(typed), Err(error.to_owned()), "{typed}");
         }
     }
 }

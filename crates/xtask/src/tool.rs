@@ -1,9 +1,9 @@
-//! Pinned Go modules under `tools/` that tests use: a program like helm, or files like the custom
-//! resource definitions of somebody else.
+//! Pinned Go modules under `tools/` that tests use: a program like helm, or files like the CRDs of
+//! the prometheus-operator.
 //!
-//! A folder's `go.mod` says all about it. With a `tool` line it is a program, named as its folder
-//! and built once, with what a comment `// tags:` asks for; without one it is the folder of its only
-//! requirement, as Go downloads it.
+//! The `go.mod` of a folder defines the tool. With a `tool` line it is a program with the name of the
+//! folder, built once with the tags of a comment `// tags:`. Without a `tool` line it is the folder of
+//! its only requirement, as Go downloads it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::go::{self, Program, Programs};
 
 const MODULES: &str = "tools";
 
-/// Prints where each of them is, in order; everything else it tells goes to stderr.
+/// Prints the path of each tool, in order. Progress goes to stderr.
 pub(crate) fn run(root: &Path, name: Option<&str>) -> Result<()> {
     let names = match name {
         Some(name) => vec![name.to_owned()],
@@ -29,7 +29,7 @@ pub(crate) fn run(root: &Path, name: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Builds or downloads whatever is missing.
+/// Builds or downloads the missing tools.
 pub(crate) fn ensure_all(root: &Path) -> Result<()> {
     for name in names(root)? {
         ensure(root, &name)?;
@@ -37,13 +37,13 @@ pub(crate) fn ensure_all(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Every tool, in order of name. Control planes have several modules each, and a command.
+/// Every tool, sorted by name. Control planes have several modules and a task of their own.
 fn names(root: &Path) -> Result<Vec<String>> {
     let modules = root.join(MODULES);
-    let told = || format!("failed to read {}", modules.display());
+    let failure = || format!("failed to read {}", modules.display());
     let mut names = Vec::new();
-    for entry in fs::read_dir(&modules).with_context(told)? {
-        let entry = entry.with_context(told)?;
+    for entry in fs::read_dir(&modules).with_context(failure)? {
+        let entry = entry.with_context(failure)?;
         if entry.path().join("go.mod").is_file() {
             names.push(entry.file_name().to_string_lossy().into_owned());
         }
@@ -55,7 +55,7 @@ fn names(root: &Path) -> Result<Vec<String>> {
 /// The program or the folder of a tool; builds or downloads it if missing.
 fn ensure(root: &Path, name: &str) -> Result<PathBuf> {
     if !names(root)?.iter().any(|known| known == name) {
-        bail!("there is no tool `{name}`, but {}", names(root)?.join(", "));
+        bail!("there is no tool `{name}`; known tools: {}", names(root)?.join(", "));
     }
     let recipe = Recipe::read(&root.join(MODULES), name)?;
     match recipe.package {
@@ -64,12 +64,12 @@ fn ensure(root: &Path, name: &str) -> Result<PathBuf> {
     }
 }
 
-/// What a folder under `tools` pins.
+/// A tool as its folder under `tools` pins it.
 #[derive(Debug)]
 struct Recipe {
     name: String,
     folder: PathBuf,
-    /// The package of the program, if it is one.
+    /// The Go package of a program; none for files.
     package: Option<String>,
     /// Build tags, joined by commas.
     tags: String,
@@ -97,13 +97,13 @@ impl Recipe {
                         .strip_prefix(module)
                         .is_some_and(|rest| matches!(rest.get(..1), None | Some("" | "/")))
                 };
-                // One module may lie inside of the path of another.
+                // The path of a module may contain the path of another module.
                 let holders = all.iter().filter(|(module, _)| holds(module));
                 let holder = holders.max_by_key(|(module, _)| module.len());
-                (Some(*package), *holder.ok_or("requires no module that holds its tool")?)
+                (Some(*package), *holder.ok_or("requires no module that contains its tool")?)
             }
             ([], [only]) => (None, *only),
-            _ => return Err("has neither one `tool` nor one requirement alone"),
+            _ => return Err("must have a single `tool` line or a single requirement"),
         };
         Ok(Self {
             name: name.to_owned(),
@@ -122,7 +122,7 @@ impl Recipe {
         let Self { name, folder, package, tags, module: _, version } = self;
         let linker_flags = "-s -w".to_owned();
         let files = [folder.join("go.mod"), folder.join("go.sum")];
-        let package = package.as_ref().context("it is no program")?;
+        let package = package.as_ref().context("the tool is no program")?;
         let fingerprint = go::fingerprint(&files, &[package, &linker_flags])?;
         let programs = Programs {
             label: name.clone(),
@@ -142,7 +142,7 @@ impl Recipe {
         Ok(programs.ensure(&cache, &folder_name)?.join(name))
     }
 
-    /// Go keeps it in its own cache, and checks it against our `go.sum`.
+    /// Go keeps the module in its own cache and verifies it with our `go.sum`.
     fn download(&self) -> Result<PathBuf> {
         #[derive(Deserialize)]
         #[serde(rename_all = "PascalCase")]
@@ -155,10 +155,10 @@ impl Recipe {
         let mut go = go::go(&self.folder);
         let go = go.args(["mod", "download", "-json", &self.module]).stderr(Stdio::inherit());
         let output = go.output().context("failed to start go")?;
-        let told: Downloaded = serde_json::from_slice(&output.stdout)
+        let downloaded: Downloaded = serde_json::from_slice(&output.stdout)
             .with_context(|| format!("`go mod download` ended with {}", output.status))?;
-        match told.error {
-            None if output.status.success() && told.dir.is_dir() => Ok(told.dir),
+        match downloaded.error {
+            None if output.status.success() && downloaded.dir.is_dir() => Ok(downloaded.dir),
             None => bail!("`go mod download` ended with {}", output.status),
             Some(error) => bail!("{error}"),
         }
@@ -166,7 +166,7 @@ impl Recipe {
 }
 
 fn without_go(name: &str) -> String {
-    format!("there is no Go, which {name} is had by: install {}", control_plane::GO)
+    format!("{name} needs Go, which is not installed: install {}", control_plane::GO)
 }
 
 #[cfg(test)]
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_go_mod_says_what_is_had_from_it() {
+    fn a_go_mod_defines_a_program_or_files() {
         let program =
             "tool a.b/c/v4/cmd/x\nrequire (\n a.b/c v1.0.0\n a.b/c/v4 v4.3.1\n a.b/c/v v0.0.1\n)\n";
         assert_eq!(parsed(program), Ok((Some("a.b/c/v4/cmd/x".into()), "a.b/c/v4@v4.3.1".into())));
@@ -189,10 +189,13 @@ mod tests {
         assert_eq!(parsed("require a.b/c v1.0.0\n"), Ok((None, "a.b/c@v1.0.0".into())));
         assert_eq!(
             parsed("tool a.b/c\nrequire d.e/f v1.0.0\n").err(),
-            Some("requires no module that holds its tool")
+            Some("requires no module that contains its tool")
         );
         let two = "require a.b/c v1.0.0\nrequire d.e/f v1.0.0\n";
-        assert_eq!(parsed(two).err(), Some("has neither one `tool` nor one requirement alone"));
+        assert_eq!(
+            parsed(two).err(),
+            Some("must have a single `tool` line or a single requirement")
+        );
     }
 
     #[test]
@@ -209,9 +212,9 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_tool_is_told_with_those_there_are() {
+    fn the_error_for_an_unknown_tool_lists_the_known_ones() {
         let error = ensure(&crate::repository(), "hlem").unwrap_err().to_string();
-        assert!(error.starts_with("there is no tool `hlem`, but "), "{error}");
+        assert!(error.starts_with("there is no tool `hlem`; known tools: "), "{error}");
         assert!(error.contains("helm"), "{error}");
     }
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::alerts::Scraped;
 use crate::recording::{Recording, file};
 
-const DASHBOARD: &str = "deploy/dashboards/sei-operator.json";
+const DASHBOARD: &str = "dashboards/sei-operator.json";
 
 /// Every query, with Grafana's own variables filled in.
 fn queries(dashboard: &Value) -> Result<Vec<String>> {

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use crate::process::get;
 
-const CHART: &str = "deploy/chart/sei-operator";
+const CHART: &str = "charts/sei-operator";
 
 /// Values that enable everything optional.
 const EVERYTHING: &str = "--set metrics.serviceMonitor.enabled=true \
@@ -60,13 +60,14 @@ async fn the_server_accepts_every_rendered_manifest() -> Result<()> {
         template(&format!("{PLATFORM} {EVERYTHING}")),
         template(&format!("{PLATFORM} {NOTHING}")),
         template(inline),
-        template("--values deploy/samples/values.yaml"),
+        template("--values config/samples/install/values.yaml"),
         "kubectl kustomize config/default".to_owned(),
-        "kubectl kustomize config/example".to_owned(),
+        "kubectl kustomize config/samples/install".to_owned(),
         format!(
-            "cp -r config deploy $HOME; cd $HOME; {UNCOMMENT}; kubectl kustomize config/example"
+            "cp -r charts config $HOME; cd $HOME; {UNCOMMENT}
+             kubectl kustomize config/samples/install"
         ),
-        "for file in deploy/samples/*s/*.yaml deploy/samples/fleet.yaml; do
+        "for file in config/samples/*s/*.yaml config/samples/fleet.yaml; do
            echo ---; cat $file; done"
             .to_owned(),
     ] {
@@ -112,18 +113,18 @@ fn by_name(text: &str) -> Result<BTreeMap<String, Value>> {
 }
 
 /// Uncomments the optional parts of the two examples.
-const UNCOMMENT: &str = "sed -i 's/# - /- /' config/example/kustomization.yaml
-    sed -i 's/# \\( *[a-zA-Z]*:\\( \\|$\\)\\)/\\1/' deploy/samples/values.yaml";
+const UNCOMMENT: &str = "sed -i 's/# - /- /' config/samples/install/kustomization.yaml
+    sed -i 's/# \\( *[a-zA-Z]*:\\( \\|$\\)\\)/\\1/' config/samples/install/values.yaml";
 
 #[test]
 fn helm_and_kustomize_install_the_same() -> Result<()> {
     let shell = Shell::without_cluster()?;
     let names = |objects: &BTreeMap<String, Value>| objects.keys().cloned().collect::<Vec<_>>();
-    shell.run("cp -r config deploy $HOME")?;
+    shell.run("cp -r charts config $HOME")?;
     for (prepare, parts) in [("true", 14), (UNCOMMENT, 19)] {
         let run = |command: &str| shell.run(&format!("cd $HOME; {prepare}; {command}"));
-        let helm = by_name(&run(&template("--values deploy/samples/values.yaml"))?)?;
-        let mut kustomize = by_name(&run("kubectl kustomize config/example")?)?;
+        let helm = by_name(&run(&template("--values config/samples/install/values.yaml"))?)?;
+        let mut kustomize = by_name(&run("kubectl kustomize config/samples/install")?)?;
         let platform = kustomize.remove("ConfigMap sei-controller-config");
         assert!(platform.is_some(), "the overlay has no platform configuration");
         // Helm creates the namespace by a flag.
@@ -167,7 +168,7 @@ fn runbook_urls_follow_the_values() -> Result<()> {
 #[test]
 fn every_sample_finds_peers_among_the_others() -> Result<()> {
     let shell = Shell::without_cluster()?;
-    for files in ["deploy/samples/nodes/*.yaml", "deploy/samples/fleet.yaml"] {
+    for files in ["config/samples/nodes/*.yaml", "config/samples/fleet.yaml"] {
         let text = shell.run(&format!("for file in {files}; do echo ---; cat $file; done"))?;
         let read = |object: Value| Ok(serde_json::from_value::<SeiNode>(object)?);
         let nodes = documents(&text)?.into_iter().map(read).collect::<Result<Vec<_>>>()?;
@@ -206,7 +207,7 @@ fn every_sample_finds_peers_among_the_others() -> Result<()> {
 fn uninstalling_by_kustomize_leaves_the_definitions() -> Result<()> {
     let shell = Shell::without_cluster()?;
     let of = |overlay: &str| by_name(&shell.run(&format!("kubectl kustomize {overlay}"))?);
-    let (mut installed, uninstalled) = (of("config/example")?, of("config/uninstall")?);
+    let (mut installed, uninstalled) = (of("config/samples/install")?, of("config/samples/uninstall")?);
     let definition = installed.remove("CustomResourceDefinition seinodes.sei.io");
     assert!(definition.is_some(), "the CRD is not installed");
     assert_eq!(installed, uninstalled);
@@ -224,7 +225,7 @@ fn a_wrong_value_is_refused_by_name() -> Result<()> {
         ("--set admissionPolicy.enabled=please", "at '/admissionPolicy/enabled': got string"),
         ("--set rbac.nodeServiceAccounts[0].name=a", "missing property 'namespace'"),
         ("--set platform.config.a=b", "set platform.config or platform.existingConfigMap, not"),
-        ("--set platform.existingConfigMap=", "set platform.config (deploy/samples/platform.yaml"),
+        ("--set platform.existingConfigMap=", "set platform.config (config/samples/install/"),
     ] {
         let outcome = shell.run(&template(&format!("{PLATFORM} {arguments}")));
         let refusal = format!("{:#}", outcome.err().with_context(|| arguments.to_owned())?);
@@ -256,10 +257,9 @@ fn every_value_that_may_be_set_is_explained() -> Result<()> {
 }
 
 #[test]
-fn the_sample_platform_is_complete_and_the_same_everywhere() -> Result<()> {
-    let sample = fs::read_to_string(repository().join("deploy/samples/platform.yaml"))?;
+fn the_sample_platform_is_complete() -> Result<()> {
+    let sample = fs::read_to_string(repository().join("config/samples/install/platform.yaml"))?;
     Platform::parse(&sample, "platform.yaml")?;
-    assert_eq!(sample, fs::read_to_string(repository().join("config/example/platform.yaml"))?);
     Ok(())
 }
 
@@ -493,7 +493,7 @@ async fn a_takeover_and_its_rollback_work_as_documented() -> Result<()> {
         "kubectl create namespace go-system
          kubectl --namespace go-system create deployment go-manager --image=go:v1
          kubectl --namespace go-system create configmap sei-controller-config \\
-           --from-file=config.yaml=deploy/samples/platform.yaml",
+           --from-file=config.yaml=config/samples/install/platform.yaml",
     )?;
     let sets: Api<StatefulSet> = Api::namespaced(plane.client(User::Admin)?, "default");
     for name in ["val", "other"] {

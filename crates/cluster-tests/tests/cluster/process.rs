@@ -22,7 +22,7 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-const LEADER_ROLE: &str = include_str!("../../../../deploy/rbac/leader-election-role.yaml");
+const LEADER_ROLE: &str = include_str!("../../../../config/rbac/leader-election-role.yaml");
 
 /// A running operator process; killed on drop.
 pub(crate) struct Process {
@@ -208,8 +208,8 @@ fn clone() -> Result<tempfile::TempDir> {
     let (folder, repository) =
         (tempfile::tempdir()?, concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let repository = PathBuf::from(repository).canonicalize()?;
-    std::os::unix::fs::symlink(repository.join("deploy"), folder.path().join("deploy"))?;
-    let example = "deploy/samples/platform.yaml";
+    std::os::unix::fs::symlink(repository.join("config"), folder.path().join("config"))?;
+    let example = "config/samples/install/platform.yaml";
     ensure!(README.contains(example), "the README does not name {example}");
     std::fs::copy(repository.join(example), folder.path().join("platform.yaml"))?;
     Ok(folder)

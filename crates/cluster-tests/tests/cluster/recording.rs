@@ -12,8 +12,8 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-pub(crate) const ALERTS: &str = "deploy/chart/sei-operator/files/rules.yaml";
-pub(crate) const OVERRIDE: &str = "deploy/chart/sei-operator/files/statefulset-override.yaml";
+pub(crate) const ALERTS: &str = "charts/sei-operator/files/rules.yaml";
+pub(crate) const OVERRIDE: &str = "charts/sei-operator/files/statefulset-override.yaml";
 
 /// A file of this repository.
 pub(crate) fn file(path: &str) -> PathBuf {

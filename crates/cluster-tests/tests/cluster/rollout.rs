@@ -21,7 +21,7 @@ use sei_rig::{Behaviour, User};
 use serde_json::{Value, json};
 
 /// The optional role that allows the operator to check pods.
-const POD_CHECK_ROLE: &str = include_str!("../../../../deploy/rbac/pod-check-role.yaml");
+const POD_CHECK_ROLE: &str = include_str!("../../../../config/components/pod-check/role.yaml");
 
 /// A platform that renders this service account.
 fn platform(account: &str) -> String {

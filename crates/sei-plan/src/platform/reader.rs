@@ -349,7 +349,7 @@ mod tests {
     /// Users copy the sample, and read it to find the available keys.
     #[test]
     fn the_sample_has_every_key() {
-        let sample = include_str!("../../../../deploy/samples/platform.yaml");
+        let sample = include_str!("../../../../config/samples/install/platform.yaml");
         let reader = Reader::of(sample).unwrap();
         for (section, keys) in SCHEMA {
             let found = reader.section(section).unwrap().unwrap_or_else(|| panic!("no {section}"));

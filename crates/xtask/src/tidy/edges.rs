@@ -1,4 +1,4 @@
-//! Which crate may use which.
+//! The layers of the workspace: which crate may use which.
 
 use std::path::Path;
 
@@ -8,40 +8,40 @@ use serde::Deserialize;
 use super::Finding;
 use crate::suite::cargo_command;
 
-/// The rooms from top to bottom, each with what its code may use. Tests may use any room above,
-/// and nothing may use a room below.
-const ROOMS: &[(&str, &[&str])] = &[
+/// The layers from top to bottom, each with the crates that its code may use. Tests may use every
+/// layer above, and nothing may use a layer below. A crate that does not exist yet may be listed.
+const LAYERS: &[(&str, &[&str])] = &[
     ("sei-api", &[]),
     ("sei-plan", &["sei-api"]),
+    ("sei-model", &["sei-api", "sei-plan"]),
     ("sei-exec", &["sei-api", "sei-plan"]),
     ("sei-operator", &["sei-api", "sei-plan", "sei-exec"]),
-    ("sei-sim", &["sei-api", "sei-plan", "sei-exec", "sei-operator"]),
     ("kubectl-sei", &["sei-api", "sei-plan", "sei-exec"]),
-    ("sei-rig", &["sei-api"]),
+    ("sei-rig", &["sei-api", "sei-model"]),
     (
         "cluster-tests",
-        &["sei-api", "sei-plan", "sei-exec", "sei-operator", "sei-sim", "kubectl-sei", "sei-rig"],
+        &["sei-api", "sei-plan", "sei-model", "sei-exec", "sei-operator", "kubectl-sei", "sei-rig"],
     ),
     (
         "sei-sandbox",
-        &["sei-api", "sei-plan", "sei-exec", "sei-operator", "sei-sim", "kubectl-sei", "sei-rig"],
+        &["sei-api", "sei-plan", "sei-model", "sei-exec", "sei-operator", "kubectl-sei", "sei-rig"],
     ),
     ("xtask", &["sei-api"]),
 ];
 
-/// The rooms that `cargo test` leaves out, because they need more than a toolchain.
+/// The crates that `cargo test` leaves out, because they need more than a toolchain.
 const NOT_BY_DEFAULT: &[&str] = &["cluster-tests"];
 
-/// The rooms that touch nothing outside.
-const PURE: &[&str] = &["sei-api", "sei-plan"];
+/// The crates without IO.
+const PURE: &[&str] = &["sei-api", "sei-plan", "sei-model"];
 
-/// Features of kube that bring the network along.
+/// Features of kube that depend on the network.
 const IMPURE_FEATURES: &[&str] = &["client", "runtime"];
 
-/// Packages that a pure room must not bring in, however far down.
+/// Packages that a pure crate must not depend on, directly or indirectly.
 const IMPURE_PACKAGES: &[&str] = &["tokio", "hyper", "reqwest", "kube-client", "kube-runtime"];
 
-/// What `cargo metadata` tells, as far as it matters here.
+/// The part of `cargo metadata` that is read here.
 #[derive(Deserialize)]
 struct Metadata {
     packages: Vec<Package>,
@@ -60,7 +60,7 @@ struct Package {
 #[derive(Deserialize)]
 struct Dependency {
     name: String,
-    /// Absent for what the code itself uses.
+    /// Absent for a dependency of the code itself.
     kind: Option<String>,
     features: Vec<String>,
     uses_default_features: bool,
@@ -71,42 +71,44 @@ struct Dependency {
 pub(crate) fn check_workspace(root: &Path) -> Result<Vec<Finding>> {
     let json = cargo(root, &["metadata", "--no-deps", "--format-version", "1", "--offline"])?;
     let metadata: Metadata =
-        serde_json::from_str(&json).context("failed to read what cargo metadata told")?;
+        serde_json::from_str(&json).context("failed to parse the output of cargo metadata")?;
     let mut findings = check_edges(&metadata);
     findings.extend(check_kube_features(&metadata));
     findings.extend(check_default_members(&metadata));
-    for room in PURE {
-        let arguments = ["tree", "--offline", "--package", room, "--edges", "normal"];
+    let is_present = |name: &str| metadata.packages.iter().any(|package| package.name == name);
+    for name in PURE.iter().filter(|name| is_present(name)) {
+        let arguments = ["tree", "--offline", "--package", name, "--edges", "normal"];
         let tree = cargo(root, &[&arguments[..], &["--prefix", "none"]].concat())?;
-        findings.extend(check_tree(room, &tree));
+        findings.extend(check_tree(name, &tree));
     }
     Ok(findings)
 }
 
-fn cargo(root: &Path, arguments: &[&str]) -> Result<String> {
-    let told_as = format!("cargo {}", arguments.join(" "));
+/// The output of a cargo command.
+pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> Result<String> {
+    let line = format!("cargo {}", arguments.join(" "));
     let output = cargo_command()
         .current_dir(root)
         .args(arguments)
         .output()
-        .with_context(|| format!("failed to start `{told_as}`"))?;
+        .with_context(|| format!("failed to start `{line}`"))?;
     if !output.status.success() {
-        bail!("`{told_as}` failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+        bail!("`{line}` failed: {}", String::from_utf8_lossy(&output.stderr).trim());
     }
-    String::from_utf8(output.stdout).with_context(|| format!("`{told_as}` told no UTF-8"))
+    String::from_utf8(output.stdout).with_context(|| format!("the output of `{line}` is not UTF-8"))
 }
 
 fn check_edges(metadata: &Metadata) -> Vec<Finding> {
     let mut findings = Vec::new();
     for package in &metadata.packages {
         let place = format!("crates/{}/Cargo.toml", package.name);
-        let Some(height) = ROOMS.iter().position(|(name, _)| *name == package.name) else {
-            findings.push(Finding::new(place, "crate-edges", "is not in the table of rooms"));
+        let Some(height) = LAYERS.iter().position(|(name, _)| *name == package.name) else {
+            findings.push(Finding::new(place, "crate-edges", "is not in the table of layers"));
             continue;
         };
-        let may_use = ROOMS[height].1;
-        let is_above = |name: &str| ROOMS[..height].iter().any(|(above, _)| *above == name);
-        for edge in package.dependencies.iter().filter(|one| one.path.is_some()) {
+        let may_use = LAYERS[height].1;
+        let is_above = |name: &str| LAYERS[..height].iter().any(|(above, _)| *above == name);
+        for edge in package.dependencies.iter().filter(|edge| edge.path.is_some()) {
             let is_for_tests = edge.kind.as_deref() == Some("dev");
             let name = edge.name.as_str();
             let is_allowed = may_use.contains(&name) || (is_for_tests && is_above(name));
@@ -120,23 +122,24 @@ fn check_edges(metadata: &Metadata) -> Vec<Finding> {
     findings
 }
 
-/// A crate that is forgotten there is never tested.
+/// A crate that is missing from the default members is never tested.
 fn check_default_members(metadata: &Metadata) -> Vec<Finding> {
-    let is_member = |one: &Package| metadata.workspace_default_members.contains(&one.id);
-    let is_desired = |one: &Package| !NOT_BY_DEFAULT.contains(&one.name.as_str());
-    let wrong = metadata.packages.iter().filter(|one| is_member(one) != is_desired(one));
-    let told = |one: &Package| {
-        let must = if is_desired(one) { "must be" } else { "must not be" };
-        let text = format!("{} {must} one of default-members", one.name);
+    let is_member = |package: &Package| metadata.workspace_default_members.contains(&package.id);
+    let is_desired = |package: &Package| !NOT_BY_DEFAULT.contains(&package.name.as_str());
+    let is_wrong = |package: &&Package| is_member(package) != is_desired(package);
+    let finding = |package: &Package| {
+        let must = if is_desired(package) { "must be" } else { "must not be" };
+        let text = format!("{} {must} in default-members", package.name);
         Finding::new("Cargo.toml", "default-members", text)
     };
-    wrong.map(told).collect()
+    metadata.packages.iter().filter(is_wrong).map(finding).collect()
 }
 
 fn check_kube_features(metadata: &Metadata) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for package in metadata.packages.iter().filter(|one| PURE.contains(&one.name.as_str())) {
-        for kube in package.dependencies.iter().filter(|one| one.name == "kube") {
+    let is_pure = |package: &&Package| PURE.contains(&package.name.as_str());
+    for package in metadata.packages.iter().filter(is_pure) {
+        for kube in package.dependencies.iter().filter(|edge| edge.name == "kube") {
             let mut impure: Vec<&str> = kube.features.iter().map(String::as_str).collect();
             impure.retain(|feature| IMPURE_FEATURES.contains(feature));
             if kube.uses_default_features {
@@ -144,23 +147,27 @@ fn check_kube_features(metadata: &Metadata) -> Vec<Finding> {
             }
             findings.extend(impure.iter().map(|feature| {
                 let place = format!("crates/{}/Cargo.toml", package.name);
-                Finding::new(place, "pure-crates", format!("kube without feature `{feature}`"))
+                Finding::new(
+                    place,
+                    "pure-crates",
+                    format!("must use kube without its feature `{feature}`"),
+                )
             }));
         }
     }
     findings
 }
 
-/// A tree as `cargo tree --prefix none` prints it: one package a line, its name first.
-fn check_tree(room: &str, tree: &str) -> Vec<Finding> {
+/// Checks the output of `cargo tree --prefix none`: a package per line, its name first.
+fn check_tree(name: &str, tree: &str) -> Vec<Finding> {
     let has = |package: &str| tree.lines().any(|line| line.split(' ').next() == Some(package));
     IMPURE_PACKAGES
         .iter()
         .filter(|package| has(package))
         .map(|package| {
             let text =
-                format!("brings in {package}; see `cargo tree -p {room} -e normal -i {package}`");
-            Finding::new(format!("crates/{room}/Cargo.toml"), "pure-crates", text)
+                format!("depends on {package}; see `cargo tree -p {name} -e normal -i {package}`");
+            Finding::new(format!("crates/{name}/Cargo.toml"), "pure-crates", text)
         })
         .collect()
 }
@@ -191,12 +198,12 @@ mod tests {
     fn edges_that_point_up_the_table_pass() {
         check("sei-plan", &edge("sei-api", None), &expect![""]);
         check("kubectl-sei", &edge("sei-plan", None), &expect![""]);
-        check("kubectl-sei", &edge("sei-sim", Some("dev")), &expect![""]);
+        check("kubectl-sei", &edge("sei-model", Some("dev")), &expect![""]);
         check("cluster-tests", &edge("sei-rig", None), &expect![""]);
     }
 
     #[test]
-    fn edges_that_point_elsewhere_are_found() {
+    fn edges_that_point_down_the_table_are_found() {
         check(
             "sei-api",
             &edge("sei-plan", None),
@@ -222,31 +229,30 @@ mod tests {
             "sei-utils",
             &edge("sei-api", None),
             &expect![[r"
-                crates/sei-utils/Cargo.toml: [crate-edges] is not in the table of rooms
+                crates/sei-utils/Cargo.toml: [crate-edges] is not in the table of layers
             "]],
         );
     }
 
     #[test]
-    fn a_crate_that_plain_tests_would_pass_over_is_found() {
+    fn a_crate_that_cargo_test_leaves_out_is_found() {
         let package = |name: &str| json!({ "id": name, "name": name, "dependencies": [] });
         let packages = ["sei-api", "sei-plan", "cluster-tests"].map(package);
         let metadata = json!({ "packages": packages,
             "workspace_default_members": ["sei-api", "cluster-tests"] });
         let metadata: Metadata = serde_json::from_value(metadata).unwrap();
         expect![[r"
-            Cargo.toml: [default-members] sei-plan must be one of default-members
-            Cargo.toml: [default-members] cluster-tests must not be one of default-members
+            Cargo.toml: [default-members] sei-plan must be in default-members
+            Cargo.toml: [default-members] cluster-tests must not be in default-members
         "]]
         .assert_eq(&lines(&check_default_members(&metadata)));
     }
 
-    /// What a room may use is above it, or the table contradicts itself.
     #[test]
-    fn the_table_of_rooms_points_up() {
-        for (height, (name, may_use)) in ROOMS.iter().enumerate() {
+    fn every_layer_uses_only_layers_above_it() {
+        for (height, (name, may_use)) in LAYERS.iter().enumerate() {
             for used in *may_use {
-                assert!(ROOMS[..height].iter().any(|(above, _)| above == used), "{name} {used}");
+                assert!(LAYERS[..height].iter().any(|(above, _)| above == used), "{name} {used}");
             }
         }
     }
@@ -260,17 +266,17 @@ mod tests {
             "sei-plan",
             &kube,
             &expect![[r"
-                crates/sei-plan/Cargo.toml: [pure-crates] kube without feature `client`
-                crates/sei-plan/Cargo.toml: [pure-crates] kube without feature `default`
+                crates/sei-plan/Cargo.toml: [pure-crates] must use kube without its feature `client`
+                crates/sei-plan/Cargo.toml: [pure-crates] must use kube without its feature `default`
             "]],
         );
     }
 
     #[test]
-    fn a_runtime_far_down_a_pure_crate_is_found() {
+    fn an_indirect_dependency_of_a_pure_crate_on_a_runtime_is_found() {
         let tree = "sei-plan v0.0.0 (crates/sei-plan)\nhyper-util v0.1.0\ntokio v1.50.0 (*)\n";
         expect![[r"
-            crates/sei-plan/Cargo.toml: [pure-crates] brings in tokio; see `cargo tree -p sei-plan -e normal -i tokio`
+            crates/sei-plan/Cargo.toml: [pure-crates] depends on tokio; see `cargo tree -p sei-plan -e normal -i tokio`
         "]]
         .assert_eq(&lines(&check_tree("sei-plan", tree)));
     }

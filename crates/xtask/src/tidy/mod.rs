@@ -1,11 +1,14 @@
 //! Rules of this repository that no compiler checks.
 //!
-//! Each check is a pure function from what was read to findings, so that a test can show it bad
-//! samples. Words that a check looks for are put together from parts, or it would find itself.
+//! Each check is a pure function from file contents to findings, so that tests can run it on bad
+//! samples. The texts that a check searches for are concatenated from parts, so that the check does
+//! not find its own source.
 
 mod edges;
 mod ids;
+mod licences;
 mod names;
+mod retired;
 mod text;
 
 use std::fmt;
@@ -16,7 +19,7 @@ use anyhow::{Context as _, Result, bail};
 
 use self::names::TestNames;
 
-/// A rule that does not hold somewhere.
+/// A violation of a rule, and its place.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
     place: String,
@@ -62,24 +65,25 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     if !findings.is_empty() {
         bail!("{} findings", findings.len());
     }
-    println!("tidy");
+    println!("the repository is tidy");
     Ok(())
 }
 
-/// Every rule, on the repository as it is.
+/// Checks every rule on the repository.
 fn findings(root: &Path) -> Result<Vec<Finding>> {
     let sources = read_sources(root)?;
     let tests = TestNames::collect(&sources);
     let mut findings = edges::check_workspace(root)?;
+    findings.extend(licences::check_workspace(root)?);
     findings.extend(text::check_all(&sources));
     findings.extend(names::check_guards(&sources, &tests));
     findings.extend(names::check_invariants(&sources, &tests));
-    findings.extend(ids::check_file(&sources, &tests));
+    findings.extend(ids::check_files(&sources, &tests));
+    findings.extend(retired::check_all(&sources));
     Ok(findings)
 }
 
-/// Tracked files and those about to be; what git ignores is nobody's business. What is not text
-/// is left out.
+/// Tracked files and new ones that git does not ignore. Files that are not text are left out.
 fn read_sources(root: &Path) -> Result<Vec<Source>> {
     let mut git = Command::new("git");
     // A checkout may belong to another user, as in a CI container.
@@ -108,7 +112,7 @@ pub(crate) mod samples {
     }
 
     pub(crate) fn lines(findings: &[Finding]) -> String {
-        findings.iter().map(|one| format!("{one}\n")).collect::<Vec<_>>().concat()
+        findings.iter().map(|finding| format!("{finding}\n")).collect::<Vec<_>>().concat()
     }
 }
 
@@ -126,8 +130,8 @@ mod tests {
     fn the_files_of_the_repository_are_found() {
         let sources = read_sources(&crate::repository()).unwrap();
         for path in ["Cargo.toml", "crates/xtask/src/tidy/mod.rs", "crates/sei-api/src/lib.rs"] {
-            assert!(sources.iter().any(|one| one.path == path), "{path}");
+            assert!(sources.iter().any(|source| source.path == path), "{path}");
         }
-        assert!(!sources.iter().any(|one| one.path.starts_with("target/")));
+        assert!(!sources.iter().any(|source| source.path.starts_with("target/")));
     }
 }

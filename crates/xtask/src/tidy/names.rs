@@ -1,4 +1,4 @@
-//! Invariants and the tests that guard them.
+//! Invariants, and the tests that verify them.
 
 use std::collections::BTreeSet;
 
@@ -9,19 +9,19 @@ pub(crate) struct TestNames(BTreeSet<String>);
 
 impl TestNames {
     pub(crate) fn collect(sources: &[Source]) -> Self {
-        let rust = sources.iter().filter(|one| one.is_rust());
-        Self(rust.flat_map(|one| test_functions(&one.text)).collect())
+        let rust = sources.iter().filter(|source| source.is_rust());
+        Self(rust.flat_map(|source| test_functions(&source.text)).collect())
     }
 
-    /// Whether a test is called so; of a path only the last part counts.
+    /// Whether there is a test of this name; only the last part of a path counts.
     pub(crate) fn has(&self, path: &str) -> bool {
         let name = path.rsplit("::").next().unwrap_or(path).trim();
         self.0.contains(name)
     }
 }
 
-/// The functions under a test attribute. A scan of lines, not a parser: between the attribute and
-/// the function only other attributes and comments can stand.
+/// The functions under a test attribute. A scan of lines is enough: only attributes and comments can
+/// stand between the attribute and the function.
 fn test_functions(text: &str) -> Vec<String> {
     let mut names = Vec::new();
     let mut is_under_attribute = false;
@@ -48,14 +48,14 @@ fn function_name(line: &str) -> Option<&str> {
     Some(&after[..end])
 }
 
-/// Each `Guarded by` in the docs of a crate names tests that exist.
+/// Each `Guarded by` in the docs of a crate must name existing tests.
 pub(crate) fn check_guards(sources: &[Source], tests: &TestNames) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for source in sources.iter().filter(|one| one.is_crate_root()) {
+    for source in sources.iter().filter(|source| source.is_crate_root()) {
         let docs = source.text.lines().map_while(|line| line.strip_prefix("//!"));
         let docs = docs.collect::<Vec<_>>().join(" ");
-        for (at, words) in docs.match_indices("Guarded by") {
-            let named = names_in_sentence(&docs[at + words.len()..]);
+        for (at, phrase) in docs.match_indices("Guarded by") {
+            let named = names_in_sentence(&docs[at + phrase.len()..]);
             findings.extend(check_names(&source.path, "guards", &named, tests));
         }
     }
@@ -65,10 +65,10 @@ pub(crate) fn check_guards(sources: &[Source], tests: &TestNames) -> Vec<Finding
 const ARCHITECTURE: &str = "ARCHITECTURE.md";
 const SECTION: &str = "## Architecture Invariants";
 
-/// Each entry of the invariants in `ARCHITECTURE.md` names tests that exist.
+/// Each entry of the invariants in `ARCHITECTURE.md` must name existing tests.
 pub(crate) fn check_invariants(sources: &[Source], tests: &TestNames) -> Vec<Finding> {
     let missing = |text: &str| vec![Finding::new(ARCHITECTURE, "invariants", text)];
-    let Some(page) = sources.iter().find(|one| one.path == ARCHITECTURE) else {
+    let Some(page) = sources.iter().find(|source| source.path == ARCHITECTURE) else {
         return missing("the page is missing");
     };
     let entries = invariant_entries(&page.text);
@@ -139,7 +139,7 @@ mod tests {
     fn only_functions_under_a_test_attribute_are_tests() {
         let attribute = concat!("#[", "test]");
         let text = format!(
-            "fn helper() {{}}\n{attribute}\nfn one_holds() {{\n    let x = 1;\n}}\nfn other() {{}}\n\
+            "fn helper() {{}}\n{attribute}\nfn one_holds() {{\n    let x = 1;\n}}\nfn another() {{}}\n\
              {attribute}\n/// Why it matters, fn by fn.\n#[should_panic]\npub async fn two_holds() {{}}\n\
              #[tokio::test(start_paused = true)]\nasync fn three_holds() {{}}\n"
         );
@@ -149,10 +149,10 @@ mod tests {
     #[test]
     fn a_guard_that_is_no_test_is_found() {
         let docs = "//! Invariants:\n//! - A. Guarded by `one_holds` and\n//!   `tests::two_holds`. See `x`.\n\
-                    //! - B. Guarded by `gone`.\n//! - C. Guarded by nobody.\n";
+                    //! - B. Guarded by `removed`.\n//! - C. Guarded by no test.\n";
         let sources = [source("crates/a/src/lib.rs", docs), source("crates/a/src/b.rs", docs)];
         expect![[r"
-            crates/a/src/lib.rs: [guards] there is no test `gone`
+            crates/a/src/lib.rs: [guards] there is no test `removed`
             crates/a/src/lib.rs: [guards] names no test
         "]]
         .assert_eq(&lines(&check_guards(&sources, &sample_tests())));
@@ -161,11 +161,11 @@ mod tests {
     #[test]
     fn an_invariant_without_its_test_is_found() {
         let page = "# A\n\n- not here\n\n## Architecture Invariants\n\nText.\n\n\
-                    - **First.** Words.\n  Test: `one_holds`.\n- **Second.**\n  Tests: `two_holds`, `gone`.\n\
-                    - **Third.** Words only.\n\n## Next\n\n- not here\n";
+                    - **First.** Text.\n  Test: `one_holds`.\n- **Second.**\n  Tests: `two_holds`, `removed`.\n\
+                    - **Third.** Text only.\n\n## Next\n\n- not here\n";
         expect![[r#"
-            ARCHITECTURE.md: "**Second.** Tests: `two_holds`, `gone`.": [invariants] there is no test `gone`
-            ARCHITECTURE.md: "**Third.** Words only.": [invariants] names no test
+            ARCHITECTURE.md: "**Second.** Tests: `two_holds`, `removed`.": [invariants] there is no test `removed`
+            ARCHITECTURE.md: "**Third.** Text only.": [invariants] names no test
         "#]]
         .assert_eq(&lines(&check_invariants(&[source(ARCHITECTURE, page)], &sample_tests())));
     }

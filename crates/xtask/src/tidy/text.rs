@@ -1,17 +1,17 @@
-//! Rules about what stands in files.
+//! Rules about the contents of files.
 
 use super::{Finding, Source};
 
-/// A longer file holds more than one subject.
+/// A longer file usually holds more than one subject.
 const MAX_LINES: usize = 800;
 
 pub(crate) fn check_all(sources: &[Source]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in sources {
         findings.extend(check_length(source));
-        findings.extend(check_banned_words(source));
+        findings.extend(check_placeholders(source));
         findings.extend(check_crate_docs(source));
-        findings.extend(check_machine_words(source));
+        findings.extend(check_machine_names(source));
     }
     findings.extend(check_plan_bans(sources));
     findings
@@ -24,24 +24,24 @@ fn check_length(source: &Source) -> Option<Finding> {
         .then(|| Finding::new(&source.path, "file-length", text()))
 }
 
-/// Code that pretends: work left out, tests that do not run, tests that test nothing.
-const PRETENCES: &[&str] = &[
+/// Placeholders for missing work, and tests that do not run or that check nothing.
+const PLACEHOLDERS: &[&str] = &[
     concat!("todo", "!("),
     concat!("unimplemented", "!("),
     concat!("#[", "ignore"),
     concat!("assert", "!(true)"),
 ];
 
-fn check_banned_words(source: &Source) -> Vec<Finding> {
+fn check_placeholders(source: &Source) -> Vec<Finding> {
     if !source.is_rust() {
         return Vec::new();
     }
     let is_code = |line: &str| !line.trim_start().starts_with("//");
     let mut findings = Vec::new();
     for (number, line) in source.text.lines().enumerate().filter(|(_, line)| is_code(line)) {
-        for word in PRETENCES.iter().filter(|word| line.contains(**word)) {
-            let text = format!("`{word}` is not allowed");
-            findings.push(Finding::new(place(source, number), "pretence", text));
+        for text in PLACEHOLDERS.iter().filter(|text| line.contains(**text)) {
+            let text = format!("`{text}` is not allowed");
+            findings.push(Finding::new(place(source, number), "placeholder", text));
         }
     }
     findings
@@ -50,13 +50,14 @@ fn check_banned_words(source: &Source) -> Vec<Finding> {
 fn check_crate_docs(source: &Source) -> Option<Finding> {
     let opens = source.text.starts_with("//!");
     (source.is_crate_root() && !opens).then(|| {
-        let text = "a crate opens with `//!`: what it is for, what it never does, its invariants";
+        let text =
+            "a crate starts with `//!` docs: its purpose, what it never does, its invariants";
         Finding::new(&source.path, "crate-docs", text)
     })
 }
 
-/// Paths of one machine, and hosts that one machine happens to install from.
-const MACHINE_WORDS: &[&str] = &[
+/// Paths of a single machine, and hosts that a single machine installs packages from.
+const MACHINE_NAMES: &[&str] = &[
     concat!("/work", "/main"),
     concat!("/work", "/shared"),
     concat!("/t", "mp/"),
@@ -69,40 +70,42 @@ const MACHINE_WORDS: &[&str] = &[
     concat!("sum.go", "lang.org"),
 ];
 
-/// Cargo writes the name of its index into the lock file.
-const MACHINE_WORDS_MAY_STAND_IN: &[&str] = &["Cargo.lock"];
+/// Files that must name the package index: cargo writes it into the lock file, and `deny.toml`
+/// allows it as a source.
+const MAY_NAME_THE_INDEX: &[&str] = &["Cargo.lock", "deny.toml"];
 
-fn check_machine_words(source: &Source) -> Vec<Finding> {
-    if MACHINE_WORDS_MAY_STAND_IN.contains(&source.path.as_str()) {
+fn check_machine_names(source: &Source) -> Vec<Finding> {
+    if MAY_NAME_THE_INDEX.contains(&source.path.as_str()) {
         return Vec::new();
     }
     let mut findings = Vec::new();
     for (number, line) in source.text.lines().enumerate() {
-        for word in MACHINE_WORDS.iter().filter(|word| stands_in(line, word)) {
-            let text = format!("`{word}` belongs to one machine, not to the repository");
-            findings.push(Finding::new(place(source, number), "machine-word", text));
+        for name in MACHINE_NAMES.iter().filter(|name| has_name(line, name)) {
+            let text = format!("`{name}` belongs to a single machine, not to the repository");
+            findings.push(Finding::new(place(source, number), "machine-name", text));
         }
     }
     findings
 }
 
-/// Whether the word begins a path or a host: `$HOME/cache` does not hold `/cache`.
-fn stands_in(line: &str, word: &str) -> bool {
+/// Whether the name starts a path or a host: `$HOME/cache` does not contain `/cache`.
+fn has_name(line: &str, name: &str) -> bool {
     let inner = |before: char| before.is_alphanumeric() || matches!(before, '_' | '.' | '-' | '}');
-    line.match_indices(word).any(|(at, _)| {
+    line.match_indices(name).any(|(at, _)| {
         let before = line[..at].chars().next_back();
-        !word.starts_with('/') || !before.is_some_and(inner)
+        !name.starts_with('/') || !before.is_some_and(inner)
     })
 }
 
-/// What the deciding crate may not use, as clippy is told.
+/// The items that clippy must refuse in the deciding crate.
 const PLAN_BANS: [&str; 3] =
     ["std::collections::HashMap", "std::collections::HashSet", "jiff::Timestamp::now"];
 
 const PLAN_CLIPPY: &str = "crates/sei-plan/clippy.toml";
 
 fn check_plan_bans(sources: &[Source]) -> Vec<Finding> {
-    let text = sources.iter().find(|one| one.path == PLAN_CLIPPY).map_or("", |one| &one.text);
+    let file = sources.iter().find(|source| source.path == PLAN_CLIPPY);
+    let text = file.map_or("", |file| &file.text);
     let is_banned = |path: &str| {
         let entry = format!("path = \"{path}\"");
         text.lines().any(|line| !line.trim_start().starts_with('#') && line.contains(&entry))
@@ -126,7 +129,7 @@ mod tests {
     use crate::tidy::samples::{lines, source};
 
     fn check(path: &str, text: &str, expected: &Expect) {
-        let good_bans = PLAN_BANS.map(|one| format!("path = \"{one}\"\n")).concat();
+        let good_bans = PLAN_BANS.map(|path| format!("path = \"{path}\"\n")).concat();
         let sources = [source(path, text), source(PLAN_CLIPPY, &good_bans)];
         expected.assert_eq(&lines(&check_all(&sources)));
     }
@@ -145,13 +148,13 @@ mod tests {
     }
 
     #[test]
-    fn each_pretence_is_found() {
-        for word in PRETENCES {
-            let sample = source("a.rs", &format!("fn a() {{\n    {word}\n}}\n"));
-            let told = lines(&check_banned_words(&sample));
-            assert_eq!(told, format!("a.rs:2: [pretence] `{word}` is not allowed\n"));
-            assert!(check_banned_words(&source("a.rs", &format!("// {word}"))).is_empty());
-            assert!(check_banned_words(&source("a.md", word)).is_empty());
+    fn each_placeholder_is_found() {
+        for text in PLACEHOLDERS {
+            let sample = source("a.rs", &format!("fn a() {{\n    {text}\n}}\n"));
+            let found = lines(&check_placeholders(&sample));
+            assert_eq!(found, format!("a.rs:2: [placeholder] `{text}` is not allowed\n"));
+            assert!(check_placeholders(&source("a.rs", &format!("// {text}"))).is_empty());
+            assert!(check_placeholders(&source("a.md", text)).is_empty());
         }
     }
 
@@ -166,24 +169,24 @@ mod tests {
     }
 
     #[test]
-    fn each_machine_word_is_found() {
-        for word in MACHINE_WORDS {
-            let sample = source("docs/a.md", &format!("see\n`{word}x`\n"));
-            let told = lines(&check_machine_words(&sample));
-            let said = format!("`{word}` belongs to one machine, not to the repository");
-            assert_eq!(told, format!("docs/a.md:2: [machine-word] {said}\n"));
+    fn each_machine_name_is_found() {
+        for name in MACHINE_NAMES {
+            let sample = source("docs/a.md", &format!("see\n`{name}x`\n"));
+            let found = lines(&check_machine_names(&sample));
+            let text = format!("`{name}` belongs to a single machine, not to the repository");
+            assert_eq!(found, format!("docs/a.md:2: [machine-name] {text}\n"));
         }
-        let lock = source("Cargo.lock", MACHINE_WORDS[4]);
-        assert!(check_machine_words(&lock).is_empty());
+        let lock = source("Cargo.lock", MACHINE_NAMES[4]);
+        assert!(check_machine_names(&lock).is_empty());
     }
 
     #[test]
-    fn a_folder_inside_another_is_no_machine_word() {
-        let below = |before: &str| source("a.sh", &format!("{before}{}x", MACHINE_WORDS[2]));
+    fn a_folder_inside_of_another_folder_is_no_machine_name() {
+        let below = |before: &str| source("a.sh", &format!("{before}{}x", MACHINE_NAMES[2]));
         for before in ["$HOME", "/home/nonroot/.sei", "${DATA}"] {
-            assert!(check_machine_words(&below(before)).is_empty(), "{before}");
+            assert!(check_machine_names(&below(before)).is_empty(), "{before}");
         }
-        assert_eq!(check_machine_words(&below("cd ")).len(), 1);
+        assert_eq!(check_machine_names(&below("cd ")).len(), 1);
     }
 
     #[test]

@@ -101,7 +101,7 @@ fn observing_twice_changes_nothing() {
     let once = metrics.encode();
     metrics.observe(&node("b", &json!({ "plan": { "phase": "Active" } })));
     for _ in 0..3 {
-        // L9: each pass over an active plan raised the peer's count.
+        // The Go operator raised its count in each pass over an active plan.
         metrics.observe(&node("b", &json!({ "plan": { "phase": "Active" } })));
     }
     check(
@@ -182,7 +182,7 @@ fn transition(before: Value, after: Value, now: &str) -> Metrics {
 
 #[test]
 fn a_phase_is_measured_from_the_time_it_began() {
-    // L10: the peer measured from the time it had just written.
+    // The Go operator measured from the time that it had just written.
     let metrics = transition(
         json!({ "phase": "Initializing", "phaseTransitionTime": "2026-08-05T10:00:00Z" }),
         json!({ "phase": "Running", "phaseTransitionTime": "2026-08-05T10:03:20Z" }),
