@@ -207,7 +207,8 @@ fn every_sample_finds_peers_among_the_others() -> Result<()> {
 fn uninstalling_by_kustomize_leaves_the_definitions() -> Result<()> {
     let shell = Shell::without_cluster()?;
     let of = |overlay: &str| by_name(&shell.run(&format!("kubectl kustomize {overlay}"))?);
-    let (mut installed, uninstalled) = (of("config/samples/install")?, of("config/samples/uninstall")?);
+    let (mut installed, uninstalled) =
+        (of("config/samples/install")?, of("config/samples/uninstall")?);
     let definition = installed.remove("CustomResourceDefinition seinodes.sei.io");
     assert!(definition.is_some(), "the CRD is not installed");
     assert_eq!(installed, uninstalled);
