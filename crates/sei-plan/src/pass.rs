@@ -18,7 +18,7 @@ use serde_json::Value;
 use crate::adoption::{compare, template_of_revision};
 use crate::endpoint::endpoint;
 use crate::executor::{self, Progress};
-use crate::planner::{self, Decision, Note, PlanMove, repair};
+use crate::planner::{self, Decision, Note, repair};
 use crate::request::{Failure, Outcome, Read, Request, SidecarCall};
 use crate::seen::{PodTry, Reading, Seen};
 use crate::shared::Shared;
@@ -116,8 +116,6 @@ pub struct Pass {
     /// The pod whose template the server could not compare this time.
     uncompared: Option<String>,
     retry: Option<Duration>,
-    /// A plan was stored or cleared in this pass.
-    plan_changed: bool,
     ending: Ending,
 }
 
@@ -150,7 +148,6 @@ impl Pass {
             repair_waits: None,
             uncompared: None,
             retry: None,
-            plan_changed: false,
             ending: Ending::default(),
         }
     }
@@ -251,6 +248,9 @@ impl Pass {
             requeue_within(&mut self.ending, DEFER_MAX.saturating_sub(self.deferred_for));
             return None;
         }
+        // What is stored now may be what the next step waits for: a plan, a signing identity, the end
+        // of a replay. The watch event of our own write enqueues nothing.
+        self.ending.requeue = Some(Duration::ZERO);
         Some(self.snapshot.status.clone())
     }
 
@@ -506,11 +506,7 @@ impl Pass {
     fn take(&mut self, decision: Decision) {
         let generation = self.snapshot.generation();
         decision.apply(&mut self.snapshot.status, generation, self.snapshot.now);
-        // What was just stored, or cleared, is followed up as soon as it is written.
-        self.plan_changed |= decision.plan != PlanMove::Keep;
-        let again = self.plan_changed.then_some(Duration::ZERO);
-        let pauses = [decision.requeue, self.retry, again];
-        self.ending.requeue = pauses.into_iter().flatten().min();
+        self.ending.requeue = [decision.requeue, self.retry].into_iter().flatten().min();
         self.ending.report = decision.report;
     }
 
