@@ -13,6 +13,7 @@
 
 #![allow(clippy::print_stdout, reason = "its output is for the person who typed the command")]
 
+mod bench;
 mod codegen;
 mod control_plane;
 mod docs;
@@ -47,6 +48,7 @@ fn run(task: Task) -> anyhow::Result<()> {
             print!("{}", tasks::help());
             Ok(())
         }
+        Task::Bench(bench) => bench::run(&root, &bench),
         Task::Codegen { check: false } => codegen::write(&root),
         Task::Codegen { check: true } => codegen::check(&root),
         Task::ControlPlane(desired) => control_plane::run(&root, &desired),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::control_plane;
-use crate::suite::{cargo_command, run_to_end};
+use crate::suite::{cargo_command, run_to_end, target_folder};
 
 /// The minor that most fleets run on.
 const MINOR: &str = "1.34";
@@ -64,9 +64,7 @@ fn build(root: &Path) -> Result<(PathBuf, PathBuf)> {
     let mut build = cargo_command();
     build.current_dir(root).args(["build", "--release", "--quiet", "--package", "sei-sandbox"]);
     run_to_end(&mut build, "cargo build --release --package sei-sandbox")?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-    let target = root.join(target.unwrap_or_else(|| "target".into()));
-    Ok((target.join("release/sei-sandbox"), programs))
+    Ok((target_folder(root).join("release/sei-sandbox"), programs))
 }
 
 /// The closing figures of a story that was told in plain lines.
