@@ -1,8 +1,9 @@
 //! Prints what a reconcile and an image update cost the operator, for `cargo xtask bench cost`.
 //!
 //! Without arguments it prints the table.
-//! `cost <no-op|image-update> <nodes> <changed>` measures one phase. Instructions are counted by callgrind, if valgrind is installed, in a process of their
-//! own and in the measured phase alone.
+//! `cost <no-op|image-update> <nodes> <changed>` measures one phase.
+//! Instructions are counted by callgrind, if valgrind is installed, in a process of their own and in
+//! the measured phase alone.
 
 #![allow(clippy::print_stdout, reason = "its output is for the person who typed the command")]
 
@@ -25,7 +26,7 @@ fn main() -> Result<()> {
     let phase = match phase.as_str() {
         "no-op" => Phase::NoOp,
         "image-update" => Phase::ImageUpdate,
-        other => bail!("unknown phase `{other}`"),
+        unknown => bail!("unknown phase `{unknown}`"),
     };
     let (nodes, changed): (usize, usize) = (nodes.parse()?, changed.parse()?);
     let mut fleet = Fleet::start(nodes)?;

@@ -69,9 +69,9 @@ pub const NO_OP_BASELINE: Cost = Cost {
 };
 
 /// Measured at commit c197987, x86-64, in release mode with `cost image-update 100 20`, the mean of
-/// three runs; how many reconciles are one depends on timing, which makes 7 % up and down. Under
-/// callgrind six status are written for each node instead of two, so its instructions compare
-/// only with those of another run under callgrind.
+/// three runs. How many changes a reconcile covers depends on timing, which makes 7 % up and down.
+/// Under callgrind six statuses are written for each node instead of two, so its instructions
+/// compare only with those of another run under callgrind.
 pub const IMAGE_UPDATE_BASELINE: Cost = Cost {
     allocations: 152_974,
     bytes: 19_461_660,

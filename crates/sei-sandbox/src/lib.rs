@@ -6,6 +6,10 @@
 //!
 //! What it never does: replace a real API server in tests of behaviour. There is no validation, no
 //! defaulting and no field ownership beyond what the operator reads back.
+//!
+//! Invariants:
+//! - A reconcile and an image update cost no more than their limits. Guarded by
+//!   `a_reconcile_and_an_image_update_stay_within_their_limits`.
 
 pub mod cost;
 pub mod memory;

@@ -91,7 +91,7 @@ impl Request {
         Selection { plural: self.plural.clone(), namespace: self.namespace.clone(), labels }
     }
 
-    /// The request in a word: `PATCH seinodes/status`.
+    /// Method and resource: `PATCH seinodes/status`.
     fn summary(&self) -> String {
         let verb = match (&self.method, &self.name) {
             (&Method::GET, None) => "LIST",
@@ -197,7 +197,7 @@ impl Store {
             return Err(ALREADY_EXISTS);
         }
         let mut object = request.body.clone();
-        // Nobody watches events, and no decision reads their fields.
+        // Events are not watched, and no decision reads their fields.
         if key.plural != "events" {
             record(&mut object, &request.body, &request.writer());
         }

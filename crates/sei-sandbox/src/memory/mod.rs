@@ -101,7 +101,7 @@ impl Server {
         client(Origin::Operator, self.calls.clone())
     }
 
-    /// The objects. Nobody else reads or writes while the guard is held.
+    /// The objects. The server answers no request while the guard is held.
     pub fn store(&self) -> MutexGuard<'_, Store> {
         lock(&self.store)
     }
