@@ -2,8 +2,8 @@
 //!
 //! Without arguments it prints the table.
 //! `cost <no-op|image-update> <nodes> <changed>` measures one phase.
-//! Instructions are counted by callgrind, if valgrind is installed, in a process of their own and in
-//! the measured phase alone.
+//! Instructions are counted by callgrind, if valgrind is installed, in a process of their own and
+//! in the measured phase alone.
 
 #![allow(clippy::print_stdout, reason = "its output is for the person who typed the command")]
 
@@ -65,9 +65,7 @@ fn callgrind(option: &str) -> Result<()> {
 #[allow(clippy::cast_precision_loss, reason = "figures for people")]
 fn print_table() -> Result<()> {
     let mut fleet = Fleet::start(NODES)?;
-    println!(
-        "{NODES} nodes, {CHANGED} changed; figures for each of these, and their ratio to the baseline"
-    );
+    println!("{NODES} nodes, {CHANGED} changed; for each of these, with the ratio to the baseline");
     println!(
         "{:<16} {:>22} {:>24} {:>26} {:>14} {:>14}",
         "", "allocations", "bytes", "instructions", "requests", "status writes"
