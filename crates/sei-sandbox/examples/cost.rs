@@ -56,8 +56,9 @@ fn measure(fleet: &mut Fleet, phase: Phase, changed: usize) -> Result<(Cost, Req
 /// Steers the callgrind that this process runs under.
 fn callgrind(option: &str) -> Result<()> {
     let id = std::process::id().to_string();
-    let status = Command::new("callgrind_control").args([option, &id]).stdout(Stdio::null());
-    let status = status.status().context("failed to start callgrind_control")?;
+    let mut command = Command::new("callgrind_control");
+    command.args([option, &id]).stdout(Stdio::null());
+    let status = command.status().context("failed to start callgrind_control")?;
     ensure!(status.success(), "`callgrind_control {option}` failed");
     Ok(())
 }

@@ -19,7 +19,7 @@ use k8s_openapi::api::core::v1::{Pod, Secret};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
-use kube::{Client, ResourceExt as _};
+use kube::{Client, ResourceExt};
 use sei_api::SeiNode;
 use sei_api::status::SeiNodePhase;
 use sei_rig::{AuditEntry, AuditLog, ControlPlane, Lane, User};
@@ -144,7 +144,7 @@ impl Bench {
         for index in 0..self.nodes {
             let name = name(index);
             let mut spec = json!({ "chainId": "bench-1", "image": OLD });
-            if index % VALIDATOR_EVERY == 0 {
+            if index.is_multiple_of(VALIDATOR_EVERY) {
                 let secret = self.create_key(&name, "signing", "priv_validator_key.json").await?;
                 spec["validator"]["signingKey"]["secret"]["secretName"] = json!(secret);
                 let secret = self.create_key(&name, "p2p", "node_key.json").await?;
@@ -190,11 +190,11 @@ impl Bench {
         let pods: Api<Pod> = Api::namespaced(self.admin.clone(), NAMESPACE);
         loop {
             let nodes = self.seinodes().list(&ListParams::default()).await?;
-            let late = nodes.iter().filter(|node| !runs(node, image)).map(|node| node.name_any());
+            let late = nodes.iter().filter(|node| !runs(node, image)).map(ResourceExt::name_any);
             let mut late: Vec<String> = late.collect();
             if late.is_empty() {
                 let pods = pods.list(&ListParams::default()).await?;
-                late.extend(pods.iter().filter(|pod| !is_ready(pod)).map(|pod| pod.name_any()));
+                late.extend(pods.iter().filter(|pod| !is_ready(pod)).map(ResourceExt::name_any));
             }
             if late.is_empty() {
                 return Ok(());

@@ -299,7 +299,7 @@ fn node_key(name: &str) -> Key {
 fn create_node(store: &mut Store, index: usize) {
     let name = format!("node-{index:03}");
     let mut spec = json!({ "chainId": CHAIN, "image": image(0) });
-    if index % VALIDATOR_EVERY == 0 {
+    if index.is_multiple_of(VALIDATOR_EVERY) {
         let (signing, p2p) = (format!("{name}-signing"), format!("{name}-p2p"));
         let key = json!({ "type": "tendermint/PrivKeyEd25519", "value": "YmVuY2g=" });
         let signer = json!({ "address": name, "pub_key": key, "priv_key": key });

@@ -22,7 +22,7 @@ fn a_reconcile_and_an_image_update_stay_within_their_limits() -> Result<()> {
     let mut fleet = Fleet::start(NODES)?;
     let no_op = measure(&mut fleet, Phase::NoOp)?;
     let image_update = measure(&mut fleet, Phase::ImageUpdate)?;
-    println!("no-op reconcile: {no_op:?}\nimage update: {image_update:?}");
+    eprintln!("no-op reconcile: {no_op:?}\nimage update: {image_update:?}");
     assert!(no_op.is_within(&NO_OP_MAX), "no-op reconcile: {no_op:?}, limit {NO_OP_MAX:?}");
     assert!(
         image_update.is_within(&IMAGE_UPDATE_MAX),
