@@ -12,6 +12,7 @@
 
 #![allow(clippy::print_stdout, reason = "the output is for the person at the terminal")]
 
+mod bench;
 mod codegen;
 mod control_plane;
 mod docs;
@@ -46,6 +47,7 @@ fn run(task: Task) -> anyhow::Result<()> {
             print!("{}", tasks::help());
             Ok(())
         }
+        Task::Bench(bench) => bench::run(&root, &bench),
         Task::Codegen { check: false } => codegen::write(&root),
         Task::Codegen { check: true } => codegen::check(&root),
         Task::ControlPlane(desired) => control_plane::run(&root, &desired),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::control_plane;
-use crate::suite::{cargo_command, run_to_end, seconds};
+use crate::suite::{cargo_command, run_to_end, seconds, target_folder};
 
 /// The minor that most fleets run on.
 const MINOR: &str = "1.34";
@@ -73,9 +73,7 @@ fn build(root: &Path) -> Result<(PathBuf, PathBuf)> {
     let started = Instant::now();
     run_to_end(cargo_command().current_dir(root).args(BUILD), &line)?;
     println!("built in {}", seconds(started.elapsed()));
-    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-    let target = root.join(target.unwrap_or_else(|| "target".into()));
-    Ok((target.join("debug/sei-sandbox"), programs))
+    Ok((target_folder(root).join("debug/sei-sandbox"), programs))
 }
 
 /// The figures at the end of a scenario's output.

@@ -1,6 +1,6 @@
 //! The steps of CI, in order, with their times. The suite stops at the first failure.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -131,6 +131,12 @@ pub(crate) fn cargo_command() -> Command {
         }
     }
     command
+}
+
+/// Where cargo puts what it builds.
+pub(crate) fn target_folder(root: &Path) -> PathBuf {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+    root.join(target.unwrap_or_else(|| "target".into()))
 }
 
 fn is_about_package(variable: &str) -> bool {

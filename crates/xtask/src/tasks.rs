@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use anyhow::{Result, bail};
 
+use crate::bench::Bench;
 use crate::control_plane::{Desired, MINORS};
 use crate::image;
 
@@ -11,6 +12,7 @@ use crate::image;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Task {
     Help,
+    Bench(Bench),
     Codegen {
         check: bool,
     },
@@ -28,6 +30,11 @@ pub(crate) enum Task {
 }
 
 const TASKS: &[(&str, &str)] = &[
+    (
+        "bench",
+        "what the operator costs; `bench cost` (the default) counts allocations and instructions, \
+         `bench fleet` CPU time on a real control plane: --nodes 100, --kubernetes 1.34|1.37",
+    ),
     (
         "codegen",
         "write generated files (CRDs, roles, docs, golden pod templates); --check only compares",
@@ -65,6 +72,8 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Task> {
     let given: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match given[..] {
         [] | ["help" | "--help" | "-h", ..] => Ok(Task::Help),
+        ["bench"] | ["bench", "cost"] => Ok(Task::Bench(Bench::Cost)),
+        ["bench", "fleet", ref options @ ..] => parse_fleet(options),
         ["codegen"] => Ok(Task::Codegen { check: false }),
         ["codegen", "--check"] => Ok(Task::Codegen { check: true }),
         ["control-plane", ref options @ ..] => parse_control_plane(options),
@@ -76,6 +85,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Task> {
         ["tool", name] => Ok(Task::Tool { name: Some(name.to_owned()) }),
         [task, extra, ..] if is_known(task) => {
             let takes = match task {
+                "bench" => "only `cost` or `fleet`",
                 "codegen" => "only --check",
                 "tool" => "only one name",
                 _ => "no arguments",
@@ -86,17 +96,36 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Task> {
     }
 }
 
+fn parse_fleet(options: &[&str]) -> Result<Task> {
+    let (mut nodes, mut minor) = (100, "1.37");
+    for option in options.chunks(2) {
+        match option {
+            ["--kubernetes", given] => minor = parse_minor(given)?,
+            ["--nodes", given] => match given.parse() {
+                Ok(count) if count > 0 => nodes = count,
+                _ => bail!("--nodes takes a number above 0, not `{given}`"),
+            },
+            [option @ ("--kubernetes" | "--nodes")] => bail!("{option} needs a value"),
+            [other, ..] => bail!("`bench fleet` takes --nodes and --kubernetes, not `{other}`"),
+            [] => {}
+        }
+    }
+    Ok(Task::Bench(Bench::Fleet { nodes, minor }))
+}
+
+fn parse_minor(given: &str) -> Result<&'static str> {
+    let minor = MINORS.iter().find(|minor| **minor == given);
+    let Some(minor) = minor else {
+        bail!("--kubernetes takes {}, not `{given}`", MINORS.join(" or "));
+    };
+    Ok(minor)
+}
+
 fn parse_control_plane(options: &[&str]) -> Result<Task> {
     let mut desired = Desired::default();
     for option in options.chunks(2) {
         match option {
-            ["--kubernetes", given] => {
-                let minor = MINORS.iter().find(|minor| *minor == given);
-                let Some(minor) = minor else {
-                    bail!("--kubernetes takes {}, not `{given}`", MINORS.join(" or "));
-                };
-                desired.minor = Some(minor);
-            }
+            ["--kubernetes", given] => desired.minor = Some(parse_minor(given)?),
             ["--bin-dir", folder] => desired.bin_dir = Some(folder.into()),
             [option @ ("--kubernetes" | "--bin-dir")] => bail!("{option} needs a value"),
             [unknown, ..] => {
@@ -183,6 +212,10 @@ mod tests {
     fn every_task_is_parsed() {
         assert_eq!(parsed(""), Ok(Task::Help));
         assert_eq!(parsed("help"), Ok(Task::Help));
+        assert_eq!(parsed("bench"), Ok(Task::Bench(Bench::Cost)));
+        let fleet = |nodes, minor| Ok(Task::Bench(Bench::Fleet { nodes, minor }));
+        assert_eq!(parsed("bench fleet"), fleet(100, "1.37"));
+        assert_eq!(parsed("bench fleet --kubernetes 1.34 --nodes 8"), fleet(8, "1.34"));
         assert_eq!(parsed("codegen"), Ok(Task::Codegen { check: false }));
         assert_eq!(parsed("codegen --check"), Ok(Task::Codegen { check: true }));
         assert_eq!(parsed("control-plane"), Ok(Task::ControlPlane(Desired::default())));
@@ -209,6 +242,9 @@ mod tests {
             ("tets", "unknown task `tets`; did you mean `test`?"),
             ("code", "unknown task `code`; did you mean `codegen`?"),
             ("t", "unknown task `t`; did you mean `test` or `tidy` or `tool`?"),
+            ("bench speed", "task `bench` takes only `cost` or `fleet`, not `speed`"),
+            ("bench fleet --nodes 0", "--nodes takes a number above 0, not `0`"),
+            ("bench fleet now", "`bench fleet` takes --nodes and --kubernetes, not `now`"),
             ("deploy", "unknown task `deploy`; `cargo xtask help` lists them"),
             ("codegen --force", "task `codegen` takes only --check, not `--force`"),
             ("control", "unknown task `control`; did you mean `control-plane`?"),
