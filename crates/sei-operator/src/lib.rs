@@ -15,13 +15,13 @@
 //!   `two_kinds_are_reconciled_side_by_side`.
 //! - What is kept in memory can be lost: a reconcile goes by the stored status, or by progress that
 //!   is found again. Guarded by `our_own_write_counts_until_the_cache_has_it`.
-//! - Whether another holder's lease has run out is measured on the own monotonic clock since its
+//! - Whether another holder's lease has expired is measured on the own monotonic clock since its
 //!   record last changed; its timestamps are never compared with ours. Guarded by
 //!   `next_move_follows_the_table` and `a_holder_that_keeps_renewing_is_never_replaced`.
 //! - A leader that could not renew stops leading before another process may start. Guarded by
-//!   `a_leader_gives_up_before_its_lease_runs_out`.
+//!   `a_leader_stops_before_its_lease_expires`.
 //! - Every call has a deadline, and no reconcile waits for an event. Guarded by
-//!   `a_list_that_is_never_answered_is_asked_for_again` and
+//!   `a_list_without_a_response_is_requested_again` and
 //!   `unanswered_event_requests_delay_neither_reconciles_nor_shutdown`.
 //! - A panic over one object is a failed reconcile of that object, and harms no other. Guarded by
 //!   `a_panic_fails_only_its_own_reconcile`.
@@ -54,7 +54,7 @@ pub mod runtime;
 use runtime::controller::Runtime;
 use runtime::metrics::Metrics;
 
-/// How long reconciles may take to end once the operator is told to stop. A kubelet kills it after
+/// How long reconciles may take to end once the operator is asked to stop. A kubelet kills it after
 /// 30 s; before that it has to release its lease, or to report what is unfinished.
 const STOP_MAX: Duration = Duration::from_secs(20);
 
@@ -127,7 +127,7 @@ impl Operator {
                 Ok(client) => run(client, options, stopped, ready_sender).await,
                 Err(error) => Err(error),
             };
-            // Nobody may be waiting for it any more.
+            // The receiver may have been dropped.
             let _ = ended_sender.send(result);
         });
         Ok(Self { stop, ready, ended, runtime: Some(runtime) })
