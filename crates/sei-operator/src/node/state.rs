@@ -51,8 +51,9 @@ impl NodeState {
 
     /// What the last reconcile leaves to this one.
     pub(crate) fn carried(&mut self, node: &SeiNode) -> Carried {
-        let deferred = self.deferred.as_ref().filter(|one| one.node.status == node.status);
-        let deferred = deferred.map(|one| (one.status.clone(), one.since.elapsed()));
+        let deferred =
+            self.deferred.as_ref().filter(|deferred| deferred.node.status == node.status);
+        let deferred = deferred.map(|deferred| (deferred.status.clone(), deferred.since.elapsed()));
         Carried { deferred, delete_conflicts: self.delete_conflicts }
     }
 

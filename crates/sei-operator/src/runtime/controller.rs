@@ -2,10 +2,10 @@
 //!
 //! kube's scheduler is the only queue, lock and timer: it runs one reconcile per object at a time,
 //! keeps a request that arrives meanwhile, and merges timers. Its concurrency is unbounded here; a
-//! semaphore bounds the work instead, because a reconcile gives its slot back while it waits for a
+//! semaphore bounds the work instead, because a reconcile releases its slot while it waits for a
 //! sidecar. Two guarantees are added:
 //!
-//! - kube's runner may drop a reconcile that it has just started when it is told to stop. A
+//! - kube's runner may drop a reconcile that it has just started when it stops. A
 //!   reconcile may be in the middle of a write then, so each runs as a task of its own, and
 //!   [`Runtime::finish`] waits for all of them.
 //! - A panic in one reconcile would end the loop, and with it the operator. The task contains it.
@@ -195,7 +195,7 @@ impl Drop for InFlight<'_> {
     }
 }
 
-/// The right of one reconcile to work. It is given back while the reconcile waits for a sidecar, so
+/// The right of one reconcile to work. It is released while the reconcile waits for a sidecar, so
 /// that a sidecar that hangs never holds a slot.
 #[derive(Debug)]
 pub struct Slot {

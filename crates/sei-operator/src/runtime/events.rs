@@ -70,7 +70,7 @@ async fn publish(recorder: Recorder, mut queue: mpsc::Receiver<Message>) {
                     Err(_) => tracing::debug!("an event was lost: no answer"),
                 }
             }
-            // The receiver may have given up.
+            // The receiver may have been dropped.
             Message::Flush(done) => drop(done.send(())),
         }
     }
