@@ -279,7 +279,7 @@ pub async fn run<R: Reconcile>(
         }
     };
     let context = Arc::new(Loop { runtime, reconciler, failures: Mutex::default() });
-    let reconciles = Controller::for_stream(news, store.clone())
+    let controller = Controller::for_stream(news, store.clone())
         .with_config(Config::default().concurrency(0))
         .reconcile_on(requests)
         .graceful_shutdown_on(stopped)
@@ -305,7 +305,7 @@ pub async fn run<R: Reconcile>(
         }
     };
     tokio::select! {
-        () = reconciles => {}
+        () = controller => {}
         () = sweeps => {}
         () = stopped_early => {}
     }
