@@ -1,7 +1,7 @@
 //! The controller of `SeiNode`: which objects enqueue it, and how a snapshot becomes a pass.
 //!
-//! It decides nothing: `sei-plan` does. `snapshot` gathers what a decision is made from, `reconcile`
-//! performs what a pass asks for, `ledger` grants the slots of a chain's budget.
+//! It decides nothing: `sei-plan` does. `snapshot` gathers the input of a decision, `reconcile`
+//! performs what a pass requests, `ledger` grants the slots of a chain's budget.
 
 use std::sync::Arc;
 use std::time::Instant;

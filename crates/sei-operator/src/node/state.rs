@@ -72,7 +72,7 @@ impl NodeState {
         pause.min(Duration::from_secs(60))
     }
 
-    /// Whether the watch has not shown the newer version in time: then the server is asked.
+    /// Whether the watch has not shown the newer version in time, so that the server is read.
     pub(crate) fn needs_live_read(&self) -> bool {
         self.stale_reads > 1
     }

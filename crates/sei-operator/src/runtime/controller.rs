@@ -5,9 +5,9 @@
 //! semaphore bounds the work instead, because a reconcile releases its slot while it waits for a
 //! sidecar. Two guarantees are added:
 //!
-//! - kube's runner may drop a reconcile that it has just started when it stops. A
-//!   reconcile may be in the middle of a write then, so each runs as a task of its own, and
-//!   [`Runtime::finish`] waits for all of them.
+//! - kube's runner may drop a reconcile that it has just started when it stops. A reconcile may be
+//!   in the middle of a write then, so each runs as a task of its own, and [`Runtime::finish`]
+//!   waits for all of them.
 //! - A panic in one reconcile would end the loop, and with it the operator. The task contains it.
 
 use std::any::Any;
@@ -262,7 +262,7 @@ pub async fn run<R: Reconcile>(
     let deleted = Arc::new(Notify::new());
     let is_listed = listed.subscribe();
     let kind = R::Kind::kind(&());
-    // Errors are handled here: a controller that is given one delays every other request.
+    // Errors are handled here: a controller that receives one delays all other requests.
     let events = watcher(api, watcher::Config::default());
     let events = cache::persistent(events, kind, runtime.metrics.clone()).map(Ok).reflect(writer);
     let events = events.inspect(on_list(listed, deleted.clone())).applied_objects();
