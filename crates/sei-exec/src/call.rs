@@ -1,4 +1,4 @@
-//! One call to the API server: with a deadline, and with its failure told apart.
+//! A call to the API server, with a deadline and a classified failure.
 
 use std::future::Future;
 use std::time::Duration;
@@ -6,46 +6,47 @@ use std::time::Duration;
 use kube::core::Status;
 use sei_plan::request::Failure;
 
-/// How long the API server may take. It answers in milliseconds or it is in trouble; a node waits
-/// for its next look rather than for an answer that may never come.
+/// How long the API server may take. A healthy server responds in milliseconds; the next reconcile
+/// is a better retry than a call that may never end.
 pub const DEADLINE: Duration = Duration::from_secs(15);
 
-/// Makes a call, and gives up at the deadline.
+/// Awaits a call, and fails it at the deadline.
 pub async fn call<T>(
-    what: &str,
+    action: &str,
     request: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<T, Failure> {
     match tokio::time::timeout(DEADLINE, request).await {
         Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err(failure(what, &error)),
-        Err(_) => {
-            Err(Failure::Indeterminate(format!("{what}: no answer in {} s", DEADLINE.as_secs())))
-        }
+        Ok(Err(error)) => Err(failure(action, &error)),
+        Err(_) => Err(Failure::Indeterminate(format!(
+            "{action}: no response in {} s",
+            DEADLINE.as_secs()
+        ))),
     }
 }
 
-/// As [`call`], for reads: an object that is not there is an answer.
+/// As [`call`], for reads: returns `None` for an object that is not found.
 pub async fn find<T>(
-    what: &str,
+    action: &str,
     request: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<Option<T>, Failure> {
-    match call(what, request).await {
+    match call(action, request).await {
         Ok(value) => Ok(Some(value)),
         Err(Failure::NotFound) => Ok(None),
         Err(failure) => Err(failure),
     }
 }
 
-/// What a failed call means for the decision that asked for it.
-pub fn failure(what: &str, error: &kube::Error) -> Failure {
+/// Classifies a failed call for the decision that requested it.
+pub fn failure(action: &str, error: &kube::Error) -> Failure {
     match error {
-        kube::Error::Api(status) => api_failure(what, status),
-        other => Failure::Indeterminate(format!("{what}: {}", chain(other))),
+        kube::Error::Api(status) => api_failure(action, status),
+        error => Failure::Indeterminate(format!("{action}: {}", chain(error))),
     }
 }
 
-fn api_failure(what: &str, status: &Status) -> Failure {
-    let text = format!("{what}: {}", status.message);
+fn api_failure(action: &str, status: &Status) -> Failure {
+    let text = format!("{action}: {}", status.message);
     match (status.code, status.reason.as_str()) {
         (404, _) => Failure::NotFound,
         (409, "AlreadyExists") => Failure::AlreadyExists,
@@ -53,14 +54,14 @@ fn api_failure(what: &str, status: &Status) -> Failure {
         (409, _) => Failure::Conflict(text),
         (401 | 403, _) => forbidden(text, status),
         (400 | 413 | 422, _) => Failure::Rejected(text),
-        // It stays so until somebody mends the webhook, so it has to be told.
+        // The call fails until the webhook is repaired, so a user has to see it.
         (500.., _) if status.message.contains("failed calling webhook") => Failure::Rejected(text),
         _ => Failure::Indeterminate(text),
     }
 }
 
-/// A quota, Pod Security, a terminating namespace and a webhook's no also answer 403: those refuse
-/// the object, not the operator. Only authorization says who `cannot` do what.
+/// A quota, Pod Security, a terminating namespace and a webhook also return 403: those refuse the
+/// object, not the operator. Only the authorizer's message names a user who `cannot` do something.
 fn forbidden(text: String, status: &Status) -> Failure {
     let refuses_operator = status.code == 401 || status.message.contains("\" cannot ");
     if refuses_operator { Failure::Forbidden(text) } else { Failure::Rejected(text) }
@@ -76,9 +77,9 @@ pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
-        let words = cause.to_string();
-        if !text.contains(&words) {
-            text = format!("{text}: {words}");
+        let message = cause.to_string();
+        if !text.contains(&message) {
+            text = format!("{text}: {message}");
         }
         source = cause.source();
     }
@@ -89,7 +90,7 @@ pub fn chain(error: &dyn std::error::Error) -> String {
 mod tests {
     use super::*;
 
-    fn answer(code: u16, reason: &str, message: &str) -> kube::Error {
+    fn api_error(code: u16, reason: &str, message: &str) -> kube::Error {
         kube::Error::Api(Box::new(Status {
             code,
             reason: reason.to_owned(),
@@ -99,8 +100,8 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_told_apart_by_what_they_mean() {
-        let check = |code, reason, message| failure("get x", &answer(code, reason, message));
+    fn api_errors_are_classified_by_code_reason_and_message() {
+        let check = |code, reason, message| failure("get x", &api_error(code, reason, message));
         assert_eq!(check(404, "NotFound", "no"), Failure::NotFound);
         assert_eq!(check(409, "AlreadyExists", "no"), Failure::AlreadyExists);
         assert!(matches!(check(409, "Conflict", "no"), Failure::Conflict(_)));
@@ -121,11 +122,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_call_that_never_answers_is_given_up() {
+    async fn a_call_without_a_response_fails_at_the_deadline() {
         let never = std::future::pending::<Result<(), kube::Error>>();
         assert_eq!(
             call("get x", never).await,
-            Err(Failure::Indeterminate("get x: no answer in 15 s".to_owned()))
+            Err(Failure::Indeterminate("get x: no response in 15 s".to_owned()))
         );
     }
 }

@@ -3,14 +3,14 @@
 //! What it is for: performing one request of [`sei_plan`] at a time against the API server or a
 //! pod's sidecar, and writing a node's status.
 //!
-//! What it never does: decide. There is no `if` about nodes, plans or pods here, only about how a
-//! call went. Nothing is repeated by itself, and nothing waits without a deadline.
+//! What it never does: decide. It branches on how a call ended, never on nodes, plans or pods. It
+//! retries nothing, and every call has a deadline.
 //!
 //! Invariants:
-//! - A status is written as the difference to the stored one, with its resourceVersion, and not at
-//!   all if there is none. Guarded by `an_equal_status_is_no_difference`.
-//! - The sidecar's answers are read up to a cap, and no redirect is followed. Guarded by
-//!   `an_endless_answer_is_cut` and `a_redirect_is_not_followed`.
+//! - A status is written as the difference to the stored status, with its resourceVersion. Equal
+//!   statuses cause no write. Guarded by `an_equal_status_is_no_difference`.
+//! - Responses of a sidecar are read up to a size limit, and no redirect is followed. Guarded by
+//!   `a_response_over_the_size_limit_is_refused` and `a_redirect_is_not_followed`.
 
 pub mod call;
 pub mod compare;

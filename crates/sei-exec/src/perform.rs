@@ -1,4 +1,4 @@
-//! Performs requests against the API server, as they stand.
+//! Performs requests against the API server, unchanged.
 
 use k8s_openapi::api::apps::v1::{ControllerRevision, StatefulSet};
 use k8s_openapi::api::batch::v1::Job;
@@ -31,7 +31,7 @@ pub struct Cluster {
     sidecar: Sidecar,
     namespace: String,
     node: String,
-    /// Only the nodes of this namespace are the operator's; all without it.
+    /// Namespace that the operator is limited to; `None` for all namespaces.
     scope: Option<String>,
 }
 
@@ -46,7 +46,7 @@ impl Cluster {
         }
     }
 
-    /// The node's own kind, in its namespace.
+    /// The `SeiNode`s in the node's namespace.
     pub fn nodes(&self) -> Api<SeiNode> {
         self.api()
     }
@@ -67,6 +67,10 @@ impl Cluster {
             | Request::DeleteJob { .. }
             | Request::DeleteService { .. }
             | Request::DeleteClaim { .. } => self.delete(request).await,
+            Request::CreateStatefulSet(_)
+            | Request::ApplyStatefulSet(_)
+            | Request::DryRunStatefulSet(_)
+            | Request::PatchStatefulSet(_) => self.write_statefulset(request).await,
             _ => self.write(request).await,
         };
         outcome.unwrap_or_else(Outcome::Failed)
@@ -123,7 +127,7 @@ impl Cluster {
         Ok(found.map(|object| StatefulSetView::from(&object)))
     }
 
-    /// Every node, also one that does not decode as a whole.
+    /// Every node, including one that does not decode as a whole: it may use a key or a volume.
     async fn all_nodes(&self) -> Result<Vec<SeiNode>, Failure> {
         let resource = ApiResource::erase::<SeiNode>(&());
         let nodes: Api<DynamicObject> = match &self.scope {
@@ -149,7 +153,7 @@ impl Cluster {
         Ok(found.items.iter().map(|pod| Shared::new(PodView::from(pod))).collect())
     }
 
-    /// The claim of this name, as far as decisions need to know it.
+    /// The claim of this name, with the fields that decisions need.
     async fn claim(&self, name: &str) -> Result<Option<ClaimView>, Failure> {
         let claims = self.api::<PersistentVolumeClaim>();
         let found = find("get persistentvolumeclaim", claims.get(name)).await?;
@@ -157,17 +161,13 @@ impl Cluster {
     }
 
     async fn write(&self, request: &Request) -> Result<Outcome, Failure> {
-        let create = PostParams {
-            field_manager: Some(names::FIELD_MANAGER.to_owned()),
-            ..PostParams::default()
-        };
-        let apply = PatchParams::apply(names::FIELD_MANAGER).force();
+        let (create, apply) = (create_params(), apply_params());
         match request {
             Request::CreateClaim(claim) => {
                 let claims = self.api::<PersistentVolumeClaim>();
-                let made =
+                let created =
                     call("create persistentvolumeclaim", claims.create(&create, claim)).await?;
-                return Ok(Outcome::Created(ObjectView::from(&made.metadata)));
+                return Ok(Outcome::Created(ObjectView::from(&created.metadata)));
             }
             Request::ApplyConfigMap(object) => {
                 let name = names::proxy_config(&self.node);
@@ -186,30 +186,9 @@ impl Cluster {
             Request::CreateJob(object) => {
                 call("create job", self.api::<Job>().create(&create, object)).await?;
             }
-            Request::CreateStatefulSet(object) => {
-                let sets = self.api::<StatefulSet>();
-                let made = call("create statefulset", sets.create(&create, object)).await?;
-                return Ok(Outcome::Applied(StatefulSetView::from(&made).into()));
-            }
-            Request::ApplyStatefulSet(object) => {
-                let sets = self.api::<StatefulSet>();
-                let patch = Patch::Apply(object.as_ref());
-                let made = sets.patch(&self.node, &apply, &patch);
-                let made = call("apply statefulset", made).await?;
-                return Ok(Outcome::Applied(StatefulSetView::from(&made).into()));
-            }
-            Request::DryRunStatefulSet(object) => {
-                let sets = self.api::<StatefulSet>();
-                let patch = Patch::Apply(object.as_ref());
-                let params = apply.dry_run();
-                let tried = sets.patch(&self.node, &params, &patch);
-                let tried = call("dry-run apply statefulset", tried).await?;
-                let template = serde_json::to_value(&tried.spec.template).unwrap_or_default();
-                return Ok(Outcome::DryRun(template));
-            }
             Request::PatchFinalizers { resource_version, finalizers } => {
-                // The metadata alone: a write of the whole object would drop fields that this
-                // operator does not know.
+                // Metadata only: a write of the whole object would drop fields that this version
+                // of the operator does not know.
                 let patch = serde_json::json!({ "metadata": {
                     "resourceVersion": resource_version, "finalizers": finalizers,
                 }});
@@ -223,18 +202,13 @@ impl Cluster {
                 let dry_run = PostParams { dry_run: true, ..create };
                 call("dry-run create pod", self.api::<Pod>().create(&dry_run, pod)).await?;
             }
-            Request::PatchStatefulSet(patch) => {
-                let sets = self.api::<StatefulSet>();
-                let params = PatchParams {
-                    field_manager: Some(names::FIELD_MANAGER.to_owned()),
-                    ..PatchParams::default()
-                };
-                let patch = Patch::Merge(patch);
-                call("patch statefulset", sets.patch(&self.node, &params, &patch)).await?;
-            }
             Request::Read(_)
             | Request::Sidecar(_)
             | Request::TakeSlot
+            | Request::CreateStatefulSet(_)
+            | Request::ApplyStatefulSet(_)
+            | Request::DryRunStatefulSet(_)
+            | Request::PatchStatefulSet(_)
             | Request::DeletePod(_)
             | Request::DeleteJob { .. }
             | Request::DeleteService { .. }
@@ -243,27 +217,63 @@ impl Cluster {
         Ok(Outcome::Accepted)
     }
 
+    async fn write_statefulset(&self, request: &Request) -> Result<Outcome, Failure> {
+        let sets = self.api::<StatefulSet>();
+        match request {
+            Request::CreateStatefulSet(object) => {
+                let created =
+                    call("create statefulset", sets.create(&create_params(), object)).await?;
+                return Ok(Outcome::Applied(StatefulSetView::from(&created).into()));
+            }
+            Request::ApplyStatefulSet(object) => {
+                let patch = Patch::Apply(object.as_ref());
+                let params = apply_params();
+                let applied = sets.patch(&self.node, &params, &patch);
+                let applied = call("apply statefulset", applied).await?;
+                return Ok(Outcome::Applied(StatefulSetView::from(&applied).into()));
+            }
+            Request::DryRunStatefulSet(object) => {
+                let patch = Patch::Apply(object.as_ref());
+                let params = apply_params().dry_run();
+                let applied = sets.patch(&self.node, &params, &patch);
+                let applied = call("dry-run apply statefulset", applied).await?;
+                let template = serde_json::to_value(&applied.spec.template).unwrap_or_default();
+                return Ok(Outcome::DryRun(template));
+            }
+            Request::PatchStatefulSet(patch) => {
+                let params = PatchParams {
+                    field_manager: Some(names::FIELD_MANAGER.to_owned()),
+                    ..PatchParams::default()
+                };
+                let patch = Patch::Merge(patch);
+                call("patch statefulset", sets.patch(&self.node, &params, &patch)).await?;
+            }
+            _ => {}
+        }
+        Ok(Outcome::Accepted)
+    }
+
     async fn delete(&self, request: &Request) -> Result<Outcome, Failure> {
         match request {
             Request::DeletePod(PodDelete { name, uid, resource_version }) => {
-                let params = exactly(uid, resource_version.clone());
+                let params = only_uid(uid, resource_version.clone());
                 call("delete pod", self.api::<Pod>().delete(name, &params)).await?;
             }
             Request::DeleteJob { uid } => {
                 let params = DeleteParams {
                     propagation_policy: Some(PropagationPolicy::Foreground),
-                    ..exactly(uid, None)
+                    ..only_uid(uid, None)
                 };
                 let name = names::bootstrap_job(&self.node);
                 call("delete job", self.api::<Job>().delete(&name, &params)).await?;
             }
             Request::DeleteService { uid } => {
-                let params = exactly(uid, None);
+                let params = only_uid(uid, None);
                 call("delete service", self.api::<Service>().delete(&self.node, &params)).await?;
             }
             Request::DeleteClaim { name, uid } => {
                 let claims = self.api::<PersistentVolumeClaim>();
-                let params = exactly(uid, None);
+                let params = only_uid(uid, None);
                 call("delete persistentvolumeclaim", claims.delete(name, &params)).await?;
             }
             _ => {}
@@ -272,15 +282,23 @@ impl Cluster {
     }
 }
 
-/// Deletes this very object, with its own grace period.
-fn exactly(uid: &str, resource_version: Option<String>) -> DeleteParams {
+fn create_params() -> PostParams {
+    PostParams { field_manager: Some(names::FIELD_MANAGER.to_owned()), ..PostParams::default() }
+}
+
+fn apply_params() -> PatchParams {
+    PatchParams::apply(names::FIELD_MANAGER).force()
+}
+
+/// Deletes only the object with this uid, with its own grace period.
+fn only_uid(uid: &str, resource_version: Option<String>) -> DeleteParams {
     DeleteParams {
         preconditions: Some(Preconditions { uid: Some(uid.to_owned()), resource_version }),
         ..DeleteParams::default()
     }
 }
 
-/// A claim, as far as its use depends on it.
+/// The fields of a claim that decisions need.
 pub fn claim_view(claim: &PersistentVolumeClaim) -> ClaimView {
     let view = ObjectView::from(&claim.metadata);
     let status = claim.status.as_ref();
@@ -291,7 +309,9 @@ pub fn claim_view(claim: &PersistentVolumeClaim) -> ClaimView {
         terminating: view.terminating,
         phase: status.and_then(|status| status.phase.clone()).unwrap_or_default(),
         access_modes: status.and_then(|status| status.access_modes.clone()).unwrap_or_default(),
-        capacity: capacity.and_then(|all| all.get("storage")).map(|quantity| quantity.0.clone()),
+        capacity: capacity
+            .and_then(|capacity| capacity.get("storage"))
+            .map(|quantity| quantity.0.clone()),
         volume: claim.spec.as_ref().and_then(|spec| spec.volume_name.clone()),
     }
 }
@@ -299,8 +319,10 @@ pub fn claim_view(claim: &PersistentVolumeClaim) -> ClaimView {
 fn volume_view(volume: &PersistentVolume) -> VolumeView {
     let capacity = volume.spec.as_ref().and_then(|spec| spec.capacity.as_ref());
     VolumeView {
-        phase: volume.status.as_ref().and_then(|one| one.phase.clone()).unwrap_or_default(),
-        capacity: capacity.and_then(|all| all.get("storage")).map(|quantity| quantity.0.clone()),
+        phase: volume.status.as_ref().and_then(|status| status.phase.clone()).unwrap_or_default(),
+        capacity: capacity
+            .and_then(|capacity| capacity.get("storage"))
+            .map(|quantity| quantity.0.clone()),
     }
 }
 
@@ -309,7 +331,7 @@ fn secret_view(secret: &Secret) -> SecretView {
     SecretView { terminating: secret.metadata.deletion_timestamp.is_some(), data: data.collect() }
 }
 
-/// The body of an answer as JSON; what cannot be read is no answer.
+/// The body of a response as JSON, or `None` if it does not parse.
 pub(crate) fn json(bytes: &[u8]) -> Option<Value> {
     serde_json::from_slice(bytes).ok()
 }

@@ -1,7 +1,7 @@
-//! The sidecar's HTTP API of one pod.
+//! The client of the HTTP API of a pod's sidecar.
 //!
-//! The pod is addressed by its IP: a name may still resolve to the predecessor. The scheme is
-//! fixed, no redirect is followed, no proxy variable is read, and nothing that comes back is logged.
+//! The pod is addressed by its IP, because a name may still resolve to its predecessor. The scheme
+//! is fixed, no redirect is followed, no proxy variable is read, and no response body is logged.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -18,16 +18,16 @@ use serde_json::{Value, json};
 
 use crate::perform;
 
-/// Port of the auth proxy in front of the sidecar. Plain HTTP, whatever the number suggests.
+/// Port of the auth proxy in front of the sidecar. Plain HTTP, although the number suggests TLS.
 pub const PORT: u16 = 8443;
-/// The most of an answer that is read.
+/// The largest response body that is read, in bytes.
 const BODY_MAX: usize = 256 * 1024;
-/// How long an answer may take, connecting included.
+/// How long a call may take, connecting included.
 const DEADLINE: Duration = Duration::from_secs(5);
 /// How long a token is used before its file is read again: projected tokens rotate.
 const TOKEN_AGE: Duration = Duration::from_secs(50);
 
-/// What a health probe found.
+/// The result of a health probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
     Ready,
@@ -46,7 +46,8 @@ pub struct Sidecar {
 #[derive(Clone)]
 struct Token {
     path: Option<PathBuf>,
-    read: Arc<Mutex<Option<(Instant, String)>>>,
+    /// The token that was read last, and when.
+    cached: Arc<Mutex<Option<(Instant, String)>>>,
 }
 
 impl Sidecar {
@@ -59,11 +60,11 @@ impl Sidecar {
             http: Client::builder(TokioExecutor::new())
                 .pool_idle_timeout(Duration::from_secs(10))
                 .build(connector),
-            token: Token { path: token_path, read: Arc::default() },
+            token: Token { path: token_path, cached: Arc::default() },
         }
     }
 
-    /// Performs one call of a task.
+    /// Performs the call of a task.
     pub async fn call(&self, request: &SidecarRequest) -> Result<Outcome, Failure> {
         let ip = &request.ip;
         match &request.call {
@@ -73,10 +74,9 @@ impl Sidecar {
                 polled(id, status, &body)
             }
             SidecarCall::Submit { id, task_type, params } => {
-                let body = json!({ "id": id, "type": task_type, "params": params });
-                let (status, answer) =
-                    self.send(ip, Method::POST, "/v0/tasks", Some(&body)).await?;
-                submitted(id, status, &answer)
+                let task = json!({ "id": id, "type": task_type, "params": params });
+                let (status, body) = self.send(ip, Method::POST, "/v0/tasks", Some(&task)).await?;
+                submitted(id, status, &body)
             }
             SidecarCall::Delete { id } => {
                 let (status, _) =
@@ -85,22 +85,22 @@ impl Sidecar {
                     StatusCode::NO_CONTENT | StatusCode::OK | StatusCode::NOT_FOUND => {
                         Ok(Outcome::Accepted)
                     }
-                    other => Err(unexpected("delete task", other)),
+                    status => Err(unexpected("delete task", status)),
                 }
             }
         }
     }
 
-    /// Asks whether the gate is open.
+    /// Probes whether the readiness gate is open.
     pub async fn probe(&self, ip: &str) -> Health {
         match self.send(ip, Method::GET, "/v0/healthz", None).await {
             Ok((StatusCode::OK, _)) => Health::Ready,
             Ok((StatusCode::SERVICE_UNAVAILABLE, _)) => Health::NotReady,
-            Ok((other, _)) => Health::Unreachable(format!("healthz answered {other}")),
+            Ok((status, _)) => Health::Unreachable(format!("healthz returned {status}")),
             Err(Failure::Unreachable(text) | Failure::Unauthorized(text)) => {
                 Health::Unreachable(text)
             }
-            Err(other) => Health::Unreachable(format!("{other:?}")),
+            Err(failure) => Health::Unreachable(format!("{failure:?}")),
         }
     }
 
@@ -110,9 +110,9 @@ impl Sidecar {
         if status != StatusCode::OK {
             return Err(unexpected("node-id", status));
         }
-        let id = perform::json(&body).and_then(|one| one["nodeId"].as_str().map(str::to_owned));
+        let id = perform::json(&body).and_then(|body| body["nodeId"].as_str().map(str::to_owned));
         id.filter(|id| id.len() == 40 && id.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f')))
-            .ok_or_else(|| Failure::Unreachable("node-id answered nonsense".to_owned()))
+            .ok_or_else(|| Failure::Unreachable("node-id returned no valid id".to_owned()))
     }
 
     async fn send(
@@ -123,7 +123,7 @@ impl Sidecar {
         body: Option<&Value>,
     ) -> Result<(StatusCode, Bytes), Failure> {
         let host = if ip.contains(':') { format!("[{ip}]") } else { ip.to_owned() };
-        let what = format!("{method} {path} on {host}");
+        let action = format!("{method} {path} on {host}");
         let mut request =
             HttpRequest::builder().method(method).uri(format!("http://{host}:{PORT}{path}"));
         // A token sent to the health path would reach the sidecar's own process: it is not sent.
@@ -138,21 +138,21 @@ impl Sidecar {
         let body = body.map(ToString::to_string).unwrap_or_default();
         let request = request
             .body(Full::new(Bytes::from(body)))
-            .map_err(|error| Failure::Unreachable(format!("{what}: {error}")))?;
-        let answer = tokio::time::timeout(DEADLINE, self.answer(request)).await;
-        let (status, body) = answer
-            .map_err(|_| Failure::Unreachable(format!("{what}: no answer in 5 s")))?
-            .map_err(|error| Failure::Unreachable(format!("{what}: {error}")))?;
+            .map_err(|error| Failure::Unreachable(format!("{action}: {error}")))?;
+        let response = tokio::time::timeout(DEADLINE, self.receive(request)).await;
+        let (status, body) = response
+            .map_err(|_| Failure::Unreachable(format!("{action}: no response in 5 s")))?
+            .map_err(|error| Failure::Unreachable(format!("{action}: {error}")))?;
         if status == StatusCode::UNAUTHORIZED {
-            self.token.forget();
+            self.token.invalidate();
         }
         if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
-            return Err(Failure::Unauthorized(format!("{what}: answered {status}")));
+            return Err(Failure::Unauthorized(format!("{action}: returned {status}")));
         }
         Ok((status, body))
     }
 
-    async fn answer(
+    async fn receive(
         &self,
         request: HttpRequest<Full<Bytes>>,
     ) -> Result<(StatusCode, Bytes), String> {
@@ -160,7 +160,7 @@ impl Sidecar {
             self.http.request(request).await.map_err(|error| crate::call::chain(&error))?;
         let status = response.status();
         let body = Limited::new(response.into_body(), BODY_MAX).collect().await;
-        let body = body.map_err(|error| format!("unreadable answer: {error}"))?;
+        let body = body.map_err(|error| format!("unreadable response: {error}"))?;
         Ok((status, body.to_bytes()))
     }
 }
@@ -168,44 +168,45 @@ impl Sidecar {
 impl Token {
     fn read(&self) -> Result<Option<String>, Failure> {
         let Some(path) = &self.path else { return Ok(None) };
-        let mut read = self.read.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some((at, token)) = read.as_ref()
-            && at.elapsed() < TOKEN_AGE
+        let mut cached = self.cached.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some((read_at, token)) = cached.as_ref()
+            && read_at.elapsed() < TOKEN_AGE
         {
             return Ok(Some(token.clone()));
         }
         let token = std::fs::read_to_string(path).map(|text| text.trim().to_owned());
         match token {
             Ok(token) if !token.is_empty() => {
-                *read = Some((Instant::now(), token.clone()));
+                *cached = Some((Instant::now(), token.clone()));
                 Ok(Some(token))
             }
-            // An older token may still be good for a while.
-            _ => match read.as_ref() {
+            // The previous token may still be valid for a while.
+            _ => match cached.as_ref() {
                 Some((_, token)) => Ok(Some(token.clone())),
                 None => Err(Failure::Unauthorized("the token file cannot be read".to_owned())),
             },
         }
     }
 
-    fn forget(&self) {
-        *self.read.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = None;
+    fn invalidate(&self) {
+        *self.cached.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = None;
     }
 }
 
-fn unexpected(what: &str, status: StatusCode) -> Failure {
-    Failure::Unreachable(format!("{what} answered {status}"))
+fn unexpected(action: &str, status: StatusCode) -> Failure {
+    Failure::Unreachable(format!("{action} returned {status}"))
 }
 
-/// What a poll answered. Only the sidecar's own 404 says that it knows no such task: a plain one
-/// comes from something in between. A record of another task is nobody's word on ours.
+/// The outcome of a poll. Only a 404 of the sidecar itself, with a JSON body, means that it has no
+/// such task: a plain 404 comes from something in between. The record of another task is a failure,
+/// because it proves nothing about the polled task.
 fn polled(id: &str, status: StatusCode, body: &[u8]) -> Result<Outcome, Failure> {
     let Some(record) = perform::json(body).filter(Value::is_object) else {
         return Err(unexpected("poll", status));
     };
     match status {
-        StatusCode::OK if record["id"].as_str().is_some_and(|told| told != id) => {
-            Err(Failure::Unreachable("poll answered another id".to_owned()))
+        StatusCode::OK if record["id"].as_str().is_some_and(|returned| returned != id) => {
+            Err(Failure::Unreachable("poll returned another id".to_owned()))
         }
         StatusCode::OK => {
             let text = |key: &str| record[key].as_str().unwrap_or_default().to_owned();
@@ -220,18 +221,19 @@ fn polled(id: &str, status: StatusCode, body: &[u8]) -> Result<Outcome, Failure>
             Ok(Outcome::Task(Some(TaskRecord { state })))
         }
         StatusCode::NOT_FOUND => Ok(Outcome::Task(None)),
-        other => Err(unexpected("poll", other)),
+        status => Err(unexpected("poll", status)),
     }
 }
 
-/// An accepted submission names the id that was sent; anything else is not believed.
+/// The outcome of a submission. An accepted one returns the id that was sent; anything else is a
+/// failure.
 fn submitted(id: &str, status: StatusCode, body: &[u8]) -> Result<Outcome, Failure> {
     if !matches!(status, StatusCode::CREATED | StatusCode::ACCEPTED) {
         return Err(unexpected("submit", status));
     }
     match perform::json(body) {
-        Some(answer) if answer["id"] == id => Ok(Outcome::Accepted),
-        _ => Err(Failure::Unreachable("submit answered another id".to_owned())),
+        Some(record) if record["id"] == id => Ok(Outcome::Accepted),
+        _ => Err(Failure::Unreachable("submit returned another id".to_owned())),
     }
 }
 

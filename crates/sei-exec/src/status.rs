@@ -1,4 +1,4 @@
-//! Status writes: the difference, with the resourceVersion it was decided on.
+//! Status writes: a merge patch of the difference, with the resourceVersion that it is based on.
 
 use std::fmt::Debug;
 
@@ -12,21 +12,22 @@ use serde_json::{Map, Value, json};
 
 use crate::call::call;
 
-/// How a status write went.
+/// Why a status write failed.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// Another client wrote the object meanwhile: read it again.
-    #[error("the object has changed meanwhile")]
+    /// Another client has written or deleted the object: read it again.
+    #[error("the object has changed since it was read")]
     Stale,
-    /// The installed CRD dropped fields of the status: nothing may be done on its strength.
+    /// The installed CRD dropped fields of the status, so what is stored is not what was decided:
+    /// nothing may be done based on it.
     #[error("the installed CRD drops status fields: {0}")]
     Pruned(String),
     #[error("failed to write the status: {0:?}")]
     Call(Failure),
 }
 
-/// Writes the status of an object if it differs from the stored one. Returns the object as it is
-/// stored now, or `None` if there was nothing to write.
+/// Writes the status of an object if it differs from the stored one. Returns the stored object, or
+/// `None` if there was nothing to write.
 pub async fn write_status<K>(
     api: &Api<K>,
     stored: &K,
@@ -60,7 +61,7 @@ fn to_value(status: &impl Serialize) -> Value {
     serde_json::to_value(status).unwrap_or_default()
 }
 
-/// The merge patch that makes `after` of `before`: what changed, and null for what is gone.
+/// The merge patch from `before` to `after`: changed fields, and null for removed ones.
 pub fn difference(before: &Value, after: &Value) -> Option<Value> {
     if before == after {
         return None;
@@ -81,7 +82,7 @@ pub fn difference(before: &Value, after: &Value) -> Option<Value> {
     Some(Value::Object(patch))
 }
 
-/// The first field that was sent and did not come back.
+/// The first field that was sent and not returned.
 fn missing<S: Serialize>(sent: &S, returned: Option<&S>) -> Option<String> {
     let returned = returned.map_or_else(|| json!({}), to_value);
     first_missing(&to_value(sent), &returned, "status")
@@ -91,7 +92,7 @@ fn first_missing(sent: &Value, returned: &Value, path: &str) -> Option<String> {
     match (sent, returned) {
         (Value::Object(sent), Value::Object(returned)) => {
             sent.iter().find_map(|(key, value)| match returned.get(key) {
-                Some(other) => first_missing(value, other, &format!("{path}.{key}")),
+                Some(returned) => first_missing(value, returned, &format!("{path}.{key}")),
                 None => Some(format!("{path}.{key}")),
             })
         }
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_changed_is_sent_and_what_is_gone_is_null() {
+    fn a_patch_has_changed_fields_and_null_for_removed_ones() {
         check(
             &json!({ "a": 1, "b": { "c": 1, "d": 2 }, "e": [1] }),
             &json!({ "a": 1, "b": { "c": 3 }, "e": [1, 2], "f": {} }),
@@ -132,14 +133,14 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_an_older_schema_drops_are_noticed() {
+    fn fields_that_an_older_schema_drops_are_found() {
         let sent =
             json!({ "plan": { "id": "x", "target": { "hash": "h" }, "tasks": [{ "a": 1 }] } });
         let kept = sent.clone();
         assert_eq!(first_missing(&sent, &kept, "status"), None);
         let pruned = json!({ "plan": { "id": "x", "tasks": [{ "a": 1 }] } });
         assert_eq!(first_missing(&sent, &pruned, "status").unwrap(), "status.plan.target");
-        let other = json!({ "plan": { "id": "x", "target": { "hash": "h" }, "tasks": [{}] } });
-        assert_eq!(first_missing(&sent, &other, "status").unwrap(), "status.plan.tasks[0].a");
+        let pruned = json!({ "plan": { "id": "x", "target": { "hash": "h" }, "tasks": [{}] } });
+        assert_eq!(first_missing(&sent, &pruned, "status").unwrap(), "status.plan.tasks[0].a");
     }
 }

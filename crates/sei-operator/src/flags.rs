@@ -1,7 +1,7 @@
-//! What `sei-operator run` can be told.
+//! The flags of `sei-operator run`.
 //!
-//! Every flag of the peer is understood, so that its Deployment starts this operator by changing the
-//! image alone. Those that have no meaning here are accepted, and [`Flags::warnings`] says so.
+//! Every flag of the Go operator is accepted, so that its Deployment starts this operator once the
+//! image is changed. [`Flags::warnings`] reports those that have no effect here.
 
 use std::ffi::OsString;
 use std::fs;
@@ -17,7 +17,7 @@ const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// Runs the operator.
 #[derive(Parser, Clone, Debug)]
 pub struct Flags {
-    /// Wait for the lease before acting; without it, make sure that nobody else acts.
+    /// Wait for the lease before acting; with `false`, make sure that no other operator acts.
     #[arg(
         long, value_name = "BOOL", default_value = "true", default_missing_value = "true",
         num_args = 0..=1, require_equals = true, value_parser = parse_go_bool,
@@ -25,34 +25,34 @@ pub struct Flags {
     )]
     pub leader_elect: bool,
 
-    /// Where /metrics is served: host:port, :port, or 0 for nowhere.
+    /// Where /metrics is served: host:port, :port, or 0 to turn it off.
     #[arg(long, value_name = "ADDRESS", default_value = ":8080", value_parser = parse_bind_address)]
     pub metrics_bind_address: Bind,
 
-    /// Where /healthz and /readyz are served: host:port, :port, or 0 for nowhere.
+    /// Where /healthz and /readyz are served: host:port, :port, or 0 to turn it off.
     #[arg(long, value_name = "ADDRESS", default_value = ":8081", value_parser = parse_bind_address)]
     pub health_probe_bind_address: Bind,
 
-    /// The platform configuration.
+    /// File with the platform configuration.
     #[arg(long, value_name = "FILE", env = "SEI_CONTROLLER_CONFIG")]
     pub config: Option<PathBuf>,
 
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
 
-    /// Namespace of the lease [default: the one of the service account, or `default`].
+    /// Namespace of the lease [default: namespace of the service account, or `default`].
     #[arg(long, value_name = "NAME", env = "POD_NAMESPACE")]
     leader_election_namespace: Option<String>,
 
-    /// Name in the lease, unlike that of any other process [default: drawn at random].
+    /// Holder name in the lease, unique among all processes [default: random].
     #[arg(long, value_name = "NAME", env = "POD_NAME")]
     identity: Option<String>,
 
-    /// Bearer token for sidecars [default: the one of the service account, if there is one].
+    /// File with the bearer token for sidecars [default: that of the service account, if any].
     #[arg(long, value_name = "FILE")]
     sidecar_token_file: Option<PathBuf>,
 
-    /// Divides every wait and deadline. For tests.
+    /// Divides every wait and deadline. For tests only.
     #[arg(
         long, value_name = "N", hide = true, default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..=1000)
@@ -69,7 +69,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// Flags of the peer without a meaning here.
+/// Flags of the Go operator that have no effect here.
 #[derive(clap::Args, Clone, Debug)]
 struct Ignored {
     #[arg(
@@ -104,7 +104,7 @@ struct Ignored {
 }
 
 impl Flags {
-    /// What was asked for and will not happen, a sentence each. For the log, once it is open.
+    /// One sentence for each flag that is set and has no effect. For the log, once it is open.
     pub fn warnings(&self) -> Vec<String> {
         let Ignored {
             metrics_secure,
@@ -120,8 +120,8 @@ impl Flags {
         } = &self.ignored;
         let plain = "metrics are served as plain HTTP";
         let log = "see --log-format and RUST_LOG";
-        let http1 = "the servers speak HTTP/1.1";
-        // A switch that is off asks for what happens anyway.
+        let http1 = "the servers use HTTP/1.1";
+        // A switch that is off needs no warning: its feature is off here anyway.
         [
             ("--metrics-secure", *metrics_secure == Some(true), plain),
             ("--metrics-cert-path", metrics_cert_path.is_some(), plain),
@@ -135,8 +135,8 @@ impl Flags {
             ("--zap-time-encoding", zap_time_encoding.is_some(), log),
         ]
         .into_iter()
-        .filter(|(_, is_asked, _)| *is_asked)
-        .map(|(flag, _, instead)| format!("{flag} has no effect: {instead}"))
+        .filter(|(_, is_set, _)| *is_set)
+        .map(|(flag, _, reason)| format!("{flag} has no effect: {reason}"))
         .collect()
     }
 
@@ -146,19 +146,19 @@ impl Flags {
     }
 
     fn namespace_or(&self, service_account: &Path) -> String {
-        let given = self.leader_election_namespace.clone();
+        let flag = self.leader_election_namespace.clone();
         let mounted = || fs::read_to_string(service_account.join("namespace")).ok();
-        let sensible = |name: String| Some(name.trim().to_owned()).filter(|name| !name.is_empty());
-        given
-            .and_then(sensible)
-            .or_else(|| mounted().and_then(sensible))
+        let nonempty = |name: String| Some(name.trim().to_owned()).filter(|name| !name.is_empty());
+        flag.and_then(nonempty)
+            .or_else(|| mounted().and_then(nonempty))
             .unwrap_or_else(|| "default".to_owned())
     }
 
-    /// Name of this process in the lease; to be asked for once, since it may be drawn.
+    /// Holder name of this process in the lease. Call it once: it may be random.
     ///
-    /// The pod's name is used as it is: a container that is restarted in its pod then resumes its
-    /// own lease instead of waiting for it to run out, and no two containers of a pod run at once.
+    /// The pod's name is used without a suffix: a container that is restarted in its pod then
+    /// resumes its own lease instead of waiting until it expires. This is safe, because a pod never
+    /// runs two of these containers at once.
     pub fn identity(&self) -> String {
         match self.identity.as_deref().map(str::trim) {
             Some(name) if !name.is_empty() => name.to_owned(),
@@ -177,8 +177,8 @@ impl Flags {
     }
 }
 
-/// Arguments in the form of Go, made ready for clap: `-leader-elect` becomes `--leader-elect`.
-/// A letter after a single dash stays what it is: `-h`.
+/// Converts arguments from the syntax of Go to that of clap: `-leader-elect` becomes
+/// `--leader-elect`. A single letter after a dash is kept: `-h`.
 pub fn from_go_style(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut is_over = false;
     let mut rewrite = |argument: OsString| {
@@ -195,7 +195,7 @@ pub fn from_go_style(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsStr
     arguments.into_iter().map(&mut rewrite).collect()
 }
 
-/// The words that Go takes for a bool.
+/// Parses the spellings of a bool that Go accepts.
 fn parse_go_bool(text: &str) -> Result<bool, &'static str> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
@@ -213,7 +213,7 @@ mod tests {
 
     fn parse(line: &str) -> Result<Flags, clap::Error> {
         let arguments = std::iter::once("run").chain(line.split_whitespace()).map(OsString::from);
-        // The environment of whoever runs the tests is not part of them.
+        // The environment variables of the test process must not affect the result.
         let command = Flags::command().mut_args(|argument| argument.env(None::<&str>));
         let matches = command.try_get_matches_from(from_go_style(arguments))?;
         clap::FromArgMatches::from_arg_matches(&matches)
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_are_the_peers() {
+    fn the_defaults_are_those_of_the_go_operator() {
         let flags = parse("").unwrap();
         assert!(flags.leader_elect);
         assert_eq!(flags.metrics_bind_address, bind(":8080"));
@@ -254,9 +254,9 @@ mod tests {
                 assert!(docs.contains(&row), "{row}");
             }
         }
-        let told = docs.split('`').filter(|word| word.starts_with("--"));
-        for flag in told {
-            assert!(flags.iter().any(|one| one == flag), "{flag} is in the docs and nowhere else");
+        let documented = docs.split('`').filter(|text| text.starts_with("--"));
+        for flag in documented {
+            assert!(flags.iter().any(|known| known == flag), "{flag} is documented but unknown");
         }
     }
 
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_switch_is_read_as_go_reads_it() {
+    fn a_switch_is_parsed_as_in_go() {
         for (line, expected) in [
             ("--leader-elect", true),
             ("--leader-elect=true", true),
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deployment_of_the_peer_starts_this_operator() {
+    fn the_flags_of_a_go_operator_deployment_are_accepted() {
         let flags = parse(
             "--leader-elect --health-probe-bind-address=:8081 --metrics-bind-address=0 \
              -metrics-secure=false --enable-http2=false --zap-devel=false",
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_effect_is_said() {
+    fn every_flag_without_effect_causes_a_warning() {
         let flags = parse(
             "--metrics-secure --metrics-cert-path=/certs --metrics-cert-name tls.crt \
              --metrics-cert-key tls.key --enable-http2 -zap-devel --zap-encoder=json \
@@ -304,7 +304,7 @@ mod tests {
             --metrics-cert-path has no effect: metrics are served as plain HTTP
             --metrics-cert-name has no effect: metrics are served as plain HTTP
             --metrics-cert-key has no effect: metrics are served as plain HTTP
-            --enable-http2 has no effect: the servers speak HTTP/1.1
+            --enable-http2 has no effect: the servers use HTTP/1.1
             --zap-devel has no effect: see --log-format and RUST_LOG
             --zap-encoder has no effect: see --log-format and RUST_LOG
             --zap-log-level has no effect: see --log-format and RUST_LOG
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_value_is_named_with_its_flag() {
+    fn the_error_of_a_bad_value_names_its_flag() {
         check_refused(
             "--metrics-bind-address=8080",
             &expect![
@@ -329,7 +329,7 @@ mod tests {
         check_refused(
             "--health-probe-bind-address=:http",
             &expect![[
-                r#"error: invalid value ':http' for '--health-probe-bind-address <ADDRESS>': "http" is no port: expected a number from 0 to 65535"#
+                r#"error: invalid value ':http' for '--health-probe-bind-address <ADDRESS>': "http" is not a port: expected a number from 0 to 65535"#
             ]],
         );
         check_refused(
@@ -361,7 +361,7 @@ mod tests {
             let arguments = from_go_style(line.split(' ').map(OsString::from));
             arguments
                 .into_iter()
-                .map(|one| one.into_string().unwrap())
+                .map(|argument| argument.into_string().unwrap())
                 .collect::<Vec<_>>()
                 .join(" ")
         };
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_told_is_found_in_the_pod() {
+    fn unset_flags_default_to_the_mounted_service_account() {
         let folder = std::env::temp_dir().join(format!("sei-operator-flags-{}", Uuid::new_v4()));
         fs::create_dir(&folder).unwrap();
         let flags = parse("").unwrap();
@@ -380,16 +380,16 @@ mod tests {
         fs::write(folder.join("token"), "secret").unwrap();
         assert_eq!(flags.namespace_or(&folder), "sei");
         assert_eq!(flags.token_file_or(&folder), Some(folder.join("token")));
-        let told = "--leader-election-namespace=ops --sidecar-token-file=/token";
-        let told = parse(told).unwrap();
-        assert_eq!(told.namespace_or(&folder), "ops");
-        assert_eq!(told.token_file_or(&folder), Some(PathBuf::from("/token")));
+        let line = "--leader-election-namespace=ops --sidecar-token-file=/token";
+        let flags = parse(line).unwrap();
+        assert_eq!(flags.namespace_or(&folder), "ops");
+        assert_eq!(flags.token_file_or(&folder), Some(PathBuf::from("/token")));
         assert_eq!(parse("--leader-election-namespace=").unwrap().namespace_or(&folder), "sei");
         fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
-    fn an_identity_is_the_pods_or_nobody_elses() {
+    fn an_identity_is_the_pod_name_or_random() {
         assert_eq!(parse("--identity=sei-operator-0").unwrap().identity(), "sei-operator-0");
         for line in ["", "--identity="] {
             let flags = parse(line).unwrap();

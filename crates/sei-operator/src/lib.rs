@@ -3,34 +3,35 @@
 //! What it is for: reconciling the right object at the right time. `runtime` is what every
 //! controller shares and knows no kind; `node` is the controller of `SeiNode`.
 //!
-//! What it never does: decide what happens to a node (that is `sei-plan`), or call the API server on
-//! a node's behalf in any other way than by `sei-exec`.
+//! What it never does: decide what happens to a node (`sei-plan` does), or call the API server for
+//! a node in any other way than through `sei-exec`.
 //!
 //! Invariants:
-//! - Only one reconcile of an object runs at any time, and a request that arrives meanwhile is kept.
+//! - Only one reconcile of an object runs at a time, and a request that arrives meanwhile is kept.
 //!   Guarded by `an_object_is_never_reconciled_twice_at_once`.
 //! - A reconcile that waits for a sidecar holds no slot. Guarded by
 //!   `a_reconcile_that_waits_outside_its_slot_blocks_no_other`.
 //! - Controllers of several kinds run side by side. Guarded by
 //!   `two_kinds_are_reconciled_side_by_side`.
-//! - What is kept in memory can be lost: a reconcile goes by the stored status, or by progress that
-//!   is found again. Guarded by `our_own_write_counts_until_the_cache_has_it`.
-//! - Whether another holder's lease has run out is measured on the own monotonic clock since its
+//! - What is kept in memory can be lost: a reconcile uses the stored status, or progress that it
+//!   can observe again. Guarded by `our_own_write_counts_until_the_cache_has_it`.
+//! - Whether another holder's lease has expired is measured on the own monotonic clock since its
 //!   record last changed; its timestamps are never compared with ours. Guarded by
 //!   `next_move_follows_the_table` and `a_holder_that_keeps_renewing_is_never_replaced`.
 //! - A leader that could not renew stops leading before another process may start. Guarded by
-//!   `a_leader_gives_up_before_its_lease_runs_out`.
+//!   `a_leader_stops_before_its_lease_expires`.
 //! - Every call has a deadline, and no reconcile waits for an event. Guarded by
-//!   `a_list_that_is_never_answered_is_asked_for_again` and
+//!   `a_list_without_a_response_is_requested_again` and
 //!   `unanswered_event_requests_delay_neither_reconciles_nor_shutdown`.
-//! - A panic over one object is a failed reconcile of that object, and harms no other. Guarded by
+//! - A panic fails the reconcile of its object, and affects no other object. Guarded by
 //!   `a_panic_fails_only_its_own_reconcile`.
-//! - A reconcile ends although its controller was dropped, and the operator stops in time or reports
-//!   what it waits for. Guarded by `a_reconcile_that_the_controller_drops_runs_to_its_end` and
+//! - A reconcile runs to its end although its controller was dropped, and the operator stops in
+//!   time or reports what it waits for. Guarded by
+//!   `a_reconcile_that_the_controller_drops_runs_to_its_end` and
 //!   `a_late_stop_names_what_is_in_flight`.
-//! - A leader is ready once it has listed its nodes, and reports what keeps it from that. Guarded by
+//! - A leader is ready once it has listed its nodes, and reports what prevents that. Guarded by
 //!   `a_leader_without_the_crd_reports_it_until_the_crd_exists`.
-//! - Of a deleted node nothing is kept and nothing is published. Guarded by
+//! - The operator keeps and publishes nothing about a deleted node. Guarded by
 //!   `a_node_whose_finalizer_was_removed_leaves_no_metrics`.
 //! - The gauges of a node come from its last observed status alone. Guarded by
 //!   `observing_twice_changes_nothing`.
@@ -54,7 +55,7 @@ pub mod runtime;
 use runtime::controller::Runtime;
 use runtime::metrics::Metrics;
 
-/// How long reconciles may take to end once the operator is told to stop. A kubelet kills it after
+/// How long reconciles may take to end once the operator is asked to stop. A kubelet kills it after
 /// 30 s; before that it has to release its lease, or to report what is unfinished.
 const STOP_MAX: Duration = Duration::from_secs(20);
 
@@ -127,7 +128,7 @@ impl Operator {
                 Ok(client) => run(client, options, stopped, ready_sender).await,
                 Err(error) => Err(error),
             };
-            // Nobody may be waiting for it any more.
+            // The receiver may have been dropped.
             let _ = ended_sender.send(result);
         });
         Ok(Self { stop, ready, ended, runtime: Some(runtime) })

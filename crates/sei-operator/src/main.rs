@@ -1,4 +1,4 @@
-//! `sei-operator run`: reads its flags, waits for the lease, and runs until it is told to stop.
+//! `sei-operator run`: parses its flags, waits for the lease, and runs until a signal stops it.
 
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
@@ -21,7 +21,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
 
-/// What ends the process is told in one line, whatever the environment says about backtraces.
+/// Prints the error that ends the process as one line, also if backtraces are enabled.
 #[tokio::main]
 async fn main() -> ExitCode {
     match operate().await {
@@ -42,10 +42,10 @@ async fn operate() -> Result<()> {
     let Some(path) = flags.config.clone() else {
         bail!("--config or SEI_CONTROLLER_CONFIG must name the platform configuration");
     };
-    // A bad file is told at once, not when the turn comes to lead.
+    // A bad file is reported at the start, not only once this process leads.
     read_platform(&path).map_err(anyhow::Error::msg)?;
-    let config = kube::Config::infer().await.context("found no way to reach a cluster")?;
-    let client = Client::try_from(client::hardened(config)).context("failed to make a client")?;
+    let config = kube::Config::infer().await.context("found no configuration of a cluster")?;
+    let client = Client::try_from(client::hardened(config)).context("failed to create a client")?;
     let metrics = Metrics::new();
     let ready = Ready::waiting("waiting for the lease");
     let stop = stop_on_signals()?;
@@ -54,17 +54,18 @@ async fn operate() -> Result<()> {
     let mut elector = None;
     if flags.leader_elect {
         let namespace = flags.leader_election_namespace();
-        let mut one = Elector::new(client.clone(), &namespace, &flags.identity());
+        let mut candidate = Elector::new(client.clone(), &namespace, &flags.identity());
         tracing::info!(%namespace, "waiting for the lease");
-        // A process that waits for its turn is healthy and ready to take over.
+        // A candidate that waits for the lease is healthy and ready to take over.
         ready.set();
         tokio::select! {
-            () = one.acquire() => {}
+            () = candidate.acquire() => {}
             () = stopped(stop.clone()) => return Ok(()),
         }
-        elector = Some(one);
+        elector = Some(candidate);
     }
-    // The file may have changed while we waited: who leads next must not lead back.
+    // The file may have changed during the wait: a new leader must not roll nodes back to the
+    // configuration of an earlier file.
     let platform = match (read_platform(&path), elector.as_mut()) {
         (Ok(platform), _) => platform,
         (Err(message), None) => bail!(message),
@@ -73,8 +74,8 @@ async fn operate() -> Result<()> {
             bail!(message);
         }
     };
-    // A leader that has not seen its nodes yet, or cannot, does nothing for them.
-    ready.unset("the first lists are not in");
+    // A leader reconciles nothing until it has listed its nodes.
+    ready.unset("the first lists are not loaded");
     metrics.leading(true);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "leading");
     let options = Options {
@@ -90,8 +91,8 @@ async fn operate() -> Result<()> {
     lead(client, options, elector, ready, stop).await
 }
 
-/// Runs for as long as the lease is held. A lost lease ends the process at once: somebody else may
-/// be leading already.
+/// Runs while the lease is held. A lost lease ends the process at once: another process may lead
+/// already.
 async fn lead(
     client: Client,
     options: Options,
@@ -112,11 +113,13 @@ async fn lead(
             ended?;
             elector.release().await.context("failed to release the lease")
         }
-        lost = elector.hold() => bail!("the lease was lost ({lost:?}); somebody else may lead now"),
+        lost = elector.hold() => {
+            Err(anyhow::Error::new(lost).context("lost the lease; another process may lead now"))
+        }
     }
 }
 
-/// The arguments, with or without the word `run`: the peer has no subcommands.
+/// The arguments without the subcommand `run`, which is optional: the Go operator has none.
 fn arguments() -> Vec<OsString> {
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
     if arguments.get(1).is_some_and(|first| first == "run") {
@@ -168,7 +171,7 @@ fn stop_on_signals() -> Result<watch::Receiver<bool>> {
         }
         tracing::info!("stopping");
         sender.send_replace(true);
-        // Kept alive, so that nobody takes a closed channel for a signal.
+        // Keeps the sender alive: receivers must not mistake a closed channel for a signal.
         std::future::pending::<()>().await;
     });
     Ok(receiver)

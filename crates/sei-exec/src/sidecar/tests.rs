@@ -3,16 +3,16 @@ use tokio::net::TcpListener;
 
 use super::*;
 
-/// A server that answers every connection on this loopback address with these bytes.
-async fn answering(address: &'static str, answer: Vec<u8>) {
+/// Starts a server that sends this response to every connection to this loopback address.
+async fn serve(address: &'static str, response: Vec<u8>) {
     let listener = TcpListener::bind((address, PORT)).await.unwrap();
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
-            let answer = answer.clone();
+            let response = response.clone();
             tokio::spawn(async move {
                 let mut request = vec![0; 4096];
                 let _ = stream.read(&mut request).await;
-                let _ = stream.write_all(&answer).await;
+                let _ = stream.write_all(&response).await;
                 let _ = stream.shutdown().await;
             });
         }
@@ -34,8 +34,8 @@ fn poll(ip: &str) -> SidecarRequest {
 }
 
 #[tokio::test]
-async fn polls_are_read_by_their_status_and_an_unknown_one_counts_as_running() {
-    for (address, answer, expected) in [
+async fn a_poll_follows_the_status_field_and_an_unknown_status_counts_as_running() {
+    for (address, response, expected) in [
         ("127.77.0.1", http("200 OK", r#"{"status":"completed"}"#), Some(TaskState::Completed)),
         ("127.77.0.2", http("200 OK", r#"{"status":"odd"}"#), Some(TaskState::Running)),
         (
@@ -45,34 +45,34 @@ async fn polls_are_read_by_their_status_and_an_unknown_one_counts_as_running() {
         ),
         ("127.77.0.4", http("404 Not Found", r#"{"error":"task not found"}"#), None),
     ] {
-        answering(address, answer).await;
+        serve(address, response).await;
         let outcome = Sidecar::new(None).call(&poll(address)).await;
         assert_eq!(outcome, Ok(Outcome::Task(expected.map(|state| TaskRecord { state }))));
     }
 }
 
 #[tokio::test]
-async fn a_poll_that_names_another_task_is_not_believed() {
-    let answer = |id| http("200 OK", &format!(r#"{{"id":"{id}","status":"completed"}}"#));
-    answering("127.77.0.17", answer("other")).await;
+async fn a_poll_that_returns_another_task_fails() {
+    let completed = |id| http("200 OK", &format!(r#"{{"id":"{id}","status":"completed"}}"#));
+    serve("127.77.0.17", completed("y")).await;
     let outcome = Sidecar::new(None).call(&poll("127.77.0.17")).await;
     assert!(matches!(outcome, Err(Failure::Unreachable(_))), "{outcome:?}");
-    answering("127.77.0.18", answer("x")).await;
+    serve("127.77.0.18", completed("x")).await;
     let outcome = Sidecar::new(None).call(&poll("127.77.0.18")).await;
     assert_eq!(outcome, Ok(Outcome::Task(Some(TaskRecord { state: TaskState::Completed }))));
 }
 
 #[tokio::test]
-async fn a_plain_404_is_not_the_sidecars_word() {
-    answering("127.77.0.5", http("404 Not Found", "404 page not found")).await;
+async fn a_404_without_a_json_body_is_not_an_unknown_task() {
+    serve("127.77.0.5", http("404 Not Found", "404 page not found")).await;
     let outcome = Sidecar::new(None).call(&poll("127.77.0.5")).await;
     assert!(matches!(outcome, Err(Failure::Unreachable(_))), "{outcome:?}");
 }
 
 #[tokio::test]
-async fn an_endless_answer_is_cut() {
+async fn a_response_over_the_size_limit_is_refused() {
     let body = format!(r#"{{"status":"{}"}}"#, "x".repeat(BODY_MAX));
-    answering("127.77.0.6", http("200 OK", &body)).await;
+    serve("127.77.0.6", http("200 OK", &body)).await;
     let outcome = Sidecar::new(None).call(&poll("127.77.0.6")).await;
     assert!(matches!(outcome, Err(Failure::Unreachable(_))), "{outcome:?}");
 }
@@ -81,14 +81,14 @@ async fn an_endless_answer_is_cut() {
 async fn a_redirect_is_not_followed() {
     let redirect = b"HTTP/1.1 307 Temporary Redirect\r\nLocation: http://127.77.0.1:8443/\r\n\
                      Content-Length: 0\r\nConnection: close\r\n\r\n";
-    answering("127.77.0.7", redirect.to_vec()).await;
+    serve("127.77.0.7", redirect.to_vec()).await;
     let outcome = Sidecar::new(None).call(&poll("127.77.0.7")).await;
     assert!(matches!(outcome, Err(Failure::Unreachable(_))), "{outcome:?}");
 }
 
 #[tokio::test]
-async fn a_submission_that_names_another_task_is_not_believed() {
-    answering("127.77.0.8", http("201 Created", r#"{"id":"other"}"#)).await;
+async fn a_submission_that_returns_another_id_fails() {
+    serve("127.77.0.8", http("201 Created", r#"{"id":"y"}"#)).await;
     let request = SidecarRequest {
         call: SidecarCall::Submit {
             id: "x".into(),
@@ -102,10 +102,10 @@ async fn a_submission_that_names_another_task_is_not_believed() {
 }
 
 #[tokio::test]
-async fn health_is_told_apart_and_refused_tokens_are_named() {
-    answering("127.77.0.9", http("200 OK", "")).await;
-    answering("127.77.0.10", http("503 Service Unavailable", "")).await;
-    answering("127.77.0.11", http("401 Unauthorized", "Unauthorized")).await;
+async fn a_probe_follows_the_status_code_and_a_refused_token_is_unauthorized() {
+    serve("127.77.0.9", http("200 OK", "")).await;
+    serve("127.77.0.10", http("503 Service Unavailable", "")).await;
+    serve("127.77.0.11", http("401 Unauthorized", "Unauthorized")).await;
     let sidecar = Sidecar::new(None);
     assert_eq!(sidecar.probe("127.77.0.9").await, Health::Ready);
     assert_eq!(sidecar.probe("127.77.0.10").await, Health::NotReady);
@@ -115,14 +115,14 @@ async fn health_is_told_apart_and_refused_tokens_are_named() {
 }
 
 #[tokio::test]
-async fn nonsense_is_an_unreachable_sidecar() {
+async fn a_malformed_response_counts_as_an_unreachable_sidecar() {
     for (address, body) in [
         ("127.77.0.13", "null"),
         ("127.77.0.14", "[1,2]"),
         ("127.77.0.15", "{\"status\":"),
         ("127.77.0.16", "\u{0}\u{1}"),
     ] {
-        answering(address, http("200 OK", body)).await;
+        serve(address, http("200 OK", body)).await;
         let outcome = Sidecar::new(None).call(&poll(address)).await;
         assert!(matches!(outcome, Err(Failure::Unreachable(_))), "{body}: {outcome:?}");
     }

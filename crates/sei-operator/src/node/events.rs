@@ -1,4 +1,4 @@
-//! Events that read well in `kubectl describe`: which changes of a node's status are worth condition.
+//! The Kubernetes events that `kubectl describe` shows for changes of a node's status.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::runtime::events::{Event, EventType};
@@ -21,16 +21,18 @@ pub(crate) fn status_events(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Ve
     events.into_iter().flatten().collect()
 }
 
-/// A condition whose status or reason has changed, with what it was before.
+/// A condition whose status or reason has changed, with the previous condition.
 fn changed<'a>(
     before: &'a SeiNodeStatus,
     after: &'a SeiNodeStatus,
     kind: ConditionType,
 ) -> Option<(&'a Condition, Option<&'a Condition>)> {
-    let now = condition::find(&after.conditions, kind)?;
-    let was = condition::find(&before.conditions, kind);
-    let same = was.is_some_and(|was| was.reason == now.reason && was.status == now.status);
-    (!same).then_some((now, was))
+    let current = condition::find(&after.conditions, kind)?;
+    let previous = condition::find(&before.conditions, kind);
+    let is_same = previous.is_some_and(|previous| {
+        previous.reason == current.reason && previous.status == current.status
+    });
+    (!is_same).then_some((current, previous))
 }
 
 fn phase(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
@@ -63,7 +65,7 @@ fn update_ended(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> 
     Some(event(kind, reason, &last.plan_id, &note))
 }
 
-/// A difference that waits for an approval: nothing else reports it.
+/// A difference that waits for an approval: no other event reports it.
 fn drift(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
     let (condition, _) = changed(before, after, ConditionType::PodTemplateDrift)?;
     ["AdoptedWithDrift", "Held"]
@@ -76,10 +78,10 @@ fn refusal(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
     let refused = |status: &SeiNodeStatus| {
         status.pending_update.as_ref().and_then(|pending| pending.refused_approval.clone())
     };
-    let given = refused(after).filter(|_| refused(before) != refused(after))?;
+    let approved = refused(after).filter(|_| refused(before) != refused(after))?;
     let target = &after.pending_update.as_ref()?.target_hash;
-    let note = format!("refuses the approval of {given}: the target is {target}");
-    Some(event(EventType::Warning, "ApprovalRefused", &given, &note))
+    let note = format!("refuses the approval of {approved}: the target is {target}");
+    Some(event(EventType::Warning, "ApprovalRefused", &approved, &note))
 }
 
 fn stalled(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
@@ -102,8 +104,8 @@ fn peers(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
 }
 
 fn sidecar(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
-    let (condition, was) = changed(before, after, ConditionType::SidecarReady)?;
-    match (was?.status.as_str(), condition.status.as_str()) {
+    let (condition, previous) = changed(before, after, ConditionType::SidecarReady)?;
+    match (previous?.status.as_str(), condition.status.as_str()) {
         (_, "False") => {
             let (reason, note) = ("SidecarReadinessLost", "the gate is closed");
             Some(event(EventType::Warning, reason, "Lost", note))
@@ -116,7 +118,7 @@ fn sidecar(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
     }
 }
 
-/// The recorder counts events of one reason and action as one; the action holds what differs.
+/// The recorder merges events with equal reason and action, so the action holds what differs.
 fn event(type_: EventType, reason: &str, action: &str, note: &str) -> Event {
     let note: String = note.chars().take(900).collect();
     Event {

@@ -54,14 +54,14 @@ impl Ledger {
         let mut books = self.books();
         let me = member(node, key, controller, &budget);
         let mut others = Vec::new();
-        for (other, mut member) in chain(&node.spec.chain_id, controller, &budget) {
-            if other == *key {
+        for (member_key, mut member) in chain(&node.spec.chain_id, controller, &budget) {
+            if member_key == *key {
                 continue;
             }
-            if !books.reconciled.contains(&other) && !me.rolls() {
+            if !books.reconciled.contains(&member_key) && !me.rolls() {
                 return Slot::InLine { limit: budget.limit };
             }
-            if books.granted.contains(&other) {
+            if books.granted.contains(&member_key) {
                 member.standing = Standing::Rolls;
             }
             others.push(member);

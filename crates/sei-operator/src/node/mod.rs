@@ -1,7 +1,7 @@
-//! The controller of `SeiNode`: which objects wake it, and how a snapshot becomes a pass.
+//! The controller of `SeiNode`: which objects enqueue it, and how a snapshot becomes a pass.
 //!
-//! It decides nothing: `sei-plan` does. `snapshot` gathers what a decision is made from, `reconcile`
-//! performs what a pass asks for, `ledger` grants the slots of a chain's budget.
+//! It decides nothing: `sei-plan` does. `snapshot` gathers the input of a decision, `reconcile`
+//! performs what a pass requests, `ledger` grants the slots of a chain's budget.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -51,7 +51,7 @@ pub(crate) struct Caches {
     jobs: Arc<Cache<JobView>>,
 }
 
-/// What of a Service or ConfigMap can be changed by hand, as JSON.
+/// What of a Service or ConfigMap a user can change, as JSON.
 #[derive(Debug, PartialEq)]
 pub(crate) struct ObjectJson(Value);
 
@@ -109,7 +109,7 @@ pub(crate) async fn run(
     let (caches, namespace) = (Caches::default(), options.namespace.as_deref());
     let lists = caches.start(&client, namespace, &source.queue(), &options.metrics);
     // Nothing is decided before the first lists are in: what is missing from a half-filled cache
-    // would look deleted.
+    // would appear deleted.
     for mut list in lists {
         tokio::select! {
             filled = list.wait_for(|filled| *filled) => drop(filled.context("a watch ended")?),

@@ -68,7 +68,9 @@ impl NodeController {
 
 async fn ask(uid: String, ip: String, controller: Arc<NodeController>) {
     let enqueue = |askers: &BTreeSet<ObjectKey>| {
-        askers.iter().for_each(|key| controller.queue.enqueue(key));
+        for key in askers {
+            controller.queue.enqueue(key);
+        }
     };
     let ids = &controller.peer_ids;
     if let Ok(id) = controller.sidecar.node_id(&ip).await {

@@ -89,7 +89,7 @@ impl Reconcile for NodeController {
     }
 }
 
-/// What asks in a reconcile.
+/// The state machine that a reconcile drives.
 enum Conversation {
     Pass(Box<Pass>),
     Deletion(Box<Deletion>),
@@ -235,8 +235,8 @@ impl NodeController {
         Ok(ending.requeue)
     }
 
-    /// Another client wrote the node meanwhile. The watch shows what was written; if it has not by
-    /// the next time, it may be silent for minutes, and the server is asked.
+    /// Another client wrote the node meanwhile. The watch delivers what was written. If it has not
+    /// by the next reconcile, it may lag for minutes, and the server is read.
     async fn stale_read(&self, key: &ObjectKey, cluster: &Cluster) -> Duration {
         let (pause, ask) =
             self.states.with(key, |state| (state.stale_read(), state.needs_live_read()));

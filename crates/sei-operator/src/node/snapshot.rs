@@ -39,12 +39,12 @@ pub(crate) struct Rendered {
 }
 
 impl Rendered {
-    pub(crate) fn has_inputs_of(&self, other: &Self) -> bool {
-        self.uid == other.uid
-            && self.generation == other.generation
-            && self.dedicated == other.dedicated
-            && self.peers == other.peers
-            && self.witnesses == other.witnesses
+    pub(crate) fn has_inputs_of(&self, right: &Self) -> bool {
+        self.uid == right.uid
+            && self.generation == right.generation
+            && self.dedicated == right.dedicated
+            && self.peers == right.peers
+            && self.witnesses == right.witnesses
     }
 }
 
@@ -165,7 +165,7 @@ impl NodeController {
         }
     }
 
-    /// How much longer the lease must be held to trust one's own view of the fleet.
+    /// How much longer the lease must be held before the operator trusts its view of the fleet.
     fn settles_in(&self) -> Option<Duration> {
         let settle = self.options.timing.configured(self.options.platform.rollout.settle_seconds);
         settle.checked_sub(self.leading_since.elapsed()).filter(|left| !left.is_zero())

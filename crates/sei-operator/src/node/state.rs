@@ -51,8 +51,9 @@ impl NodeState {
 
     /// What the last reconcile leaves to this one.
     pub(crate) fn carried(&mut self, node: &SeiNode) -> Carried {
-        let deferred = self.deferred.as_ref().filter(|one| one.node.status == node.status);
-        let deferred = deferred.map(|one| (one.status.clone(), one.since.elapsed()));
+        let deferred =
+            self.deferred.as_ref().filter(|deferred| deferred.node.status == node.status);
+        let deferred = deferred.map(|deferred| (deferred.status.clone(), deferred.since.elapsed()));
         Carried { deferred, delete_conflicts: self.delete_conflicts }
     }
 
@@ -71,7 +72,7 @@ impl NodeState {
         pause.min(Duration::from_secs(60))
     }
 
-    /// Whether the watch has not shown the newer version in time: then the server is asked.
+    /// Whether the watch has not shown the newer version in time, so that the server is read.
     pub(crate) fn needs_live_read(&self) -> bool {
         self.stale_reads > 1
     }

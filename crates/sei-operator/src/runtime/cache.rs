@@ -196,9 +196,9 @@ fn report_failure(kind: &str, error: &watcher::Error, metrics: &Metrics) {
     }
 }
 
-/// The pauses of `kube`, 1 s growing to 30 s, without its reset by every event: a list that begins
-/// is one, so that one which always fails would be asked for every second. Two minutes without an
-/// error start anew.
+/// The pauses of `kube`, 1 s growing to 30 s, without its reset by every event: the begin of
+/// a list is an event, so a list that always fails would be requested every second. Two minutes
+/// without an error reset the pause.
 #[derive(Default)]
 struct Patience(DefaultBackoff);
 

@@ -1,24 +1,24 @@
-//! How the operator calls the API server.
+//! The configuration of the operator's client of the API server.
 
 use std::time::Duration;
 
 use kube::Config;
 
-/// How long a connection may stay silent while an answer is due. Longer than a watch may, which the
-/// server ends after 290 s and `kube` gives up after 295 s: a watch of nothing is no fault. Without
-/// a bound, a server that vanished while it was asked for a list would be waited for for ever.
-const SILENCE_MAX: Duration = Duration::from_secs(300);
+/// How long a connection may deliver no data while a response is due. It exceeds the duration of a
+/// watch, which the server ends after 290 s and `kube` after 295 s: an idle watch is not an error.
+/// Without this timeout, a server that vanishes during a list would block the operator for ever.
+const READ_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// The configuration of a client that repeats nothing by itself (an unanswered write is looked at,
-/// not made again) and waits for nothing without end.
+/// Configures a client to retry nothing (after a write without a response, the operator reads the
+/// object instead of writing again) and to time out.
 pub fn hardened(config: Config) -> Config {
-    hardened_for(config, SILENCE_MAX)
+    hardened_for(config, READ_TIMEOUT)
 }
 
-fn hardened_for(mut config: Config, silence: Duration) -> Config {
+fn hardened_for(mut config: Config, read_timeout: Duration) -> Config {
     config.default_retry = false;
-    config.read_timeout = Some(silence);
-    // The time that a connection lay in the pool is not the server's.
+    config.read_timeout = Some(read_timeout);
+    // The time that a connection was idle in the pool does not count.
     config.reset_reader_on_write = true;
     config
 }
@@ -36,20 +36,22 @@ mod tests {
     use crate::runtime::controller::Source;
     use crate::runtime::metrics::Metrics;
 
-    /// A server that takes every request and answers none; tells what it was asked for.
-    async fn silent() -> (String, mpsc::UnboundedReceiver<String>) {
+    /// A server that reads every request and never responds. Returns its address and the first
+    /// lines of the requests.
+    async fn unresponsive_server() -> (String, mpsc::UnboundedReceiver<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
-        let (asked, receiver) = mpsc::unbounded_channel();
+        let (requests, receiver) = mpsc::unbounded_channel();
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
-                let asked = asked.clone();
+                let requests = requests.clone();
                 tokio::spawn(async move {
                     let mut request = Vec::new();
                     while let Ok(1..) = stream.read_buf(&mut request).await {
                         let text = String::from_utf8_lossy(&request).into_owned();
                         if text.ends_with("\r\n\r\n") {
-                            let _ = asked.send(text.lines().next().unwrap_or_default().to_owned());
+                            let line = text.lines().next().unwrap_or_default();
+                            let _ = requests.send(line.to_owned());
                         }
                     }
                 });
@@ -59,8 +61,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_list_that_is_never_answered_is_asked_for_again() {
-        let (address, mut asked) = silent().await;
+    async fn a_list_without_a_response_is_requested_again() {
+        let (address, mut requests) = unresponsive_server().await;
         let config = Config::new(address.parse().unwrap());
         let client = Client::try_from(hardened_for(config, Duration::from_millis(100))).unwrap();
         let source = Source::new(kube::Api::all(client.clone()));
@@ -69,7 +71,7 @@ mod tests {
         let twice = async {
             let mut lists = 0;
             while lists < 2 {
-                let line = asked.recv().await.unwrap();
+                let line = requests.recv().await.unwrap();
                 lists += usize::from(line.starts_with("GET /api/v1/pods?"));
             }
         };
@@ -77,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_in_which_nothing_happens_is_not_cut_off() {
+    fn an_idle_watch_does_not_time_out() {
         let config = hardened(Config::new("http://127.0.0.1".parse().unwrap()));
         assert!(config.read_timeout > Some(Duration::from_secs(290 + 5)));
     }

@@ -2,12 +2,12 @@
 //!
 //! kube's scheduler is the only queue, lock and timer: it runs one reconcile per object at a time,
 //! keeps a request that arrives meanwhile, and merges timers. Its concurrency is unbounded here; a
-//! semaphore bounds the work instead, because a reconcile gives its slot back while it waits for a
+//! semaphore bounds the work instead, because a reconcile releases its slot while it waits for a
 //! sidecar. Two guarantees are added:
 //!
-//! - kube's runner may drop a reconcile that it has just started when it is told to stop. A
-//!   reconcile may be in the middle of a write then, so each runs as a task of its own, and
-//!   [`Runtime::finish`] waits for all of them.
+//! - kube's runner may drop a reconcile that it has just started when it stops. A reconcile may be
+//!   in the middle of a write then, so each runs as a task of its own, and [`Runtime::finish`]
+//!   waits for all of them.
 //! - A panic in one reconcile would end the loop, and with it the operator. The task contains it.
 
 use std::any::Any;
@@ -195,7 +195,7 @@ impl Drop for InFlight<'_> {
     }
 }
 
-/// The right of one reconcile to work. It is given back while the reconcile waits for a sidecar, so
+/// The right of one reconcile to work. It is released while the reconcile waits for a sidecar, so
 /// that a sidecar that hangs never holds a slot.
 #[derive(Debug)]
 pub struct Slot {
@@ -262,7 +262,7 @@ pub async fn run<R: Reconcile>(
     let deleted = Arc::new(Notify::new());
     let is_listed = listed.subscribe();
     let kind = R::Kind::kind(&());
-    // Errors are handled here: a controller that is given one delays every other request.
+    // Errors are handled here: a controller that receives one delays all other requests.
     let events = watcher(api, watcher::Config::default());
     let events = cache::persistent(events, kind, runtime.metrics.clone()).map(Ok).reflect(writer);
     let events = events.inspect(on_list(listed, deleted.clone())).applied_objects();
@@ -279,7 +279,7 @@ pub async fn run<R: Reconcile>(
         }
     };
     let context = Arc::new(Loop { runtime, reconciler, failures: Mutex::default() });
-    let reconciles = Controller::for_stream(news, store.clone())
+    let controller = Controller::for_stream(news, store.clone())
         .with_config(Config::default().concurrency(0))
         .reconcile_on(requests)
         .graceful_shutdown_on(stopped)
@@ -305,7 +305,7 @@ pub async fn run<R: Reconcile>(
         }
     };
     tokio::select! {
-        () = reconciles => {}
+        () = controller => {}
         () = sweeps => {}
         () = stopped_early => {}
     }

@@ -51,7 +51,7 @@ impl Events {
             }
         };
         if timeout(PATIENCE, flushed).await.is_err() {
-            tracing::debug!("the last events were lost: no answer");
+            tracing::debug!("the last events were lost: no response");
         }
     }
 }
@@ -67,10 +67,10 @@ async fn publish(recorder: Recorder, mut queue: mpsc::Receiver<Message>) {
                         let error = sei_exec::call::chain(&error);
                         tracing::debug!(%error, "an event was lost");
                     }
-                    Err(_) => tracing::debug!("an event was lost: no answer"),
+                    Err(_) => tracing::debug!("an event was lost: no response"),
                 }
             }
-            // The receiver may have given up.
+            // The receiver may have been dropped.
             Message::Flush(done) => drop(done.send(())),
         }
     }

@@ -1,7 +1,8 @@
-//! Leader election on a Lease, as client-go does it: the peer and this operator exclude each other.
+//! Leader election on a Lease, compatible with client-go: the Go operator and this operator exclude
+//! each other.
 //!
-//! The lease is no fence. A leader that was stopped for minutes may still have calls in flight when
-//! it wakes; those are made harmless by the resourceVersion and uid that every write carries.
+//! The lease is no fence. A leader that was suspended for minutes may still have calls in flight
+//! when it continues; the resourceVersion and uid in every write make those harmless.
 
 use std::future::Future;
 use std::time::Duration;
@@ -14,13 +15,14 @@ use kube::{Api, Client};
 use sei_api::names::LEASE_NAME;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
-/// How long others leave a silent holder alone. The peer's value: both sides must agree on it.
+/// How long a holder that does not renew keeps the lease. The value of the Go operator: both must
+/// agree on it.
 pub const LEASE_DURATION: Duration = Duration::from_secs(LEASE_SECONDS as u64);
 const LEASE_SECONDS: i32 = 15;
-/// How long a leader may go on without a renewal. The distance to [`LEASE_DURATION`] is the time
-/// for its calls in flight to end before anybody else can lead.
+/// How long a leader may continue without a renewal. The difference to [`LEASE_DURATION`] is the
+/// time for its calls in flight to end before another process can lead.
 pub const RENEW_DEADLINE: Duration = Duration::from_secs(10);
-/// Between two tries, of a leader to renew and of the others to acquire.
+/// The pause between two attempts, of a leader to renew and of a candidate to acquire.
 pub const RETRY: Duration = Duration::from_secs(2);
 /// How long the API server may take. Half the renew deadline: a hung call leaves time for another.
 const CALL_DEADLINE: Duration = Duration::from_secs(5);
@@ -30,27 +32,27 @@ const CALL_DEADLINE: Duration = Duration::from_secs(5);
 pub enum Error {
     #[error("failed to {action} the lease {LEASE_NAME}")]
     Call { action: &'static str, source: Box<kube::Error> },
-    #[error("no answer in {} s to: {action} the lease {LEASE_NAME}", CALL_DEADLINE.as_secs())]
-    NoAnswer { action: &'static str },
+    #[error("no response in {} s: {action} the lease {LEASE_NAME}", CALL_DEADLINE.as_secs())]
+    NoResponse { action: &'static str },
 }
 
 impl Error {
-    /// Whether what the write was based on is no longer there: worth a look, not a failure.
+    /// Whether the lease has changed since it was read: read it again, this is no failure.
     fn is_stale(&self) -> bool {
         match self {
             Self::Call { source, .. } => match source.as_ref() {
                 kube::Error::Api(status) => matches!(status.code, 404 | 409),
                 _ => false,
             },
-            Self::NoAnswer { .. } => false,
+            Self::NoResponse { .. } => false,
         }
     }
 }
 
-/// Why a leader is none any more.
+/// Why a leader has lost the lease.
 #[derive(Debug, thiserror::Error)]
 pub enum Lost {
-    #[error("the lease {LEASE_NAME} is no longer ours; its holder is {by:?}")]
+    #[error("the lease {LEASE_NAME} has another holder: {by:?}")]
     Taken { by: String },
     #[error("the lease {LEASE_NAME} was not renewed within {} s", RENEW_DEADLINE.as_secs())]
     NotRenewed { source: Option<Error> },
@@ -59,25 +61,25 @@ pub enum Lost {
 /// What to do about the lease now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Move {
-    /// There is none.
+    /// The lease does not exist.
     Create,
-    /// It is free, or its holder fell silent.
+    /// The lease is free, or its holder has stopped renewing.
     Acquire,
-    /// It is ours.
+    /// This process holds the lease.
     Renew,
-    /// Somebody else leads; look again then.
+    /// Another process leads; read the lease again after this time.
     Wait(Duration),
 }
 
-/// The record that was seen last, and since when it stands unchanged by the own monotonic clock.
+/// The record that was observed last, and since when it is unchanged on the own monotonic clock.
 #[derive(Clone, Debug, Default)]
-pub struct Seen {
+pub struct LastRecord {
     record: Option<(LeaseSpec, Instant)>,
 }
 
-impl Seen {
-    /// Takes note of a record. The time moves only if it differs from the last one.
-    pub fn note(&mut self, record: &LeaseSpec, now: Instant) {
+impl LastRecord {
+    /// Observes a record. The time changes only if the record does.
+    pub fn observe(&mut self, record: &LeaseSpec, now: Instant) {
         if self.record.as_ref().is_none_or(|(last, _)| last != record) {
             self.record = Some((record.clone(), now));
         }
@@ -91,16 +93,20 @@ impl Seen {
     }
 }
 
-/// What `me` does next, given the stored record and what was seen of it before.
+/// What the process `identity` does next, given the stored record and the one observed before.
 ///
-/// The record's timestamps are not looked at, only whether they change: clocks of two machines may
-/// differ by hours.
-pub fn next_move(lease: Option<&LeaseSpec>, me: &str, seen: &Seen, now: Instant) -> Move {
-    let Some(record) = lease else { return Move::Create };
+/// Of the record's timestamps only changes matter: the clocks of two machines may differ by hours.
+pub fn next_move(
+    stored: Option<&LeaseSpec>,
+    identity: &str,
+    last: &LastRecord,
+    now: Instant,
+) -> Move {
+    let Some(record) = stored else { return Move::Create };
     match holder(record) {
         "" => Move::Acquire,
-        holder if holder == me => Move::Renew,
-        _ => match term(record).saturating_sub(seen.unchanged_for(record, now)) {
+        holder if holder == identity => Move::Renew,
+        _ => match term(record).saturating_sub(last.unchanged_for(record, now)) {
             Duration::ZERO => Move::Acquire,
             left => Move::Wait(left.min(RETRY)),
         },
@@ -111,8 +117,8 @@ fn holder(record: &LeaseSpec) -> &str {
     record.holder_identity.as_deref().unwrap_or_default()
 }
 
-/// How long the holder may be silent. A record without a sensible term is given ours; client-go
-/// would take it at once, and two leaders are worse than a wait.
+/// How long the holder keeps the lease without a renewal. A record without a valid term gets ours;
+/// client-go would acquire such a lease at once, but two leaders are worse than a wait.
 fn term(record: &LeaseSpec) -> Duration {
     let seconds = record.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
     match seconds {
@@ -121,13 +127,13 @@ fn term(record: &LeaseSpec) -> Duration {
     }
 }
 
-/// The record that makes or keeps `me` the holder.
-fn held(before: Option<&LeaseSpec>, me: &str, now: Timestamp) -> LeaseSpec {
-    let ours = before.filter(|record| holder(record) == me);
+/// The record that makes or keeps `identity` the holder.
+fn held(before: Option<&LeaseSpec>, identity: &str, now: Timestamp) -> LeaseSpec {
+    let ours = before.filter(|record| holder(record) == identity);
     let transitions = |record: &LeaseSpec| record.lease_transitions.unwrap_or_default();
     let acquired = ours.and_then(|record| record.acquire_time.clone());
     LeaseSpec {
-        holder_identity: Some(me.to_owned()),
+        holder_identity: Some(identity.to_owned()),
         lease_duration_seconds: Some(LEASE_SECONDS),
         acquire_time: acquired.or(Some(MicroTime(now))),
         renew_time: Some(MicroTime(now)),
@@ -140,11 +146,11 @@ fn held(before: Option<&LeaseSpec>, me: &str, now: Timestamp) -> LeaseSpec {
     }
 }
 
-/// The record that leaves the lease to whoever comes first.
+/// The record of a free lease, which any candidate may acquire at once.
 fn released(before: &LeaseSpec, now: Timestamp) -> LeaseSpec {
     LeaseSpec {
         holder_identity: Some(String::new()),
-        // The server refuses 0.
+        // The API server rejects 0.
         lease_duration_seconds: Some(1),
         acquire_time: Some(MicroTime(now)),
         renew_time: Some(MicroTime(now)),
@@ -155,59 +161,62 @@ fn released(before: &LeaseSpec, now: Timestamp) -> LeaseSpec {
 
 /// A candidate for the lease.
 ///
-/// The process that lost the lease is to exit: what it holds in memory may be of another time.
+/// A process that lost the lease must exit: its state in memory may be outdated.
 pub struct Elector {
     leases: Api<Lease>,
     identity: String,
-    seen: Seen,
-    /// The lease as it was last read or written; its resourceVersion guards the next write.
+    last: LastRecord,
+    /// The lease as last read or written; the next write requires its resourceVersion.
     lease: Option<Lease>,
     /// When the last write that made or kept us the holder was sent.
     renewed: Option<Instant>,
     held_since: Option<Instant>,
 }
 
-/// How a try to renew went.
+/// The result of an attempt to renew.
 enum Renewal {
     Done,
     Taken { by: String },
 }
 
 impl Elector {
-    /// A candidate of this name. No two processes that run at once may have the same one.
+    /// A candidate with this identity, which must be unique among the running processes.
     pub fn new(client: Client, namespace: &str, identity: &str) -> Self {
-        debug_assert!(!identity.is_empty(), "an empty identity is the mark of a free lease");
+        debug_assert!(!identity.is_empty(), "an empty holder marks a free lease");
         Self {
             leases: Api::namespaced(client, namespace),
             identity: identity.to_owned(),
-            seen: Seen::default(),
+            last: LastRecord::default(),
             lease: None,
             renewed: None,
             held_since: None,
         }
     }
 
-    /// Since when this candidate leads, if it does.
+    /// Since when this candidate leads; `None` if it does not.
     pub fn held_since(&self) -> Option<Instant> {
         self.held_since
     }
 
     /// Returns once this candidate leads. May be dropped at any time.
     pub async fn acquire(&mut self) {
-        let mut holder_told = None;
+        let mut reported_holder = None;
         loop {
             let pause = match self.try_acquire().await {
                 Ok(Move::Wait(pause)) => {
                     let holder = self.holder().to_owned();
-                    if holder_told.as_ref() != Some(&holder) {
-                        tracing::info!(%holder, "waits for the lease");
-                        holder_told = Some(holder);
+                    if reported_holder.as_ref() != Some(&holder) {
+                        tracing::info!(%holder, "waiting for the lease");
+                        reported_holder = Some(holder);
                     }
                     pause
                 }
                 Ok(Move::Create | Move::Acquire | Move::Renew) => break,
                 Err(error) => {
-                    tracing::warn!(error = sei_exec::call::chain(&error), "tries again to lead");
+                    tracing::warn!(
+                        error = sei_exec::call::chain(&error),
+                        "failed to acquire the lease; retrying"
+                    );
                     RETRY
                 }
             };
@@ -218,22 +227,22 @@ impl Elector {
 
     /// Keeps the lease, and returns when it is lost. May be dropped and called again.
     pub async fn hold(&mut self) -> Lost {
-        let mut trouble = None;
+        let mut last_error = None;
         let lost = loop {
             let deadline = self.renewed.map_or_else(Instant::now, |sent| sent + RENEW_DEADLINE);
             sleep_until(deadline.min(Instant::now() + RETRY)).await;
-            // Looked at before the write: a process that was stopped for long must not renew what
-            // somebody else may have taken meanwhile and given back.
+            // Checked before the write: a process that was suspended for long must not renew a
+            // lease that another process may have acquired and released meanwhile.
             if Instant::now() >= deadline {
-                break Lost::NotRenewed { source: trouble };
+                break Lost::NotRenewed { source: last_error };
             }
             match timeout_at(deadline, self.renew()).await {
-                Ok(Ok(Renewal::Done)) => trouble = None,
+                Ok(Ok(Renewal::Done)) => last_error = None,
                 Ok(Ok(Renewal::Taken { by })) => break Lost::Taken { by },
                 Ok(Err(error)) => {
                     let cause = sei_exec::call::chain(&error);
-                    tracing::warn!(error = cause, "tries again to renew the lease");
-                    trouble = Some(error);
+                    tracing::warn!(error = cause, "failed to renew the lease; retrying");
+                    last_error = Some(error);
                 }
                 Err(_) => {}
             }
@@ -242,15 +251,15 @@ impl Elector {
         lost
     }
 
-    /// Gives the lease up, if it is held, so that a successor need not wait for it to run out.
-    /// To be called once all work that needs the lease has ended.
+    /// Releases the lease, if it is held, so that a successor need not wait until it expires.
+    /// Call it once all work that needs the lease has ended.
     pub async fn release(&mut self) -> Result<(), Error> {
         if self.held_since.take().is_none() {
             return Ok(());
         }
         self.renewed = None;
-        // A renewal that was dropped half-way may have been stored: read the version anew.
-        let next = self.look().await?;
+        // A renewal that was dropped half-way may be stored: read the current version.
+        let next = self.observe().await?;
         match self.record() {
             Some(record) if next == Move::Renew => {
                 let record = released(record, Timestamp::now());
@@ -269,7 +278,7 @@ impl Elector {
     }
 
     async fn try_acquire(&mut self) -> Result<Move, Error> {
-        let next = self.look().await?;
+        let next = self.observe().await?;
         if !matches!(next, Move::Wait(_)) {
             self.take().await?;
         }
@@ -282,16 +291,16 @@ impl Elector {
             Err(error) if error.is_stale() => {}
             Err(error) => return Err(error),
         }
-        match self.look().await? {
-            // A lease that somebody deleted is made again, as client-go does.
+        match self.observe().await? {
+            // A deleted lease is created again, as in client-go.
             Move::Create | Move::Renew => self.take().await.map(|()| Renewal::Done),
-            // Free is not ours either: somebody else may have led and gone.
+            // A free lease is lost, too: another process may have acquired and released it.
             Move::Acquire | Move::Wait(_) => Ok(Renewal::Taken { by: self.holder().to_owned() }),
         }
     }
 
-    /// Reads the lease and says what to do about it.
-    async fn look(&mut self) -> Result<Move, Error> {
+    /// Reads the lease and returns what to do about it.
+    async fn observe(&mut self) -> Result<Move, Error> {
         let lease = call("read", self.leases.get_opt(LEASE_NAME)).await?;
         let now = Instant::now();
         // A lease without a record is free, and must be replaced, not created.
@@ -301,14 +310,14 @@ impl Elector {
         });
         let record = self.lease.as_ref().and_then(|lease| lease.spec.as_ref());
         if let Some(record) = record {
-            self.seen.note(record, now);
+            self.last.observe(record, now);
         }
-        Ok(next_move(record, &self.identity, &self.seen, now))
+        Ok(next_move(record, &self.identity, &self.last, now))
     }
 
-    /// Writes this candidate as the holder, over the lease as it was last seen.
+    /// Writes this candidate as the holder, based on the lease as last read or written.
     async fn take(&mut self) -> Result<(), Error> {
-        // Counted from before the call: others count from when they see its effect.
+        // The time before the call: other candidates count from when they observe its effect.
         let sent = Instant::now();
         let record = held(self.record(), &self.identity, Timestamp::now());
         if self.lease.is_some() {
@@ -338,8 +347,8 @@ async fn call<T>(
     request: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<T, Error> {
     match timeout(CALL_DEADLINE, request).await {
-        Ok(answer) => answer.map_err(|source| Error::Call { action, source: Box::new(source) }),
-        Err(_) => Err(Error::NoAnswer { action }),
+        Ok(response) => response.map_err(|source| Error::Call { action, source: Box::new(source) }),
+        Err(_) => Err(Error::NoResponse { action }),
     }
 }
 

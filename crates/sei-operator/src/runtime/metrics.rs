@@ -1,10 +1,10 @@
-//! What the operator counts, under the names of the peer.
+//! The operator's metrics, under the names of the Go operator.
 //!
-//! The gauges of nodes are not kept but derived: [`Metrics::observe`] remembers a few text of each
+//! The gauges of nodes are derived at each scrape: [`Metrics::observe`] keeps a few values of each
 //! node, and a scrape renders them. So there is no series of an older label value to remove, and no
-//! up-down counter that could lose its way.
+//! up-down counter that could drift.
 //!
-//! Labels are bounded: names of nodes and namespaces, and text from tables in code.
+//! Labels are bounded: names of nodes and namespaces, and texts from tables in code.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,7 +30,7 @@ use sei_api::task::TaskType;
 use sei_api::{SeiNode, SeiNodeStatus, TaskPlan};
 use sei_exec::sidecar::Health;
 
-/// Value of the label `controller`: the peer has several, and tells them apart by it.
+/// Value of the label `controller`: the Go operator distinguishes its controllers by it.
 const CONTROLLER: &str = "seinode";
 
 const PHASES: [SeiNodePhase; 5] = [
@@ -41,12 +41,12 @@ const PHASES: [SeiNodePhase; 5] = [
     SeiNodePhase::Terminating,
 ];
 
-/// The peer's buckets: dashboards are drawn with them.
+/// The Go operator's buckets: existing dashboards depend on them.
 const PHASE_BUCKETS: [f64; 10] =
     [10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1200.0, 1800.0, 3600.0];
 const PLAN_BUCKETS: [f64; 9] = [1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0];
 
-/// All metrics of the operator. A clone counts into the same ones.
+/// All metrics of the operator. Clones share the same counters.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     registry: Arc<Registry>,
@@ -92,19 +92,19 @@ impl Metrics {
         registry
     }
 
-    /// Takes note of a node as it is stored. Its gauges say this from now on, and nothing else.
+    /// Records a node as it is stored. From then on its gauges show this status only.
     pub fn observe(&self, node: &SeiNode) {
         let key = ObjectKey::of(&node.metadata);
-        self.nodes.lock().insert(key, NodeText::of(node));
+        self.nodes.lock().insert(key, NodeGauges::of(node));
     }
 
-    /// Drops the gauges of a node that is gone.
+    /// Drops the gauges of a deleted node.
     pub fn forget(&self, key: &ObjectKey) {
         self.nodes.lock().remove(key);
     }
 
-    /// Counts what happened between two stored statuses of a node. To be called once for each write
-    /// that succeeded: what was not stored did not happen.
+    /// Counts the changes between two stored statuses of a node. Call it once for each write that
+    /// succeeded: a change that is not stored does not count.
     pub fn transition(
         &self,
         node: &SeiNode,
@@ -117,8 +117,8 @@ impl Metrics {
     }
 
     /// Counts a health probe of a sidecar.
-    pub fn probe(&self, namespace: &str, found: &Health) {
-        let outcome = match found {
+    pub fn probe(&self, namespace: &str, health: &Health) {
+        let outcome = match health {
             Health::Ready => "ready",
             Health::NotReady => "not_ready",
             Health::Unreachable(_) => "unreachable",
@@ -129,12 +129,12 @@ impl Metrics {
             .inc();
     }
 
-    /// Counts a pass, or a watch, that ended in an error of this category.
+    /// Counts a reconcile or a watch that ended in an error of this category.
     pub fn error(&self, category: &'static str) {
         self.errors.get_or_create(&ErrorLabels { controller: CONTROLLER, category }).inc();
     }
 
-    /// Whether this process leads.
+    /// Records whether this process leads.
     pub fn leading(&self, leads: bool) {
         self.leader.set(i64::from(leads));
     }
@@ -166,8 +166,8 @@ impl Metrics {
             to_phase: to.as_str(),
         };
         self.transitions.get_or_create(&labels).inc();
-        // The old time: the new status holds the moment of this very change. A node that never had
-        // a phase waits for one since it was made.
+        // The old status: the new one holds the time of this change. A node without a phase has
+        // been pending since its creation.
         let since = match (&before.phase_transition_time, before.phase) {
             (None, None) => node.creation_timestamp().map(|time| time.0),
             (time, _) => time.as_ref().map(|time| time.0),
@@ -198,29 +198,29 @@ impl Metrics {
     }
 }
 
-/// Registers a metric as the table has it.
-fn register(registry: &mut Registry, metric: &Metric, counted: impl registry::Metric) {
+/// Registers a metric under its name and help text in the table.
+fn register(registry: &mut Registry, metric: &Metric, collector: impl registry::Metric) {
     match metric.kind {
         metric::Kind::Histogram => {
-            registry.register_with_unit(metric.stem(), metric.help, Unit::Seconds, counted);
+            registry.register_with_unit(metric.stem(), metric.help, Unit::Seconds, collector);
         }
         metric::Kind::Counter | metric::Kind::Gauge => {
-            registry.register(metric.stem(), metric.help, counted);
+            registry.register(metric.stem(), metric.help, collector);
         }
     }
 }
 
-/// A node that nobody has looked at yet is pending.
+/// A node that was never reconciled is pending.
 fn phase_of(status: &SeiNodeStatus) -> SeiNodePhase {
     status.phase.unwrap_or(SeiNodePhase::Pending)
 }
 
-/// Never negative: the wall clock may have gone back.
+/// Never negative: the wall clock may have been set back.
 fn seconds_between(since: Timestamp, now: Timestamp) -> f64 {
     now.duration_since(since).as_secs_f64().max(0.0)
 }
 
-/// The plan that ran before and does not any more, and how it ended.
+/// The plan that was active before and is not any more, and its outcome.
 fn ended_plan<'a>(
     before: &'a SeiNodeStatus,
     after: &'a SeiNodeStatus,
@@ -231,7 +231,7 @@ fn ended_plan<'a>(
         after.last_update.as_ref().filter(|last| Some(&last.plan_id) == plan.id.as_ref());
     let outcome = match (same.map(|now| now.phase), recorded.map(|last| last.outcome)) {
         (Some(PlanPhase::Active), _) => return None,
-        // Stored as a failure, because the peer knows no other end.
+        // Stored as a failure, because the Go operator has no phase for it.
         (_, Some(UpdateOutcome::Superseded)) => "superseded",
         (Some(PlanPhase::Complete), _) | (None, Some(UpdateOutcome::Complete)) => "complete",
         (Some(PlanPhase::Failed), _) | (None, Some(UpdateOutcome::Failed)) => "failed",
@@ -240,7 +240,7 @@ fn ended_plan<'a>(
     Some((same.unwrap_or(plan), outcome))
 }
 
-/// How a plan ended that is gone without a word: finished and cleared in one write, or replaced.
+/// The outcome of a plan that left no record: finished and cleared in one write, or replaced.
 fn outcome_without_record(after: &SeiNodeStatus) -> &'static str {
     match after.phase {
         Some(SeiNodePhase::Failed) => "failed",
@@ -250,7 +250,7 @@ fn outcome_without_record(after: &SeiNodeStatus) -> &'static str {
     }
 }
 
-/// The peer's text for what a plan is for; its own plans do not say it themselves.
+/// The Go operator's name for the kind of a plan. Its own plans do not record a kind.
 fn plan_type(plan: &TaskPlan) -> &'static str {
     match plan.kind {
         Some(PlanKind::Init) => "init",
@@ -262,20 +262,20 @@ fn plan_type(plan: &TaskPlan) -> &'static str {
 }
 
 fn plan_type_by_tasks(plan: &TaskPlan) -> &'static str {
-    let telling = plan.tasks.iter().find_map(|task| match task.task_type() {
+    let derived = plan.tasks.iter().find_map(|task| match task.task_type() {
         Some(TaskType::ObserveImage) => Some("node-update"),
         Some(TaskType::EnsureDataPvc) => Some("init"),
         _ => None,
     });
-    match (telling, plan.tasks.as_slice()) {
-        (Some(telling), _) => telling,
+    match (derived, plan.tasks.as_slice()) {
+        (Some(plan_type), _) => plan_type,
         (None, [task]) if task.is(TaskType::MarkReady) => "mark-ready-reapply",
         (None, _) => "unknown",
     }
 }
 
-/// A label value that cannot end its own quotes. The encoder writes values as they are, and a chain
-/// id is what a user typed: one bad node must not cost everybody's scrape.
+/// A label value that cannot end its own quotes. The encoder does not escape values, and a chain id
+/// is user input: a bad node must not break the whole scrape.
 fn escaped(value: &str) -> String {
     value.replace('\\', r"\\").replace('"', r#"\""#).replace('\n', r"\n")
 }
@@ -325,9 +325,9 @@ struct ErrorLabels {
     category: &'static str,
 }
 
-/// What the gauges say of one node.
+/// The values of a node's gauges.
 #[derive(Debug)]
-struct NodeText {
+struct NodeGauges {
     chain_id: String,
     phase: SeiNodePhase,
     has_active_plan: bool,
@@ -336,12 +336,12 @@ struct NodeText {
     /// Status and reason of the condition.
     drifted: Option<(bool, &'static str)>,
     stalled: Option<(bool, &'static str)>,
-    pending_update: Option<UpdateText>,
+    pending_update: Option<UpdateGauges>,
 }
 
-/// What the gauges say of an update that has not arrived.
+/// The values of the gauges of a pending update.
 #[derive(Debug)]
-struct UpdateText {
+struct UpdateGauges {
     cause: &'static str,
     state: &'static str,
     since_seconds: i64,
@@ -349,34 +349,34 @@ struct UpdateText {
     is_halted: bool,
 }
 
-impl NodeText {
+impl NodeGauges {
     fn of(node: &SeiNode) -> Self {
         let empty = SeiNodeStatus::default();
         let status = node.status.as_ref().unwrap_or(&empty);
-        let truth = |of: ConditionType| {
-            let condition = condition::find(&status.conditions, of)?;
+        let condition_value = |kind: ConditionType| {
+            let condition = condition::find(&status.conditions, kind)?;
             let reason = Reason::parse(&condition.reason).map_or("Other", Reason::as_str);
             Some((condition.status == ConditionStatus::True.as_str(), reason))
         };
-        let sidecar = truth(ConditionType::SidecarReady);
+        let sidecar = condition_value(ConditionType::SidecarReady);
         Self {
             chain_id: escaped(&node.spec.chain_id),
             phase: phase_of(status),
             has_active_plan: status.plan.as_ref().is_some_and(TaskPlan::is_active),
             sidecar_ready: sidecar.map(|(is_ready, _)| is_ready),
-            sidecar_unreachable: sidecar.map(|(_, why)| why == Reason::Unreachable.as_str()),
-            drifted: truth(ConditionType::PodTemplateDrift),
-            stalled: truth(ConditionType::Stalled),
-            pending_update: status.pending_update.as_ref().map(UpdateText::of),
+            sidecar_unreachable: sidecar.map(|(_, reason)| reason == Reason::Unreachable.as_str()),
+            drifted: condition_value(ConditionType::PodTemplateDrift),
+            stalled: condition_value(ConditionType::Stalled),
+            pending_update: status.pending_update.as_ref().map(UpdateGauges::of),
         }
     }
 }
 
-impl UpdateText {
+impl UpdateGauges {
     fn of(update: &PendingUpdate) -> Self {
         Self {
-            cause: cause_word(update.cause),
-            state: state_word(update.state),
+            cause: cause_label(update.cause),
+            state: state_label(update.state),
             since_seconds: update.since.0.as_second(),
             failed_attempts: i64::from(update.attempts.unwrap_or(0)),
             is_halted: update.halted_by.is_some(),
@@ -384,7 +384,7 @@ impl UpdateText {
     }
 }
 
-fn cause_word(cause: Cause) -> &'static str {
+fn cause_label(cause: Cause) -> &'static str {
     match cause {
         Cause::Spec => "Spec",
         Cause::Operator => "Operator",
@@ -392,7 +392,7 @@ fn cause_word(cause: Cause) -> &'static str {
     }
 }
 
-fn state_word(state: UpdateState) -> &'static str {
+fn state_label(state: UpdateState) -> &'static str {
     match state {
         UpdateState::Queued => "Queued",
         UpdateState::Held => "Held",
@@ -405,11 +405,11 @@ fn state_word(state: UpdateState) -> &'static str {
 #[derive(Debug, Default)]
 struct Nodes(Mutex<NodeMap>);
 
-type NodeMap = BTreeMap<ObjectKey, NodeText>;
+type NodeMap = BTreeMap<ObjectKey, NodeGauges>;
 
 impl Nodes {
     fn lock(&self) -> MutexGuard<'_, NodeMap> {
-        // Nothing is half-done while the lock is held, so a panic elsewhere spoiled nothing.
+        // Each change under the lock is a single operation, so a panic leaves nothing half-done.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -420,44 +420,44 @@ impl Collector for Nodes {
         let encoder = &mut encoder;
         encode_phases(&nodes, encoder)?;
         encode_active_plans(&nodes, encoder)?;
-        encode_conditions(&nodes, encoder, &metric::SEINODE_DRIFTED, |text| text.drifted)?;
+        encode_conditions(&nodes, encoder, &metric::SEINODE_DRIFTED, |gauges| gauges.drifted)?;
         encode_pending_updates(&nodes, encoder)?;
-        encode_numbers(&nodes, encoder, &metric::SEINODE_PENDING_UPDATE_SINCE, |text| {
-            text.pending_update.as_ref().map(|update| update.since_seconds)
+        encode_numbers(&nodes, encoder, &metric::SEINODE_PENDING_UPDATE_SINCE, |gauges| {
+            gauges.pending_update.as_ref().map(|update| update.since_seconds)
         })?;
-        encode_numbers(&nodes, encoder, &metric::SEINODE_UPDATE_FAILED_ATTEMPTS, |text| {
-            text.pending_update.as_ref().map(|update| update.failed_attempts)
+        encode_numbers(&nodes, encoder, &metric::SEINODE_UPDATE_FAILED_ATTEMPTS, |gauges| {
+            gauges.pending_update.as_ref().map(|update| update.failed_attempts)
         })?;
         encode_halted_chains(&nodes, encoder)?;
-        encode_conditions(&nodes, encoder, &metric::SEINODE_STALLED, |text| text.stalled)?;
-        encode_numbers(&nodes, encoder, &metric::SEINODE_SIDECAR_READY, |text| {
-            text.sidecar_ready.map(i64::from)
+        encode_conditions(&nodes, encoder, &metric::SEINODE_STALLED, |gauges| gauges.stalled)?;
+        encode_numbers(&nodes, encoder, &metric::SEINODE_SIDECAR_READY, |gauges| {
+            gauges.sidecar_ready.map(i64::from)
         })?;
-        encode_numbers(&nodes, encoder, &metric::SEINODE_SIDECAR_UNREACHABLE, |text| {
-            text.sidecar_unreachable.map(i64::from)
+        encode_numbers(&nodes, encoder, &metric::SEINODE_SIDECAR_UNREACHABLE, |gauges| {
+            gauges.sidecar_unreachable.map(i64::from)
         })
     }
 }
 
-fn gauges<'a>(
+fn gauge_family<'a>(
     encoder: &'a mut DescriptorEncoder<'_>,
     metric: &'a Metric,
 ) -> Result<MetricEncoder<'a>, fmt::Error> {
-    // A registry adds the full stop by itself, a collector does not.
+    // A registry adds the full stop to the help text, a collector does not.
     let help = format!("{}.", metric.help);
     encoder.encode_descriptor(metric.stem(), &help, None, MetricType::Gauge)
 }
 
 fn encode_phases(nodes: &NodeMap, encoder: &mut DescriptorEncoder) -> Result<(), fmt::Error> {
-    let mut family = gauges(encoder, &metric::SEINODE_PHASE)?;
-    for (ObjectKey { namespace, name }, text) in nodes {
+    let mut family = gauge_family(encoder, &metric::SEINODE_PHASE)?;
+    for (ObjectKey { namespace, name }, gauges) in nodes {
         for phase in PHASES {
             let labels = [
                 ("namespace", namespace.as_str()),
                 ("name", name.as_str()),
                 ("phase", phase.as_str()),
             ];
-            family.encode_family(&labels)?.encode_gauge(&i64::from(phase == text.phase))?;
+            family.encode_family(&labels)?.encode_gauge(&i64::from(phase == gauges.phase))?;
         }
     }
     Ok(())
@@ -465,10 +465,10 @@ fn encode_phases(nodes: &NodeMap, encoder: &mut DescriptorEncoder) -> Result<(),
 
 fn encode_active_plans(nodes: &NodeMap, encoder: &mut DescriptorEncoder) -> Result<(), fmt::Error> {
     let mut active: BTreeMap<&str, i64> = BTreeMap::new();
-    for (ObjectKey { namespace, .. }, text) in nodes {
-        *active.entry(namespace).or_default() += i64::from(text.has_active_plan);
+    for (ObjectKey { namespace, .. }, gauges) in nodes {
+        *active.entry(namespace).or_default() += i64::from(gauges.has_active_plan);
     }
-    let mut family = gauges(encoder, &metric::PLAN_ACTIVE)?;
+    let mut family = gauge_family(encoder, &metric::PLAN_ACTIVE)?;
     for (namespace, count) in active {
         let labels = [("controller", CONTROLLER), ("namespace", namespace)];
         family.encode_family(&labels)?.encode_gauge(&count)?;
@@ -481,27 +481,27 @@ fn encode_halted_chains(
     encoder: &mut DescriptorEncoder,
 ) -> Result<(), fmt::Error> {
     let mut halted: BTreeMap<&str, i64> = BTreeMap::new();
-    for text in nodes.values() {
-        let is_halted = text.pending_update.as_ref().is_some_and(|update| update.is_halted);
-        *halted.entry(&text.chain_id).or_default() += i64::from(is_halted);
+    for gauges in nodes.values() {
+        let is_halted = gauges.pending_update.as_ref().is_some_and(|update| update.is_halted);
+        *halted.entry(&gauges.chain_id).or_default() += i64::from(is_halted);
     }
-    let mut family = gauges(encoder, &metric::CHAIN_HALTED_NODES)?;
+    let mut family = gauge_family(encoder, &metric::CHAIN_HALTED_NODES)?;
     for (chain_id, count) in halted {
         family.encode_family(&[("chain_id", chain_id)])?.encode_gauge(&count)?;
     }
     Ok(())
 }
 
-/// One number for each node that has it.
+/// A number for each node that has it.
 fn encode_numbers(
     nodes: &NodeMap,
     encoder: &mut DescriptorEncoder,
     metric: &Metric,
-    of: impl Fn(&NodeText) -> Option<i64>,
+    value_of: impl Fn(&NodeGauges) -> Option<i64>,
 ) -> Result<(), fmt::Error> {
-    let mut family = gauges(encoder, metric)?;
-    for (ObjectKey { namespace, name }, text) in nodes {
-        if let Some(value) = of(text) {
+    let mut family = gauge_family(encoder, metric)?;
+    for (ObjectKey { namespace, name }, gauges) in nodes {
+        if let Some(value) = value_of(gauges) {
             let labels = [("namespace", namespace.as_str()), ("name", name.as_str())];
             family.encode_family(&labels)?.encode_gauge(&value)?;
         }
@@ -513,11 +513,11 @@ fn encode_conditions(
     nodes: &NodeMap,
     encoder: &mut DescriptorEncoder,
     metric: &Metric,
-    of: impl Fn(&NodeText) -> Option<(bool, &'static str)>,
+    value_of: impl Fn(&NodeGauges) -> Option<(bool, &'static str)>,
 ) -> Result<(), fmt::Error> {
-    let mut family = gauges(encoder, metric)?;
-    for (ObjectKey { namespace, name }, text) in nodes {
-        if let Some((is_true, reason)) = of(text) {
+    let mut family = gauge_family(encoder, metric)?;
+    for (ObjectKey { namespace, name }, gauges) in nodes {
+        if let Some((is_true, reason)) = value_of(gauges) {
             let labels =
                 [("namespace", namespace.as_str()), ("name", name.as_str()), ("reason", reason)];
             family.encode_family(&labels)?.encode_gauge(&i64::from(is_true))?;
@@ -530,9 +530,9 @@ fn encode_pending_updates(
     nodes: &NodeMap,
     encoder: &mut DescriptorEncoder,
 ) -> Result<(), fmt::Error> {
-    let mut family = gauges(encoder, &metric::SEINODE_PENDING_UPDATE)?;
-    for (ObjectKey { namespace, name }, text) in nodes {
-        if let Some(UpdateText { cause, state, .. }) = text.pending_update {
+    let mut family = gauge_family(encoder, &metric::SEINODE_PENDING_UPDATE)?;
+    for (ObjectKey { namespace, name }, gauges) in nodes {
+        if let Some(UpdateGauges { cause, state, .. }) = gauges.pending_update {
             let labels = [
                 ("namespace", namespace.as_str()),
                 ("name", name.as_str()),

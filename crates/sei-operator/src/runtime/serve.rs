@@ -1,4 +1,4 @@
-//! The two small HTTP servers: metrics, and the probes of the kubelet.
+//! The two HTTP servers: metrics, and the probes of the kubelet.
 
 use std::fmt;
 use std::future::Future;
@@ -15,9 +15,9 @@ use tokio::net::TcpListener;
 
 use crate::runtime::metrics::Metrics;
 
-/// What [`Metrics::encode`] writes; Prometheus reads it in all its versions since 2.5.
+/// The format of [`Metrics::encode`]; Prometheus reads it since version 2.5.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// How long a client may keep the process from ending.
+/// How long a client may delay the end of the process.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Why a server does not run.
@@ -61,7 +61,7 @@ pub fn parse_bind_address(text: &str) -> Result<Bind, BindAddressError> {
     }
     let (host, port) = text.rsplit_once(':').ok_or(BindAddressError::Form)?;
     let port = match port.parse() {
-        // `parse` takes a sign, too.
+        // `parse` accepts a sign, too.
         Ok(number) if port.bytes().all(|byte| byte.is_ascii_digit()) => number,
         _ => return Err(BindAddressError::Port { port: port.to_owned() }),
     };
@@ -76,37 +76,37 @@ pub fn parse_bind_address(text: &str) -> Result<Bind, BindAddressError> {
     Ok(Bind::On(Address { host: (!host.is_empty()).then(|| host.to_owned()), port }))
 }
 
-/// Why a text is no address. The flag and its value are named by whoever parses the flags.
+/// Why a text is not an address. The parser of flags adds the flag and its value.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BindAddressError {
     #[error("expected host:port, :port, or 0 for no server")]
     Form,
-    #[error("{port:?} is no port: expected a number from 0 to 65535")]
+    #[error("{port:?} is not a port: expected a number from 0 to 65535")]
     Port { port: String },
     #[error("an IPv6 address needs brackets, as in [::1]:8080")]
     Brackets,
 }
 
-/// Whether the process is ready to be sent to, and why not.
+/// Whether the process is ready, and why not.
 ///
 /// A candidate that does not lead is ready: a Deployment waits for the new pod to be ready before
-/// it stops the old one, which holds the lease. One that leads is ready once its first lists are in.
+/// it stops the old pod, which holds the lease. A leader is ready once its first lists are loaded.
 #[derive(Clone, Debug)]
 pub struct Ready(Arc<Mutex<Result<(), &'static str>>>);
 
 impl Ready {
-    /// Not ready yet, for this reason.
-    pub fn waiting(why: &'static str) -> Self {
-        Self(Arc::new(Mutex::new(Err(why))))
+    /// Starts as not ready, for this reason.
+    pub fn waiting(reason: &'static str) -> Self {
+        Self(Arc::new(Mutex::new(Err(reason))))
     }
 
     pub fn set(&self) {
         self.put(Ok(()));
     }
 
-    /// Not ready any more, for this reason.
-    pub fn unset(&self, why: &'static str) {
-        self.put(Err(why));
+    /// Makes the process not ready, for this reason.
+    pub fn unset(&self, reason: &'static str) {
+        self.put(Err(reason));
     }
 
     fn put(&self, state: Result<(), &'static str>) {
@@ -129,29 +129,29 @@ pub fn health_router(ready: Ready) -> Router {
     let readyz = move || async move {
         match ready.get() {
             Ok(()) => (StatusCode::OK, "ok"),
-            Err(why) => (StatusCode::SERVICE_UNAVAILABLE, why),
+            Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, reason),
         }
     };
     Router::new().route("/healthz", get(|| async { "ok" })).route("/readyz", get(readyz))
 }
 
-/// Listens, so that a port in use is known before anything else starts.
+/// Listens. The caller does so first: a port in use then ends the process before it does any work.
 pub async fn listen(address: &Address) -> Result<TcpListener, Error> {
     let port = address.port;
     let listener = match &address.host {
         Some(host) => TcpListener::bind((host.as_str(), port)).await,
-        // One socket for both families, as in Go; a machine without IPv6 has the other one.
+        // One socket for both families, as in Go; a machine without IPv6 has IPv4 only.
         None => match TcpListener::bind(("::", port)).await {
             Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
                 TcpListener::bind(("0.0.0.0", port)).await
             }
-            other => other,
+            result => result,
         },
     };
     listener.map_err(|source| Error::Listen { address: address.clone(), source })
 }
 
-/// Serves until `stop`, and lets requests in flight end for a moment.
+/// Serves until `stop`, and then gives requests in flight [`GRACE`] to end.
 pub async fn serve_on(
     listener: TcpListener,
     router: Router,
@@ -160,13 +160,13 @@ pub async fn serve_on(
     let stop = stop.shared();
     let local = listener.local_addr();
     let server = axum::serve(listener, router).with_graceful_shutdown(stop.clone());
-    let too_long = async {
+    let grace_over = async {
         stop.await;
         tokio::time::sleep(GRACE).await;
     };
     let result = tokio::select! {
         result = server => result,
-        () = too_long => Ok(()),
+        () = grace_over => Ok(()),
     };
     let address = local.unwrap_or_else(|_| SocketAddr::from(([0, 0, 0, 0], 0)));
     result.map_err(|source| Error::Serve { address, source })
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_have_the_form_of_go() {
+    fn bind_addresses_are_parsed_as_in_go() {
         let port = |port: &str| Err(BindAddressError::Port { port: port.to_owned() });
         for (text, expected) in [
             ("0", Ok(Bind::Off)),
@@ -240,19 +240,19 @@ mod tests {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        answer
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await.unwrap();
+        response
     }
 
     #[tokio::test]
-    async fn probes_say_whether_and_why_not() {
+    async fn readyz_reports_why_the_process_is_not_ready() {
         let ready = Ready::waiting("the caches are not loaded");
         let server = start(health_router(ready.clone())).await;
         assert!(fetch(server.port, "/healthz").await.starts_with("HTTP/1.1 200 "));
-        let answer = fetch(server.port, "/readyz").await;
-        assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
-        assert!(answer.ends_with("\r\n\r\nthe caches are not loaded"), "{answer}");
+        let response = fetch(server.port, "/readyz").await;
+        assert!(response.starts_with("HTTP/1.1 503 "), "{response}");
+        assert!(response.ends_with("\r\n\r\nthe caches are not loaded"), "{response}");
         ready.set();
         assert!(fetch(server.port, "/readyz").await.starts_with("HTTP/1.1 200 "));
         ready.unset("stopping");
@@ -264,15 +264,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn metrics_say_what_format_they_have() {
+    async fn metrics_have_the_content_type_of_openmetrics() {
         let server = start(metrics_router(Metrics::new())).await;
-        let answer = fetch(server.port, "/metrics").await;
-        assert!(answer.contains("\r\ncontent-type: application/openmetrics-text;"), "{answer}");
-        assert!(answer.ends_with("# EOF\n"), "{answer}");
+        let response = fetch(server.port, "/metrics").await;
+        assert!(response.contains("\r\ncontent-type: application/openmetrics-text;"), "{response}");
+        assert!(response.ends_with("# EOF\n"), "{response}");
     }
 
     #[tokio::test]
-    async fn a_client_that_never_finishes_does_not_keep_the_process() {
+    async fn an_unfinished_request_does_not_block_the_shutdown() {
         let server = start(health_router(Ready::waiting("never"))).await;
         let mut stream = TcpStream::connect(("127.0.0.1", server.port)).await.unwrap();
         stream.write_all(b"GET /healthz HTT").await.unwrap();
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_port_in_use_is_named() {
+    async fn the_error_of_a_port_in_use_names_the_address() {
         let address = Address { host: Some("127.0.0.1".to_owned()), port: 0 };
         let listener = listen(&address).await.unwrap();
         let address = Address { port: listener.local_addr().unwrap().port(), ..address };
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_address_is_listened_on_without_a_host() {
+    async fn a_bind_address_without_a_host_accepts_ipv4() {
         let listener = listen(&Address { host: None, port: 0 }).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         TcpStream::connect(("127.0.0.1", port)).await.unwrap();

@@ -20,7 +20,7 @@ impl<S> Default for States<S> {
 
 impl<S: Default> States<S> {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<ObjectKey, S>> {
-        // Nothing is half-done while the lock is held, so a panic elsewhere spoiled nothing.
+        // No change under the lock leaves the map inconsistent, so a panic elsewhere is harmless.
         self.by_key.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -45,7 +45,7 @@ fn list(names: &[&str]) -> Value {
     json!({ "metadata": { "resourceVersion": "1" }, "items": items })
 }
 
-/// Does to every object what the test wants, and counts.
+/// Runs the test's `work` for every object, and counts.
 struct Probe<K, F> {
     work: F,
     running: Mutex<BTreeMap<ObjectKey, usize>>,
@@ -140,9 +140,9 @@ async fn two_kinds_are_reconciled_side_by_side() {
     let running = [start(&client, &runtime, &maps), start(&client, &runtime, &secrets)];
     maps.until(|_, ended| ended == 2).await;
     secrets.until(|_, ended| ended == 2).await;
-    for one in running {
-        one.stop.send_replace(true);
-        one.task.await.unwrap();
+    for controller in running {
+        controller.stop.send_replace(true);
+        controller.task.await.unwrap();
     }
     runtime.finish().await;
 }

@@ -31,7 +31,7 @@ fn next_move_follows_the_table() {
     let start = Instant::now();
     let fresh = record("other", Some(15), at(0));
     let retry = Move::Wait(RETRY);
-    // The stored record, the one seen before and how many milliseconds ago, and what to do.
+    // The stored record, the record observed before and how many milliseconds ago, the next move.
     let table = [
         ("no lease", None, None, Move::Create),
         ("no lease any more", None, Some((fresh.clone(), 99_000)), Move::Create),
@@ -39,7 +39,7 @@ fn next_move_follows_the_table() {
         ("released", Some(record("", Some(1), at(0))), None, Move::Acquire),
         ("ours", Some(record("me", Some(15), at(0))), None, Move::Renew),
         ("ours, old", Some(record("me", Some(15), at(-HOUR))), None, Move::Renew),
-        ("foreign, first sight", Some(fresh.clone()), None, retry),
+        ("foreign, first observed", Some(fresh.clone()), None, retry),
         ("foreign, fresh", Some(fresh.clone()), Some((fresh.clone(), 12_000)), retry),
         (
             "foreign, nearly expired",
@@ -63,14 +63,14 @@ fn next_move_follows_the_table() {
         ("its clock is behind", Some(record("other", Some(15), at(-HOUR))), None, retry),
         ("its clock is ahead", Some(record("other", Some(15), at(HOUR))), None, retry),
         (
-            "its clock jumped back: a change like any other",
+            "its clock jumped back, which counts as a change",
             Some(record("other", Some(15), at(-HOUR))),
             Some((fresh.clone(), 99_000)),
             retry,
         ),
         ("a short term", Some(record("other", Some(1), at(0))), None, Move::Wait(RETRY / 2)),
         ("no term", Some(record("other", None, at(0))), None, retry),
-        ("a senseless term", Some(record("other", Some(-5), at(0))), None, retry),
+        ("an invalid term", Some(record("other", Some(-5), at(0))), None, retry),
         (
             "an endless term",
             Some(record("other", Some(i32::MAX), at(0))),
@@ -79,26 +79,26 @@ fn next_move_follows_the_table() {
         ),
     ];
     for (name, stored, before, expected) in table {
-        let mut seen = Seen::default();
+        let mut last = LastRecord::default();
         let mut now = start;
         if let Some((before, milliseconds)) = before {
-            seen.note(&before, start);
+            last.observe(&before, start);
             now += Duration::from_millis(milliseconds);
         }
         if let Some(stored) = &stored {
-            seen.note(stored, now);
+            last.observe(stored, now);
         }
-        assert_eq!(next_move(stored.as_ref(), "me", &seen, now), expected, "{name}");
+        assert_eq!(next_move(stored.as_ref(), "me", &last, now), expected, "{name}");
     }
 }
 
 #[test]
-fn the_own_clock_never_runs_backwards_into_an_acquisition() {
+fn an_own_clock_that_runs_backwards_causes_no_acquisition() {
     let fresh = record("other", Some(15), at(0));
     let now = Instant::now();
-    let mut seen = Seen::default();
-    seen.note(&fresh, now + Duration::from_secs(60));
-    assert_eq!(next_move(Some(&fresh), "me", &seen, now), Move::Wait(RETRY));
+    let mut last = LastRecord::default();
+    last.observe(&fresh, now + Duration::from_secs(60));
+    assert_eq!(next_move(Some(&fresh), "me", &last, now), Move::Wait(RETRY));
 }
 
 #[test]
@@ -116,15 +116,15 @@ fn a_record_counts_its_transitions_as_client_go_does() {
     assert_eq!(renewed.lease_duration_seconds, Some(15));
 }
 
-/// How the server below misbehaves.
+/// How the server misbehaves.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Fault {
     #[default]
     None,
-    Refuses,
+    Fails,
     Hangs,
-    /// Stores the write, and never says so.
-    LosesAnswers,
+    /// Stores the write, and never responds.
+    LosesResponses,
 }
 
 #[derive(Default)]
@@ -134,13 +134,13 @@ struct Stored {
     fault: Fault,
 }
 
-/// An API server that knows one lease.
+/// An API server with a single lease.
 #[derive(Clone, Default)]
 struct Server(Arc<Mutex<Stored>>);
 
 impl Server {
     fn elector(&self, identity: &str) -> Elector {
-        let router = Router::new().fallback(answer).with_state(self.clone());
+        let router = Router::new().fallback(respond).with_state(self.clone());
         Elector::new(Client::new(router, "default"), "sei", identity)
     }
 
@@ -152,7 +152,7 @@ impl Server {
         self.0.lock().unwrap().fault = fault;
     }
 
-    /// What somebody else writes.
+    /// Writes as another process does.
     fn write(&self, record: Option<LeaseSpec>) {
         let mut stored = self.0.lock().unwrap();
         stored.version += 1;
@@ -176,10 +176,10 @@ impl Server {
     }
 }
 
-async fn answer(State(server): State<Server>, request: Request) -> Response {
+async fn respond(State(server): State<Server>, request: Request) -> Response {
     let fault = server.0.lock().unwrap().fault;
-    if fault == Fault::Refuses {
-        return refusal(StatusCode::INTERNAL_SERVER_ERROR, "InternalError");
+    if fault == Fault::Fails {
+        return failure(StatusCode::INTERNAL_SERVER_ERROR, "InternalError");
     }
     if fault == Fault::Hangs {
         std::future::pending::<()>().await;
@@ -188,7 +188,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
     let body = to_bytes(body, usize::MAX).await.unwrap();
     let is_write = parts.method != Method::GET;
     let response = server.store(&parts.method, &body);
-    if is_write && fault == Fault::LosesAnswers {
+    if is_write && fault == Fault::LosesResponses {
         std::future::pending::<()>().await;
     }
     response
@@ -199,16 +199,16 @@ impl Server {
         let mut stored = self.0.lock().unwrap();
         match (method, &stored.lease) {
             (&Method::GET, Some(lease)) => return found(lease),
-            (&Method::POST, Some(_)) => return refusal(StatusCode::CONFLICT, "AlreadyExists"),
+            (&Method::POST, Some(_)) => return failure(StatusCode::CONFLICT, "AlreadyExists"),
             (&Method::GET | &Method::PUT, None) => {
-                return refusal(StatusCode::NOT_FOUND, "NotFound");
+                return failure(StatusCode::NOT_FOUND, "NotFound");
             }
             _ => {}
         }
         let mut lease: Lease = serde_json::from_slice(body).unwrap();
         let version = |lease: &Lease| lease.metadata.resource_version.clone();
         if version(&lease) != stored.lease.as_ref().and_then(version) {
-            return refusal(StatusCode::CONFLICT, "Conflict");
+            return failure(StatusCode::CONFLICT, "Conflict");
         }
         stored.version += 1;
         lease.metadata.resource_version = Some(stored.version.to_string());
@@ -221,7 +221,7 @@ fn found(lease: &Lease) -> Response {
     Body::from(serde_json::to_vec(lease).unwrap()).into_response()
 }
 
-fn refusal(code: StatusCode, reason: &str) -> Response {
+fn failure(code: StatusCode, reason: &str) -> Response {
     let status = json!({
         "kind": "Status", "apiVersion": "v1", "status": "Failure",
         "reason": reason, "message": reason, "code": code.as_u16(),
@@ -229,10 +229,11 @@ fn refusal(code: StatusCode, reason: &str) -> Response {
     (code, status.to_string()).into_response()
 }
 
-/// Seconds that something took.
+/// Awaits a future and returns how many seconds it took.
 async fn seconds<T>(future: impl Future<Output = T>) -> (u64, T) {
     let start = Instant::now();
-    let value = timeout(Duration::from_secs(3600), future).await.expect("an end within an hour");
+    let value =
+        timeout(Duration::from_secs(3600), future).await.expect("the future ends within an hour");
     (start.elapsed().as_secs(), value)
 }
 
@@ -250,7 +251,7 @@ async fn a_missing_lease_is_created_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_holder_is_replaced_after_its_term() {
+async fn a_holder_that_stops_renewing_is_replaced_after_its_term() {
     let server = Server::default();
     server.write(Some(record("other", Some(15), at(HOUR))));
     let mut elector = server.elector("me");
@@ -280,7 +281,7 @@ async fn an_own_lease_is_resumed_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_healthy_leader_holds_on() {
+async fn a_healthy_leader_keeps_its_lease() {
     let server = Server::default();
     let mut elector = server.elector("me");
     elector.acquire().await;
@@ -291,8 +292,8 @@ async fn a_healthy_leader_holds_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_leader_gives_up_before_its_lease_runs_out() {
-    for fault in [Fault::Refuses, Fault::Hangs] {
+async fn a_leader_stops_before_its_lease_expires() {
+    for fault in [Fault::Fails, Fault::Hangs] {
         let server = Server::default();
         let mut elector = server.elector("me");
         elector.acquire().await;
@@ -305,12 +306,12 @@ async fn a_leader_gives_up_before_its_lease_runs_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_leader_outlives_a_short_outage() {
+async fn a_leader_survives_a_short_outage() {
     let server = Server::default();
     let mut elector = server.elector("me");
     elector.acquire().await;
     let leader = tokio::spawn(async move { elector.hold().await });
-    for fault in [Fault::Refuses, Fault::Hangs, Fault::LosesAnswers] {
+    for fault in [Fault::Fails, Fault::Hangs, Fault::LosesResponses] {
         server.fail(fault);
         sleep(Duration::from_secs(6)).await;
         server.fail(Fault::None);
@@ -321,7 +322,7 @@ async fn a_leader_outlives_a_short_outage() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_leader_that_slept_past_its_deadline_does_not_renew() {
+async fn a_leader_that_was_suspended_past_its_deadline_does_not_renew() {
     let server = Server::default();
     let mut elector = server.elector("me");
     elector.acquire().await;
@@ -335,7 +336,7 @@ async fn a_leader_that_slept_past_its_deadline_does_not_renew() {
 async fn a_leader_that_was_replaced_stops() {
     for (record, holder) in [
         (record("other", Some(15), at(0)), "other"),
-        // Free, but somebody else may have led in between.
+        // Free, but another process may have led meanwhile.
         (record("", Some(1), at(0)), ""),
     ] {
         let server = Server::default();
@@ -351,7 +352,7 @@ async fn a_leader_that_was_replaced_stops() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deleted_lease_is_made_again() {
+async fn a_deleted_lease_is_created_again() {
     let server = Server::default();
     let mut elector = server.elector("me");
     elector.acquire().await;
@@ -361,12 +362,12 @@ async fn a_deleted_lease_is_made_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_lets_the_next_one_lead_at_once() {
+async fn after_a_release_the_next_candidate_leads_at_once() {
     let server = Server::default();
     let mut first = server.elector("first");
     first.acquire().await;
-    // Its own renewal was stored while the answer got lost.
-    server.fail(Fault::LosesAnswers);
+    // Its renewal is stored, but the response is lost.
+    server.fail(Fault::LosesResponses);
     assert!(timeout(Duration::from_secs(3), first.hold()).await.is_err());
     server.fail(Fault::None);
     first.release().await.unwrap();
@@ -382,19 +383,19 @@ async fn a_release_lets_the_next_one_lead_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_does_not_wait_for_a_dead_server() {
+async fn a_release_times_out_on_an_unresponsive_server() {
     let server = Server::default();
     let mut elector = server.elector("me");
     elector.acquire().await;
     server.fail(Fault::Hangs);
     let (took, result) = seconds(elector.release()).await;
-    assert!(took == 5 && matches!(result, Err(Error::NoAnswer { .. })), "{result:?}");
+    assert!(took == 5 && matches!(result, Err(Error::NoResponse { .. })), "{result:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_answer_does_not_cost_the_lease() {
+async fn a_lost_response_does_not_lose_the_lease() {
     let server = Server::default();
-    server.fail(Fault::LosesAnswers);
+    server.fail(Fault::LosesResponses);
     let mut elector = server.elector("me");
     assert!(timeout(Duration::from_secs(6), elector.acquire()).await.is_err());
     server.fail(Fault::None);
@@ -404,7 +405,7 @@ async fn a_lost_answer_does_not_cost_the_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_of_many_leads_at_a_time() {
+async fn only_one_candidate_leads_at_a_time() {
     let server = Server::default();
     let leaders = Arc::new(Mutex::new((0, 0)));
     let mut candidates = Vec::new();
@@ -415,7 +416,7 @@ async fn one_of_many_leads_at_a_time() {
             {
                 let mut leaders = leaders.lock().unwrap();
                 leaders.0 += 1;
-                assert_eq!(leaders.0, 1, "{name} leads beside another");
+                assert_eq!(leaders.0, 1, "{name} leads together with another");
                 leaders.1 += 1;
             }
             assert!(timeout(Duration::from_secs(30), elector.hold()).await.is_err());

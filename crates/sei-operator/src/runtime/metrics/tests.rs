@@ -16,20 +16,21 @@ fn node(name: &str, status: &Value) -> SeiNode {
     .unwrap()
 }
 
-fn condition(of: &str, status: &str, reason: &str) -> Value {
-    json!({ "type": of, "status": status, "reason": reason, "message": "",
+fn condition(kind: &str, status: &str, reason: &str) -> Value {
+    json!({ "type": kind, "status": status, "reason": reason, "message": "",
             "lastTransitionTime": "2026-08-05T10:00:00Z" })
 }
 
-/// The series whose names begin so, sorted: the order of label sets is not fixed.
+/// Compares the series with these name prefixes. They are sorted: the order of label sets is not
+/// fixed.
 fn check(metrics: &Metrics, names: &[&str], expected: &Expect) {
     let text = metrics.encode();
-    let is_asked = |line: &&str| {
+    let is_selected = |line: &&str| {
         names
             .iter()
             .any(|name| line.strip_prefix("sei_controller_").unwrap_or("").starts_with(name))
     };
-    let mut lines: Vec<&str> = text.lines().filter(is_asked).collect();
+    let mut lines: Vec<&str> = text.lines().filter(is_selected).collect();
     lines.sort_unstable();
     expected.assert_eq(&joined(&lines));
 }
@@ -112,12 +113,12 @@ fn observing_twice_changes_nothing() {
     "#]],
     );
     metrics.forget(&ObjectKey::new("sei", "b"));
-    metrics.forget(&ObjectKey::new("sei", "nobody"));
+    metrics.forget(&ObjectKey::new("sei", "missing"));
     assert_eq!(metrics.encode(), once);
 }
 
 #[test]
-fn older_label_values_go() {
+fn series_of_older_label_values_disappear() {
     let metrics = observed();
     metrics.observe(&node(
         "a",
@@ -211,7 +212,7 @@ fn a_phase_is_measured_from_the_time_it_began() {
 }
 
 #[test]
-fn the_first_phase_is_measured_from_the_creation() {
+fn the_first_phase_is_measured_from_the_creation_of_the_node() {
     let metrics = transition(json!({}), json!({ "phase": "Initializing" }), "2026-08-05T10:00:07Z");
     check(
         &metrics,
@@ -224,7 +225,7 @@ fn the_first_phase_is_measured_from_the_creation() {
 }
 
 #[test]
-fn a_clock_that_went_back_measures_nothing_below_zero() {
+fn a_clock_that_was_set_back_gives_no_negative_duration() {
     let metrics = transition(
         json!({ "phase": "Running", "phaseTransitionTime": "2026-08-05T10:00:00Z" }),
         json!({ "phase": "Terminating" }),
@@ -259,7 +260,7 @@ fn last_update(outcome: &str) -> Value {
 fn a_plan_is_counted_when_it_ends() {
     let active = json!({ "plan": plan("p", "Active") });
     for (name, before, after, expected) in [
-        ("goes on", &active, json!({ "plan": plan("p", "Active") }), None),
+        ("continues", &active, json!({ "plan": plan("p", "Active") }), None),
         ("complete", &active, json!({ "plan": plan("p", "Complete") }), Some("complete")),
         ("failed", &active, json!({ "plan": plan("p", "Failed") }), Some("failed")),
         ("cleared at once", &active, json!({}), Some("complete")),
@@ -273,7 +274,7 @@ fn a_plan_is_counted_when_it_ends() {
         ("node deleted", &active, json!({ "phase": "Terminating" }), Some("superseded")),
         ("replaced", &active, json!({ "plan": plan("q", "Active") }), Some("superseded")),
         (
-            "superseded, as the peer must read it",
+            "superseded, stored as the Go operator reads it",
             &active,
             json!({ "plan": plan("p", "Failed"), "lastUpdate": last_update("Superseded") }),
             Some("superseded"),
@@ -285,7 +286,7 @@ fn a_plan_is_counted_when_it_ends() {
             Some("complete"),
         ),
         ("begins", &json!({}), json!({ "plan": plan("p", "Active") }), None),
-        ("was over", &json!({ "plan": plan("p", "Complete") }), json!({}), None),
+        ("ended before", &json!({ "plan": plan("p", "Complete") }), json!({}), None),
     ] {
         let metrics = transition(before.clone(), after, "2026-08-05T10:00:09Z");
         let sum = |outcome| {
@@ -302,7 +303,7 @@ fn a_plan_is_counted_when_it_ends() {
 }
 
 #[test]
-fn the_buckets_of_plans_are_the_peers() {
+fn plan_durations_have_the_buckets_of_the_go_operator() {
     let active = json!({ "plan": plan("p", "Active") });
     check(
         &transition(active, json!({}), "2026-08-05T10:00:09Z"),
@@ -325,7 +326,7 @@ fn the_buckets_of_plans_are_the_peers() {
 }
 
 #[test]
-fn a_plan_of_the_peer_is_told_by_its_tasks() {
+fn the_type_of_a_go_operator_plan_is_derived_from_its_tasks() {
     for (tasks, expected) in [
         (&["ensure-data-pvc", "apply-statefulset", "mark-ready"][..], "init"),
         (&["apply-statefulset", "replace-pod", "observe-image", "mark-ready"], "node-update"),
@@ -342,7 +343,7 @@ fn a_plan_of_the_peer_is_told_by_its_tasks() {
 }
 
 #[test]
-fn events_are_counted() {
+fn probes_errors_and_leadership_are_counted() {
     let metrics = Metrics::new();
     metrics.probe("sei", &Health::Ready);
     metrics.probe("sei", &Health::Ready);
@@ -389,7 +390,7 @@ fn a_hostile_chain_id_stays_in_its_quotes() {
     assert!(!metrics.encode().contains("\nup"));
 }
 
-/// A node that waits because the roll of another one of its chain failed.
+/// A node that waits because the roll of another node of its chain failed.
 fn halted(name: &str) -> SeiNode {
     node(
         name,
@@ -436,22 +437,22 @@ fn nodes_that_wait_for_a_failed_roll_are_counted_by_chain() {
 }
 
 #[test]
-fn a_sidecar_that_does_not_answer_is_not_one_whose_gate_is_closed() {
+fn an_unreachable_sidecar_differs_from_one_whose_gate_is_closed() {
     for (status, reason, expected) in
         [("Unknown", "Unreachable", 1), ("False", "NotReady", 0), ("True", "Ready", 0)]
     {
         let metrics = Metrics::new();
         let conditions = [condition("SidecarReady", status, reason)];
         metrics.observe(&node("a", &json!({ "conditions": conditions })));
-        let desired = format!(
+        let line = format!(
             "sei_controller_seinode_sidecar_unreachable{{namespace=\"sei\",name=\"a\"}} {expected}\n"
         );
-        assert!(metrics.encode().contains(&desired), "{reason}");
+        assert!(metrics.encode().contains(&line), "{reason}");
     }
 }
 
-/// Everything that can be counted, once.
-fn everything() -> Metrics {
+/// Metrics with at least one series of every kind.
+fn with_every_metric() -> Metrics {
     let metrics = observed();
     metrics.error("write-status");
     metrics.probe("sei", &Health::Ready);
@@ -477,7 +478,7 @@ fn scraped(text: &str) -> BTreeMap<String, Vec<String>> {
 
 #[test]
 fn what_is_scraped_is_what_the_table_has() {
-    let text = everything().encode();
+    let text = with_every_metric().encode();
     let table = metric::METRICS.iter().flat_map(|metric| {
         let labels: Vec<String> = metric.labels.iter().map(|&label| label.to_owned()).collect();
         metric.series().into_iter().map(move |name| (name, labels.clone()))
