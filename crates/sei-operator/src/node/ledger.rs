@@ -78,7 +78,7 @@ impl Ledger {
     /// although no answer arrived.
     pub(crate) fn finished(&self, key: &ObjectKey, controller: &NodeController, succeeded: bool) {
         let cached = controller.nodes.get(&reference(key));
-        let cached = cached.as_ref().and_then(|node| node.0.as_ref().ok());
+        let cached = cached.as_ref().and_then(|node| node.decoded());
         let there = cached.filter(|node| node.metadata.deletion_timestamp.is_none());
         let Some(cached) = there else {
             return self.forget(key, cached.map(|node| node.spec.chain_id.clone()), controller);
@@ -157,7 +157,7 @@ fn chain<'a>(
     budget: &'a Budget,
 ) -> impl Iterator<Item = (ObjectKey, Member)> + 'a {
     controller.all_nodes().into_iter().filter_map(move |node| {
-        let node = node.0.as_ref().ok().filter(|node| counts(node, chain_id))?;
+        let node = node.decoded().filter(|node| counts(node, chain_id))?;
         let key = ObjectKey::of(&node.metadata);
         let member = member(node, &key, controller, budget);
         Some((key, member))

@@ -24,7 +24,8 @@ use super::peer_ids::PeerIds;
 use super::platform_file::PlatformFile;
 use super::state::{NodeState, is_current};
 use crate::Options;
-use crate::runtime::controller::{Error, Guarded, Queue, Reconcile, Slot, reference};
+use crate::runtime::controller::{Error, Queue, Reconcile, Slot, reference};
+use crate::runtime::guarded::Guarded;
 use crate::runtime::events::Events;
 use crate::runtime::state::States;
 
@@ -51,7 +52,7 @@ impl Reconcile for NodeController {
 
     async fn reconcile(
         self: &Arc<Self>,
-        cached: &SeiNode,
+        cached: &Shared<SeiNode>,
         slot: &mut Slot,
     ) -> Result<Option<Duration>, Error> {
         let key = ObjectKey::of(&cached.metadata);

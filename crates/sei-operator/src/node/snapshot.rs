@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Service};
+use kube::Resource as _;
 use sei_api::SeiNode;
 use sei_api::key::ObjectKey;
 use sei_api::names::{annotation, data_claim, proxy_config};
@@ -23,7 +24,7 @@ use serde_json::Value;
 use super::ObjectJson;
 use super::peer_ids::PeerId;
 use super::reconcile::NodeController;
-use crate::runtime::controller::{Guarded, metadata};
+use crate::runtime::guarded::Guarded;
 
 /// A rendered node with the inputs it was rendered from. Platform and algorithm do not change while
 /// a process leads.
@@ -179,7 +180,7 @@ impl NodeController {
     /// Every node, in a fixed order.
     pub(crate) fn all_nodes(&self) -> Vec<Arc<Guarded<SeiNode>>> {
         let key = |node: &Guarded<SeiNode>| {
-            let metadata = metadata(node);
+            let metadata = node.meta();
             (metadata.namespace.clone(), metadata.name.clone())
         };
         let mut nodes = self.nodes.state();
@@ -271,7 +272,7 @@ impl NodeController {
 
 /// The decoded nodes among these.
 pub(crate) fn decoded(nodes: &[Arc<Guarded<SeiNode>>]) -> impl Iterator<Item = &SeiNode> {
-    nodes.iter().filter_map(|node| node.0.as_ref().ok())
+    nodes.iter().filter_map(|node| node.decoded().map(|node| &**node))
 }
 
 pub(super) fn service_json(service: &Service) -> ObjectJson {

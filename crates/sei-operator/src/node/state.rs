@@ -38,15 +38,14 @@ pub(crate) struct Deferred {
 impl NodeState {
     /// The newer of what the cache shows and what this process has seen otherwise. A cache may lag
     /// behind our own writes.
-    pub(crate) fn newest(&mut self, cached: &SeiNode) -> Shared<SeiNode> {
+    pub(crate) fn newest(&mut self, cached: &Shared<SeiNode>) -> Shared<SeiNode> {
         if let Some(latest) = &self.latest
             && is_current(latest, cached)
         {
             return latest.clone();
         }
-        let node = Shared::new(cached.clone());
-        self.latest = Some(node.clone());
-        node
+        self.latest = Some(cached.clone());
+        cached.clone()
     }
 
     /// What the last reconcile leaves to this one.
@@ -109,14 +108,14 @@ mod tests {
 
     #[test]
     fn our_own_write_counts_until_the_cache_has_it() {
-        let newest = |cached: &SeiNode| {
+        let newest = |cached: SeiNode| {
             let latest = Some(Shared::new(node("a", "12")));
             let mut state = NodeState { latest, ..NodeState::default() };
-            state.newest(cached).metadata.resource_version.clone().unwrap()
+            state.newest(&cached.into()).metadata.resource_version.clone().unwrap()
         };
-        assert_eq!(newest(&node("a", "9")), "12");
-        assert_eq!(newest(&node("a", "100")), "100");
-        assert_eq!(newest(&node("b", "9")), "9", "created again under its name");
+        assert_eq!(newest(node("a", "9")), "12");
+        assert_eq!(newest(node("a", "100")), "100");
+        assert_eq!(newest(node("b", "9")), "9", "created again under its name");
     }
 
     #[test]

@@ -19,23 +19,20 @@ use std::time::Duration;
 
 use futures::{StreamExt as _, future};
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::core::DeserializeGuard;
 use kube::runtime::controller::{Action, Config, Controller};
 use kube::runtime::reflector::{self, ObjectRef, Store, store::Writer};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Resource};
 use sei_api::key::ObjectKey;
 use sei_plan::request::Failure;
+use sei_plan::shared::Shared;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio_util::task::TaskTracker;
 
 use super::cache;
+use super::guarded::Guarded;
 use super::metrics::Metrics;
-
-/// An object that may not decode: one bad object harms only itself.
-pub type Guarded<K> = DeserializeGuard<K>;
 
 /// How many reconciles work at once, over all kinds.
 const CONCURRENCY: usize = 32;
@@ -95,7 +92,7 @@ pub trait Reconcile: Send + Sync + 'static {
     /// Reconciles one object. Returns after what time to do so again although nothing changed.
     fn reconcile(
         self: &Arc<Self>,
-        object: &Self::Kind,
+        object: &Shared<Self::Kind>,
         slot: &mut Slot,
     ) -> impl Future<Output = Result<Option<Duration>, Error>> + Send;
 
@@ -130,14 +127,6 @@ impl<K: Kind> Queue<K> {
 /// The key of a guarded object, in the form of kube's stores.
 pub fn reference<K: Kind>(key: &ObjectKey) -> ObjectRef<Guarded<K>> {
     ObjectRef::new(&key.name).within(&key.namespace)
-}
-
-/// The metadata of an object, decoded or not.
-pub fn metadata<K: Kind>(object: &Guarded<K>) -> &ObjectMeta {
-    match &object.0 {
-        Ok(object) => object.meta(),
-        Err(invalid) => &invalid.metadata,
-    }
 }
 
 /// What all controllers of the process share.
@@ -268,7 +257,7 @@ pub async fn run<R: Reconcile>(
     let events = events.inspect(on_list(listed, deleted.clone())).applied_objects();
     let own = reconciler.clone();
     let news = events.filter(move |event| {
-        let object = event.as_ref().ok().and_then(|object| object.0.as_ref().ok());
+        let object = event.as_ref().ok().and_then(|object| object.decoded());
         future::ready(!object.is_some_and(|object| own.is_own_write(object)))
     });
     let requests = futures::stream::poll_fn(move |context| enqueued.poll_recv(context));
@@ -372,7 +361,7 @@ async fn reconcile_task<R: Reconcile>(
     object: Arc<Guarded<R::Kind>>,
     context: Arc<Loop<R>>,
 ) -> Result<Action, Error> {
-    let key = ObjectKey::of(metadata(&object));
+    let key = ObjectKey::of(object.meta());
     let object = match &object.0 {
         Ok(object) => object,
         Err(invalid) => return Err(Error::Undecodable(invalid.error.clone())),
@@ -413,7 +402,7 @@ fn on_error<R: Reconcile>(
     error: &Error,
     context: Arc<Loop<R>>,
 ) -> Action {
-    let key = ObjectKey::of(metadata(&object));
+    let key = ObjectKey::of(object.meta());
     tracing::warn!(kind = %R::Kind::kind(&()), object = %key, %error, "a reconcile failed");
     context.runtime.metrics.error(error.category());
     Action::requeue(context.back_off(&key))

@@ -5,6 +5,7 @@ pub mod cache;
 pub mod client;
 pub mod controller;
 pub mod events;
+pub mod guarded;
 pub mod lease;
 pub mod metrics;
 pub mod serve;

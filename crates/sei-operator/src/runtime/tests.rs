@@ -91,7 +91,7 @@ where
 
     async fn reconcile(
         self: &Arc<Self>,
-        object: &K,
+        object: &sei_plan::shared::Shared<K>,
         slot: &mut Slot,
     ) -> Result<Option<Duration>, Error> {
         let key = ObjectKey::of(object.meta());
