@@ -66,8 +66,8 @@ pub struct Ending {
 /// What earlier passes leave to the next one, in memory. All of it can be lost.
 #[derive(Clone, Debug, Default)]
 pub struct Carried {
-    /// Progress that was not written, and for how long.
-    pub deferred: Option<(SeiNodeStatus, Duration)>,
+    /// How long the progress in the snapshot's status has been unwritten.
+    pub deferred_for: Duration,
     /// Conflicts in a row on deleting the node's pod.
     pub delete_conflicts: u32,
 }
@@ -120,16 +120,12 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// Begins a pass on a snapshot. The status in it is the stored one.
+    /// Begins a pass on a snapshot. Its status is the stored one, or ahead of that by progress that an
+    /// earlier pass did not write.
     pub fn begin(mut snapshot: Snapshot, carried: Carried) -> Self {
         let stored = snapshot.node.status.as_ref();
         let active = stored.and_then(|status| status.plan.as_ref()).filter(|plan| plan.is_active());
         let stored_plan = active.and_then(|plan| plan.id.clone());
-        let mut deferred_for = Duration::ZERO;
-        if let Some((status, age)) = carried.deferred {
-            snapshot.status = status;
-            deferred_for = age;
-        }
         snapshot.record_facts();
         let stage =
             if has_finalizer(&snapshot.node) { Stage::ReadClaim } else { Stage::AddFinalizer };
@@ -139,7 +135,7 @@ impl Pass {
             snapshot,
             seen,
             stored_plan,
-            deferred_for,
+            deferred_for: carried.deferred_for,
             stage,
             question: None,
             pending: None,
@@ -525,8 +521,13 @@ impl Pass {
                 == status.signing_identity.as_ref();
             self.seen.stored.replay =
                 before.and_then(|one| one.plan.as_ref()).is_some_and(has_replayed);
-            self.seen.node.status = Some(status.clone());
-            let Some(next) = step(plan, &self.seen) else {
+            // The step reads the working status; it is moved there and back, not copied.
+            self.seen.node.status = Some(std::mem::take(&mut self.snapshot.status));
+            let status = self.seen.node.status.as_ref();
+            let plan = status.and_then(|status| status.plan.as_ref());
+            let next = plan.and_then(|plan| step(plan, &self.seen));
+            self.snapshot.status = self.seen.node.status.take().unwrap_or_default();
+            let Some(next) = next else {
                 executor::finish(&mut self.snapshot.status, self.snapshot.now);
                 return None;
             };

@@ -60,7 +60,8 @@ pub struct Snapshot {
 pub struct Current {
     pub service: bool,
     pub proxy_config: bool,
-    /// The StatefulSet's template has no difference from the rendered one.
+    /// The StatefulSet's template has no difference from the rendered one, or is not to be restored:
+    /// a plan is active, or it is stamped with another hash.
     pub template: bool,
 }
 

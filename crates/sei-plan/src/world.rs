@@ -216,7 +216,7 @@ impl World {
         if self.node.metadata.deletion_timestamp.is_some() {
             return self.deletion_crashing_after(calls);
         }
-        let carried = Carried { delete_conflicts: self.delete_conflicts, deferred: None };
+        let carried = Carried { delete_conflicts: self.delete_conflicts, ..Carried::default() };
         let mut pass = Pass::begin(self.observe(), carried);
         let mut trace = Trace::default();
         loop {

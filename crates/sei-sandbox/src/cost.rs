@@ -214,6 +214,12 @@ impl Fleet {
         Ok((figures, requests))
     }
 
+    /// A watch event of the first object of a kind, as the server sends it.
+    pub fn watch_event(&self, plural: &str) -> String {
+        let object = self.server.store().all(plural).next().cloned().unwrap_or_default();
+        format!(r#"{{"type":"MODIFIED","object":{object}}}"#)
+    }
+
     /// Runs the operator while another thread makes a change, until these nodes run the image and
     /// the operator rests.
     fn follow(

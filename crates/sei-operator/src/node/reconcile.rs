@@ -25,8 +25,8 @@ use super::platform_file::PlatformFile;
 use super::state::{NodeState, is_current};
 use crate::Options;
 use crate::runtime::controller::{Error, Queue, Reconcile, Slot, reference};
-use crate::runtime::guarded::Guarded;
 use crate::runtime::events::Events;
+use crate::runtime::guarded::Guarded;
 use crate::runtime::state::States;
 
 /// The controller of nodes, with everything its reconciles share.
@@ -62,8 +62,8 @@ impl Reconcile for NodeController {
             Conversation::Deletion(Box::new(Deletion::new(node)))
         } else {
             self.options.metrics.observe(&node);
-            let carried = self.states.with(&key, |state| state.carried(&node));
-            let snapshot = self.snapshot(&node, &key);
+            let (status, carried) = self.states.with(&key, |state| state.resume(&node));
+            let snapshot = self.snapshot(&node, status, &key);
             Conversation::Pass(Box::new(Pass::begin(snapshot, carried)))
         };
         self.drive(conversation, &key, slot).await

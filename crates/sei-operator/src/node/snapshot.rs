@@ -8,6 +8,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{ConfigMap, Service};
 use kube::Resource as _;
 use sei_api::SeiNode;
+use sei_api::SeiNodeStatus;
 use sei_api::key::ObjectKey;
 use sei_api::names::{annotation, data_claim, proxy_config};
 use sei_plan::budget::Budget;
@@ -114,7 +115,12 @@ impl Compared {
 
 impl NodeController {
     /// A snapshot of a node and everything around it, from caches.
-    pub(crate) fn snapshot(self: &Arc<Self>, node: &Shared<SeiNode>, key: &ObjectKey) -> Snapshot {
+    pub(crate) fn snapshot(
+        self: &Arc<Self>,
+        node: &Shared<SeiNode>,
+        status: SeiNodeStatus,
+        key: &ObjectKey,
+    ) -> Snapshot {
         let (peers, asks_peers) = self.peers(node, key);
         let witnesses = if node.spec.snapshot().is_some() {
             self.platform_file.witnesses(&node.spec.chain_id)
@@ -127,12 +133,12 @@ impl NodeController {
         let own = statefulset.as_ref().and_then(|set| pods.iter().find(|pod| is_owned(pod, set)));
         let sidecar = self.health(own.map(|pod| &**pod), key);
         let current = match &desired {
-            Ok(desired) => self.current(key, desired, statefulset.as_ref()),
+            Ok(desired) => self.current(key, desired, statefulset.as_ref(), status.plan.is_none()),
             Err(_) => Current::default(),
         };
         Snapshot {
             node: node.clone(),
-            status: node.status.clone().unwrap_or_default(),
+            status,
             peers: Some(peers),
             now: jiff::Timestamp::now(),
             plan_id: uuid::Uuid::new_v4().to_string(),
@@ -243,7 +249,13 @@ impl NodeController {
         key: &ObjectKey,
         desired: &Shared<Desired>,
         statefulset: Option<&Shared<StatefulSetView>>,
+        is_idle: bool,
     ) -> Current {
+        // A template is restored only on an idle node whose StatefulSet is stamped with its hash.
+        let stamped = |set: &&Shared<StatefulSetView>| {
+            is_idle && set.template_hash.as_ref() == Some(&desired.hash)
+        };
+        let statefulset = statefulset.filter(stamped);
         let service = self.caches.services.get(key, &key.name);
         let config = self.caches.config_maps.get(key, &proxy_config(&key.name));
         self.states.with(key, |state| {

@@ -31,7 +31,8 @@ pub(crate) struct NodeState {
 pub(crate) struct Deferred {
     /// The node whose stored status it continues.
     node: Shared<SeiNode>,
-    status: SeiNodeStatus,
+    /// `None` while a reconcile continues it.
+    status: Option<SeiNodeStatus>,
     since: Instant,
 }
 
@@ -48,19 +49,26 @@ impl NodeState {
         cached.clone()
     }
 
-    /// What the last reconcile leaves to this one.
-    pub(crate) fn carried(&mut self, node: &SeiNode) -> Carried {
-        let deferred =
-            self.deferred.as_ref().filter(|deferred| deferred.node.status == node.status);
-        let deferred = deferred.map(|deferred| (deferred.status.clone(), deferred.since.elapsed()));
-        Carried { deferred, delete_conflicts: self.delete_conflicts }
+    /// The status that a reconcile begins with, and what else the last one leaves to it.
+    pub(crate) fn resume(&mut self, node: &SeiNode) -> (SeiNodeStatus, Carried) {
+        let deferred = self.deferred.as_mut().filter(|one| one.node.status == node.status);
+        let deferred = deferred.and_then(|one| Some((one.status.take()?, one.since.elapsed())));
+        let delete_conflicts = self.delete_conflicts;
+        match deferred {
+            Some((status, deferred_for)) => (status, Carried { deferred_for, delete_conflicts }),
+            None => {
+                self.deferred = None;
+                let status = node.status.clone().unwrap_or_default();
+                (status, Carried { delete_conflicts, ..Carried::default() })
+            }
+        }
     }
 
     /// Keeps progress for the next reconcile, or drops what is written.
     pub(crate) fn defer(&mut self, node: &Shared<SeiNode>, status: Option<Box<SeiNodeStatus>>) {
         let since = self.deferred.take().map_or_else(Instant::now, |before| before.since);
         self.deferred =
-            status.map(|status| Deferred { node: node.clone(), status: *status, since });
+            status.map(|status| Deferred { node: node.clone(), status: Some(*status), since });
     }
 
     /// Counts another reconcile that met a newer version of the node. Returns the pause before the
