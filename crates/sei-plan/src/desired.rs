@@ -80,12 +80,12 @@ pub enum DesiredError {
 
 /// Mistakes that a message tells; who has more of them finds the rest after fixing these. The text
 /// stands in a condition, and a map of thousands of bad labels must not outgrow the object.
-const TOLD_MAX: usize = 8;
+const LISTED_MAX: usize = 8;
 
 fn all_of(errors: &[SpecError]) -> String {
-    let mut told: Vec<String> = errors.iter().take(TOLD_MAX).map(ToString::to_string).collect();
-    if errors.len() > TOLD_MAX {
-        told.push(format!("and {} more", errors.len() - TOLD_MAX));
+    let mut told: Vec<String> = errors.iter().take(LISTED_MAX).map(ToString::to_string).collect();
+    if errors.len() > LISTED_MAX {
+        told.push(format!("and {} more", errors.len() - LISTED_MAX));
     }
     told.join("; ")
 }

@@ -94,7 +94,7 @@ fn complete(
         statefulset,
         claim,
         signing_identity,
-        signs_no_more,
+        signing_stopped,
         abandoned_cleared,
     } = effects;
     let Some(task) = current(status) else { return Progress::Continue };
@@ -125,7 +125,7 @@ fn complete(
     if signing_identity.is_some() {
         status.signing_identity.clone_from(signing_identity);
     }
-    if *signs_no_more {
+    if *signing_stopped {
         status.signing_identity = None;
     }
     finish(status, now)

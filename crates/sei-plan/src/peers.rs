@@ -30,7 +30,7 @@ pub fn resolve(
     for source in node.spec.peers.iter().flatten() {
         entries.extend(source.r#static.iter().flat_map(|one| one.addresses.iter().cloned()));
         if let Some(label) = &source.label {
-            for peer in all.iter().filter(|peer| is_meant(node, peer, label)) {
+            for peer in all.iter().filter(|peer| is_selected(node, peer, label)) {
                 let address = address_of(peer);
                 let entry = id_of(peer).map(|id| format!("{id}@{address}"));
                 entries
@@ -41,7 +41,7 @@ pub fn resolve(
     entries.into_iter().collect()
 }
 
-fn is_meant(node: &SeiNode, peer: &SeiNode, label: &sei_api::node::LabelPeers) -> bool {
+fn is_selected(node: &SeiNode, peer: &SeiNode, label: &sei_api::node::LabelPeers) -> bool {
     let own = node.metadata.namespace.as_deref().unwrap_or_default();
     let namespace = label.namespace.as_deref().filter(|one| !one.is_empty()).unwrap_or(own);
     let is_self = peer.metadata.name == node.metadata.name
@@ -96,7 +96,7 @@ mod tests {
 
     // N27, N29, N32
     #[test]
-    fn label_peers_are_found_sorted_once_and_without_oneself() {
+    fn label_peers_are_sorted_and_unique_without_the_node_itself() {
         let mut one = node("a", "ns");
         one.spec.peers = Some(vec![label(None), label(Some("ns")), label(Some("edge"))]);
         let (two, three, same) = (node("c", "ns"), node("b", "ns"), node("a", "edge"));
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_that_only_ec2_could_tell_stay() {
+    fn peers_from_ec2_tags_are_kept() {
         let mut one = node("a", "ns");
         let by_tags = PeerSource { ec2_tags: Some(Ec2TagPeers::default()), ..Default::default() };
         one.spec.peers = Some(vec![by_tags, label(None)]);

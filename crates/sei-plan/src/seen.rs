@@ -219,7 +219,7 @@ impl Seen {
 
     /// A failed write says that the world is not what it was taken for: it is read again.
     fn absorb_failure(&mut self, request: &Request, failure: Failure) {
-        if matches!(request, Request::TryPod(_)) && is_no_refusal(&failure) {
+        if matches!(request, Request::TryPod(_)) && means_admitted(&failure) {
             self.pod_try = PodTry::Admitted;
             return;
         }
@@ -262,7 +262,7 @@ impl Seen {
 
 /// Whether a failed try of a pod still means that it would be admitted: the name is taken, which is
 /// found out after admission; or a quota is used up, to which the pod that runs still counts.
-fn is_no_refusal(failure: &Failure) -> bool {
+fn means_admitted(failure: &Failure) -> bool {
     match failure {
         Failure::AlreadyExists => true,
         Failure::Rejected(text) => text.contains("exceeded quota"),

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_of_the_key_is_the_same_validator_wherever_it_lies() {
+    fn a_copy_of_a_key_in_another_namespace_is_the_same_validator() {
         let old = validator("here", "z", 1, "key", "same");
         let new = validator("there", "a", 2, "copy", "same");
         let all = [old.clone(), new.clone()];
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_or_claim_is_used_by_whoever_mounts_it_and_has_not_ended() {
+    fn a_key_is_in_use_until_every_pod_that_mounts_it_has_ended() {
         let node = validator("ns", "n", 1, "key", "one");
         let pod = |name: &str, volumes: Value, phase: &str| -> Pod {
             serde_json::from_value(json!({

@@ -46,7 +46,7 @@ pub struct StatefulSetView {
     pub template: Value,
     /// The record of who owns which field as it should be, where what our create made does not yet
     /// belong to our applies.
-    pub handover: Option<Value>,
+    pub transferred_fields: Option<Value>,
 }
 
 impl StatefulSetView {
@@ -68,7 +68,7 @@ impl StatefulSetView {
             terminating,
             update_revision,
             template,
-            handover,
+            transferred_fields,
         } = self;
         *name == other.name
             && *uid == other.uid
@@ -83,7 +83,7 @@ impl StatefulSetView {
             && *terminating == other.terminating
             && *update_revision == other.update_revision
             && *template == other.template
-            && *handover == other.handover
+            && *transferred_fields == other.transferred_fields
     }
 
     /// The revision that pods are made from, once the newest template was looked at.
@@ -334,7 +334,9 @@ impl From<&StatefulSet> for StatefulSetView {
             terminating: metadata.deletion_timestamp.is_some(),
             update_revision: status.and_then(|one| one.update_revision.clone()),
             template: serde_json::to_value(&object.spec.template).unwrap_or_default(),
-            handover: handed_over(metadata.managed_fields.as_deref().unwrap_or_default()),
+            transferred_fields: transfer_to_apply(
+                metadata.managed_fields.as_deref().unwrap_or_default(),
+            ),
         }
     }
 }
@@ -343,7 +345,7 @@ impl From<&StatefulSet> for StatefulSetView {
 ///
 /// An apply removes only what an earlier apply of the same manager owned. Whatever a create made
 /// would stay in the template for ever, and the next pod would have it too.
-fn handed_over(entries: &[ManagedFieldsEntry]) -> Option<Value> {
+fn transfer_to_apply(entries: &[ManagedFieldsEntry]) -> Option<Value> {
     let ours = |one: &&ManagedFieldsEntry| {
         one.manager.as_deref() == Some(FIELD_MANAGER) && one.subresource.is_none()
     };

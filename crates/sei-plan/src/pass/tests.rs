@@ -24,7 +24,7 @@ fn updating() -> Snapshot {
 }
 
 #[test]
-fn a_refused_repair_stops_no_plan_and_is_told() {
+fn a_refused_repair_does_not_stop_the_plan() {
     let mut pass = begin(updating().with(|seen| seen.current.service = false));
     let Ask::Perform(repair) = pass.ask() else { panic!("the Service is repaired") };
     assert!(matches!(*repair, Request::ApplyService(_)));
@@ -37,7 +37,7 @@ fn a_refused_repair_stops_no_plan_and_is_told() {
 }
 
 #[test]
-fn a_pod_that_cannot_be_judged_is_let_in_all_the_same() {
+fn the_gate_of_a_pod_that_cannot_be_compared_is_opened() {
     let snapshot = running(full_node()).with(|seen| {
         seen.status_mut().pod_template = None;
         seen.status_mut().pod_template_hash = None;
@@ -54,7 +54,7 @@ fn a_pod_that_cannot_be_judged_is_let_in_all_the_same() {
 }
 
 #[test]
-fn only_the_progress_of_a_plan_can_wait_to_be_written() {
+fn only_the_progress_of_a_plan_is_deferred() {
     let stored = updating().status().clone();
     let mut ahead = stored.clone();
     ahead.plan.as_mut().unwrap().tasks[0].status = TaskStatus::Complete;
@@ -71,7 +71,7 @@ fn only_the_progress_of_a_plan_can_wait_to_be_written() {
 }
 
 #[test]
-fn how_far_a_bootstrap_has_come_is_written_at_once() {
+fn the_progress_of_a_bootstrap_is_written_at_once() {
     let task = |name: &str, done: bool| {
         let status = if done { "Complete" } else { "Pending" };
         json!({ "type": name, "id": name, "status": status })
@@ -110,7 +110,7 @@ fn rolling(sidecar: &str, stalled: &str) -> SeiNodeStatus {
 }
 
 #[test]
-fn what_follows_from_a_replacement_need_not_be_written_at_once() {
+fn the_sidecar_condition_during_a_replacement_is_deferred() {
     let before = rolling("True", "False");
     assert!(is_deferrable(&before, &rolling("Unknown", "False")));
     assert!(!is_deferrable(&before, &rolling("Unknown", "True")));
@@ -119,7 +119,7 @@ fn what_follows_from_a_replacement_need_not_be_written_at_once() {
 }
 
 #[test]
-fn a_failed_repair_is_tried_again_by_the_clock() {
+fn a_failed_repair_is_retried_after_a_delay() {
     for (failure, at_most) in [
         (Failure::Indeterminate("timeout".to_owned()), 5),
         (Failure::SigningKey("pod other-0 has it".to_owned()), 5),
@@ -174,7 +174,7 @@ fn no_apply_starts_a_signer_that_may_not_be_started() {
 }
 
 #[test]
-fn whoever_takes_a_key_must_be_alone() {
+fn a_node_that_takes_a_key_must_be_its_only_holder() {
     let taking = running(observer()).edit(|spec| spec.validator = validator().validator);
     let desired = taking.desired.clone().unwrap();
     let apply = Request::ApplyStatefulSet(Box::new(desired.statefulset.clone()));
@@ -186,7 +186,7 @@ fn whoever_takes_a_key_must_be_alone() {
 }
 
 #[test]
-fn a_statefulset_whose_labels_somebody_took_gets_them_back() {
+fn labels_removed_from_a_statefulset_are_restored() {
     let hidden = running(full_node()).with(|seen| {
         let mut desired = seen.desired.clone().unwrap();
         desired.statefulset.metadata.labels =
@@ -210,7 +210,7 @@ fn a_statefulset_whose_labels_somebody_took_gets_them_back() {
 }
 
 #[test]
-fn a_task_that_another_operator_submitted_counts_from_its_first_sight() {
+fn a_task_submitted_by_another_operator_is_timed_from_its_first_poll() {
     let mut pass = begin(updating());
     let Ask::Perform(poll) = pass.ask() else { panic!("the sidecar is asked") };
     let Request::Sidecar(call) = &*poll else { panic!("{poll:?}") };
@@ -222,7 +222,7 @@ fn a_task_that_another_operator_submitted_counts_from_its_first_sight() {
 }
 
 #[test]
-fn a_plan_is_never_superseded_under_a_request_in_flight() {
+fn a_plan_is_not_superseded_while_a_request_is_in_flight() {
     let edited = updating().edit(|spec| spec.image = "seid:3".into());
     let plan = edited.status().plan.clone();
     let mut pass = begin(updating());

@@ -32,7 +32,9 @@ pub(super) fn decide(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decisi
     match kind {
         PlanKind::Init => decide_init(snapshot, plan, decision),
         PlanKind::NodeUpdate => decide_update(snapshot, plan, decision),
-        PlanKind::MarkReady | PlanKind::ApplyTemplate => decide_small(snapshot, plan, decision),
+        PlanKind::MarkReady | PlanKind::ApplyTemplate => {
+            decide_single_task(snapshot, plan, decision)
+        }
     }
 }
 
@@ -65,7 +67,7 @@ fn decide_init(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
         let applied = plan.has_completed(TaskType::ApplyStatefulSet);
         let moved = target.hash != desired.hash && !(runs && applied);
         // A plan whose template is no longer applied would wait for its own pod for ever.
-        images || moved || is_undone(snapshot, plan)
+        images || moved || is_overwritten(snapshot, plan)
     };
     if !superseded {
         resume(snapshot, plan, decision);
@@ -74,7 +76,7 @@ fn decide_init(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
     decision.report.push(Note::Superseded { kind: PlanKind::Init, by: desired.hash.clone() });
     decision.plan = PlanMove::Clear;
     super::init::decide(&without_plan(snapshot), Some(plan), decision);
-    hand_over(plan, decision);
+    transfer_abandoned_tasks(plan, decision);
 }
 
 fn decide_update(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
@@ -86,18 +88,18 @@ fn decide_update(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) 
     }
     let replaceable = before_replacement(plan) && snapshot.pod().is_some();
     // A plan back to what runs is how a pause is carried out, not what it holds.
-    let leads_back = snapshot.status().pod_template_hash.as_ref() == Some(&target.hash);
-    if spec.updates_are_paused() && replaceable && !leads_back {
+    let restores_running = snapshot.status().pod_template_hash.as_ref() == Some(&target.hash);
+    if spec.updates_are_paused() && replaceable && !restores_running {
         supersede(snapshot, plan, "spec.update.paused", decision);
         return;
     }
-    if replaceable && stall::volume_going(snapshot) {
+    if replaceable && stall::volume_terminating(snapshot) {
         // The claim lives for as long as this pod does.
         supersede(snapshot, plan, "a volume that is being deleted", decision);
         return;
     }
     if let Ok(desired) = &snapshot.desired
-        && leads_elsewhere(target, desired)
+        && has_other_target(target, desired)
     {
         match stall::changed_identity(snapshot, desired) {
             None => {
@@ -107,7 +109,7 @@ fn decide_update(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) 
             Some(why) => decision.report.push(Note::Refused { why }),
         }
     }
-    if is_undone(snapshot, plan) {
+    if is_overwritten(snapshot, plan) {
         supersede(snapshot, plan, "its template is no longer applied", decision);
         return;
     }
@@ -116,7 +118,7 @@ fn decide_update(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) 
         return;
     }
     if config_is_unanswered(snapshot, plan) {
-        start_late(snapshot, plan, decision);
+        continue_late(snapshot, plan, decision);
         return;
     }
     resume(snapshot, plan, decision);
@@ -124,7 +126,7 @@ fn decide_update(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) 
 
 /// Whether a plan's target is not what is desired now. The images are part of the fingerprint, but a
 /// status can be edited, and a plan would wait for ever for an image that no pod will have.
-fn leads_elsewhere(target: &PlanTarget, desired: &Desired) -> bool {
+fn has_other_target(target: &PlanTarget, desired: &Desired) -> bool {
     target.hash != desired.hash
         || target.image != desired.image
         || target.sidecar_image != desired.sidecar_image
@@ -132,7 +134,7 @@ fn leads_elsewhere(target: &PlanTarget, desired: &Desired) -> bool {
 
 /// Somebody made the StatefulSet anew or wrote another template since the plan applied its own. A
 /// cache that has not caught up with our own apply says nothing.
-fn is_undone(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
+fn is_overwritten(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
     let (Some(target), Some(applied)) = (&plan.target, &plan.applied) else { return false };
     snapshot.own_statefulset().is_some_and(|one| {
         let newer = one.uid != applied.uid || one.generation >= applied.generation;
@@ -176,8 +178,8 @@ fn is_older_than_pod(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
 }
 
 /// A plan of one step gives way as soon as it waits and something else could start.
-fn decide_small(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
-    if is_pointless(snapshot, plan) {
+fn decide_single_task(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
+    if is_obsolete(snapshot, plan) {
         supersede(snapshot, plan, "a newer wish", decision);
         return;
     }
@@ -193,7 +195,7 @@ fn decide_small(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
             let by = format!("{:?}", kind_of(next));
             instead.report.insert(0, Note::Superseded { kind, by });
             *decision = instead;
-            hand_over(plan, decision);
+            transfer_abandoned_tasks(plan, decision);
         }
         _ => {
             decision.asks_slot = instead.asks_slot;
@@ -204,7 +206,7 @@ fn decide_small(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
 }
 
 /// A gate of a node that is stopped, or a template that is neither desired nor running any more.
-fn is_pointless(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
+fn is_obsolete(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
     if kind_of(plan) == PlanKind::MarkReady {
         return snapshot.node.spec.is_paused();
     }
@@ -252,7 +254,7 @@ fn supersede(snapshot: &Snapshot, plan: &TaskPlan, by: &str, decision: &mut Deci
         after.status.last_update = Some(last.clone());
     }
     decide_at_rest(&after, decision);
-    hand_over(plan, decision);
+    transfer_abandoned_tasks(plan, decision);
     let goes_on =
         matches!(&decision.plan, PlanMove::Start(next) if kind_of(next) == PlanKind::NodeUpdate);
     if is_updating(snapshot) && !goes_on {
@@ -272,11 +274,11 @@ fn open_gate_first(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision
         set_update(decision, ConditionStatus::False, Reason::UpdateSuperseded, detail);
     }
     running::start(decision, build::mark_ready(snapshot), "the gate is closed");
-    hand_over(plan, decision);
+    transfer_abandoned_tasks(plan, decision);
 }
 
 /// The new plan has to deal with what the old one left running on the sidecar.
-fn hand_over(plan: &TaskPlan, decision: &mut Decision) {
+fn transfer_abandoned_tasks(plan: &TaskPlan, decision: &mut Decision) {
     let PlanMove::Start(next) = &mut decision.plan else { return };
     next.abandoned.extend(plan.abandoned.iter().cloned());
     // Also one that is not known to have been submitted: a crash may have come in between.
@@ -292,7 +294,7 @@ fn is_of_sidecar(task: &PlannedTask) -> bool {
 
 /// Whether a failed plan is an early update whose configuration task failed: the update goes on
 /// with the new pod's sidecar, and only there does a bad verdict count.
-pub(super) fn goes_on_late(plan: &TaskPlan) -> bool {
+pub(super) fn continues_late(plan: &TaskPlan) -> bool {
     let failed = plan.failed_task_index.and_then(|index| usize::try_from(index).ok());
     let Some(task) = failed.and_then(|index| plan.tasks.get(index)) else { return false };
     plan.target.is_some() && kind_of(plan) == PlanKind::NodeUpdate && is_early_config(plan, task)
@@ -318,15 +320,15 @@ fn config_is_unanswered(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
 }
 
 /// Replaces an early update by a late one to the same target.
-pub(super) fn start_late(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
+pub(super) fn continue_late(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
     let Ok(desired) = &snapshot.desired else { return resume(snapshot, plan, decision) };
     let cause = plan.target.as_ref().map_or(Cause::Spec, |target| target.cause);
     let why = match &plan.failed_task_detail {
         Some(_) => super::failure_text(plan),
         None => "it does not answer".to_owned(),
     };
-    decision.report.push(Note::GoesOnLate { why: why.clone() });
-    let moved = plan.target.as_ref().is_some_and(|target| leads_elsewhere(target, desired));
+    decision.report.push(Note::ContinuesLate { why: why.clone() });
+    let moved = plan.target.as_ref().is_some_and(|target| has_other_target(target, desired));
     if moved {
         supersede(snapshot, plan, &desired.hash, decision);
         return;
@@ -340,5 +342,5 @@ pub(super) fn start_late(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut De
         Reason::UpdateStarted,
         format!("goes on without the old pod's sidecar: {why}"),
     );
-    hand_over(plan, decision);
+    transfer_abandoned_tasks(plan, decision);
 }

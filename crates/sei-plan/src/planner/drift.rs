@@ -161,7 +161,7 @@ fn classify_unrecorded(snapshot: &Snapshot, desired: &Desired, pod: &PodView) ->
         return Drift::Differs(Difference { cause: Cause::Spec, image_changed: true, changes });
     }
     if let Some(statefulset) = snapshot.own_statefulset()
-        && is_of_our_last_roll(snapshot, statefulset, pod)
+        && is_from_last_roll(snapshot, statefulset, pod)
         && statefulset.template_hash.as_ref() != Some(&desired.hash)
     {
         // Whoever asked for that roll may take it back.
@@ -190,7 +190,7 @@ fn classify_unrecorded(snapshot: &Snapshot, desired: &Desired, pod: &PodView) ->
 
 /// Whether a pod that was never seen running was made by the last roll of ours: it may never run,
 /// so nobody else can tell what it was made from, and what replaces it is no adoption.
-fn is_of_our_last_roll(snapshot: &Snapshot, statefulset: &StatefulSetView, pod: &PodView) -> bool {
+fn is_from_last_roll(snapshot: &Snapshot, statefulset: &StatefulSetView, pod: &PodView) -> bool {
     let status = snapshot.status();
     let rolled = status.last_update.as_ref().and_then(|last| last.to.as_ref());
     rolled.is_some()

@@ -238,7 +238,7 @@ pub(crate) fn statefulset(template: &Value, hash: &str, revision: &str) -> State
         terminating: false,
         update_revision: Some(revision.to_owned()),
         template: template.clone(),
-        handover: None,
+        transferred_fields: None,
     }
 }
 

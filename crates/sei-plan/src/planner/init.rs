@@ -24,7 +24,7 @@ pub(super) fn rebuilt_phase(snapshot: &Snapshot) -> Option<SeiNodePhase> {
 
 /// Decides for a node without a plan that is not running yet.
 pub(super) fn decide(snapshot: &Snapshot, previous: Option<&TaskPlan>, decision: &mut Decision) {
-    if let Some(note) = why_not(snapshot) {
+    if let Some(note) = blocking_note(snapshot) {
         decision.report.push(note);
         if snapshot.status().phase.is_none() && decision.phase.is_none() {
             decision.phase = Some(SeiNodePhase::Pending);
@@ -45,7 +45,7 @@ pub(super) fn decide(snapshot: &Snapshot, previous: Option<&TaskPlan>, decision:
 }
 
 /// What keeps the first plan from being built.
-fn why_not(snapshot: &Snapshot) -> Option<Note> {
+fn blocking_note(snapshot: &Snapshot) -> Option<Note> {
     if let Err(why) = &snapshot.desired {
         return Some(Note::Refused { why: why.clone() });
     }

@@ -126,7 +126,7 @@ fn settle(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
         if is_updating(snapshot) {
             set_update(decision, ConditionStatus::False, Reason::UpdateComplete, finished(plan));
         }
-        if kind == PlanKind::NodeUpdate || gave_another_template(snapshot, plan) {
+        if kind == PlanKind::NodeUpdate || changed_template(snapshot, plan) {
             decision.last_update = Some(ended(snapshot, plan, UpdateOutcome::Complete, None));
         }
         decision.report.push(Note::PlanComplete { kind });
@@ -138,8 +138,8 @@ fn settle(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
         decide_at_rest(&after, decision);
         return;
     }
-    if active::goes_on_late(plan) && snapshot.desired.is_ok() {
-        active::start_late(snapshot, plan, decision);
+    if active::continues_late(plan) && snapshot.desired.is_ok() {
+        active::continue_late(snapshot, plan, decision);
         return;
     }
     let detail = failure_text(plan);
@@ -160,7 +160,7 @@ fn settle(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
 
 /// Whether a plan without a roll has changed what the next pod is made from: a stopped node got its
 /// template. Nothing else would tell that such a pod is of our making.
-fn gave_another_template(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
+fn changed_template(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
     let given = plan.target.as_ref().map(|target| &target.hash);
     kind_of(plan) == PlanKind::ApplyTemplate
         && given.is_some()

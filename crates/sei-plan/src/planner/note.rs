@@ -30,7 +30,7 @@ pub enum Note {
         kind: PlanKind,
         by: String,
     },
-    GoesOnLate {
+    ContinuesLate {
         why: String,
     },
     WaitsForSlot {
@@ -74,13 +74,13 @@ pub enum Note {
     FailedForGood {
         why: String,
     },
-    ConfigRidesNextRoll {
+    ConfigWaitsForRoll {
         settings: Vec<String>,
     },
     VolumeLost {
         claim: String,
     },
-    VolumeGoing,
+    VolumeTerminating,
     SigningKeyConflict {
         with: String,
     },
@@ -100,7 +100,7 @@ impl fmt::Display for Note {
             Self::PlanComplete { kind } => write!(f, "{kind:?} is complete"),
             Self::PlanFailed { kind, detail } => write!(f, "{kind:?} failed: {detail}"),
             Self::Superseded { kind, by } => write!(f, "gives up {kind:?}: superseded by {by}"),
-            Self::GoesOnLate { why } => {
+            Self::ContinuesLate { why } => {
                 write!(f, "goes on without the old pod's sidecar: {why}")
             }
             Self::WaitsForSlot { by } => write!(f, "waits for its turn: {by} rolls"),
@@ -131,10 +131,12 @@ impl fmt::Display for Note {
                 f,
                 "failed: {why}; change the spec, or set a new value of annotation sei.io/retry"
             ),
-            Self::ConfigRidesNextRoll { settings } => {
+            Self::ConfigWaitsForRoll { settings } => {
                 write!(f, "{} changed; it arrives with the next roll", settings.join(", "))
             }
-            Self::VolumeGoing => f.write_str("leaves the pod alone: its volume would go with it"),
+            Self::VolumeTerminating => {
+                f.write_str("leaves the pod alone: its volume would go with it")
+            }
             Self::VolumeLost { claim } => write!(f, "its volume {claim} is gone"),
             Self::SigningKeyConflict { with } => {
                 write!(f, "is not started: {with} has the same signing key or volume")

@@ -115,7 +115,7 @@ fn patch(snapshot: &Snapshot, desired: &Desired, statefulset: &StatefulSetView) 
         metadata
             .insert("annotations".to_owned(), json!({ annotation::TEMPLATE_HASH: desired.hash }));
     }
-    if let Some(fields) = &statefulset.handover {
+    if let Some(fields) = &statefulset.transferred_fields {
         metadata.insert("managedFields".to_owned(), fields.clone());
     }
     if metadata.is_empty() && spec.is_empty() {

@@ -26,7 +26,9 @@ pub(super) fn decide(snapshot: &Snapshot, decision: &mut Decision) {
         Err(why) => decision.report.push(Note::Refused { why: why.clone() }),
         Ok(desired) => match stall::changed_identity(snapshot, desired) {
             Some(why) => decision.report.push(Note::Refused { why }),
-            None if stall::volume_going(snapshot) => decision.report.push(Note::VolumeGoing),
+            None if stall::volume_terminating(snapshot) => {
+                decision.report.push(Note::VolumeTerminating)
+            }
             None if snapshot.has_foreign_statefulset() => {
                 decision.report.push(Note::Refused { why: FOREIGN_STATEFULSET.to_owned() });
             }
@@ -63,7 +65,7 @@ pub(super) fn decide(snapshot: &Snapshot, decision: &mut Decision) {
 fn dequeue(decision: &mut Decision) {
     let why = decision.report.iter().find_map(|note| match note {
         Note::Refused { .. }
-        | Note::VolumeGoing
+        | Note::VolumeTerminating
         | Note::VolumeLost { .. }
         | Note::Comparing
         | Note::SigningKeyConflict { .. }
@@ -181,7 +183,7 @@ fn in_sync(snapshot: &Snapshot, desired: &Desired, decision: &mut Decision) {
     });
     decision.report.push(moved.unwrap_or(Note::InSync));
     if !settings.is_empty() {
-        decision.report.push(Note::ConfigRidesNextRoll { settings });
+        decision.report.push(Note::ConfigWaitsForRoll { settings });
     }
 }
 

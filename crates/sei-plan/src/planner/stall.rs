@@ -51,7 +51,7 @@ fn diagnose(snapshot: &Snapshot, decision: &Decision) -> Option<(Reason, String)
         Note::SigningKeyConflict { with } => {
             Some((Reason::SigningKeyConflict, format!("{with} has the same signing key or volume")))
         }
-        Note::VolumeGoing => Some((
+        Note::VolumeTerminating => Some((
             Reason::DataVolumeLost,
             "the claim is being deleted and goes with its pod, which is left alone".to_owned(),
         )),
@@ -112,7 +112,7 @@ fn pod_trouble(snapshot: &Snapshot) -> Option<(Reason, String)> {
         if let Some(text) = &pod.volumes_missing {
             return named(Reason::VolumeAttach, pod, text);
         }
-        let Some(trouble) = pod.troubles.first() else { return crash_goes_on(pod, snapshot) };
+        let Some(trouble) = pod.troubles.first() else { return crash_continues(pod, snapshot) };
         let reason = match trouble.kind {
             TroubleKind::ImagePull => Reason::ImagePullFailed,
             TroubleKind::Crash => Reason::CrashLooping,
@@ -123,7 +123,7 @@ fn pod_trouble(snapshot: &Snapshot) -> Option<(Reason, String)> {
 
 /// Between two crashes the process runs for a while. A loop that was seen counts as over only once
 /// the pod is Ready or the process has outlived the kubelet's longest back-off.
-fn crash_goes_on(pod: &PodView, snapshot: &Snapshot) -> Option<(Reason, String)> {
+fn crash_continues(pod: &PodView, snapshot: &Snapshot) -> Option<(Reason, String)> {
     let before = snapshot.status().blocked.as_ref();
     let seen = before.filter(|one| one.reason == Reason::CrashLooping.as_str())?;
     let crashed = |one: &ContainerView| {
@@ -165,7 +165,7 @@ pub(super) fn lost_claim_uid(snapshot: &Snapshot) -> Option<String> {
 
 /// Whether the node's claim is on its way out. It lives for as long as its pod does, so nothing may
 /// stop that pod.
-pub(super) fn volume_going(snapshot: &Snapshot) -> bool {
+pub(super) fn volume_terminating(snapshot: &Snapshot) -> bool {
     matches!(&snapshot.claim, Claim::Present(claim) if claim.terminating)
 }
 

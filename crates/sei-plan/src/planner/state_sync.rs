@@ -122,7 +122,7 @@ mod tests {
 
     // SS2
     #[test]
-    fn two_witnesses_of_the_platform_open_the_gate() {
+    fn two_witnesses_of_the_platform_suffice() {
         assert_eq!(check(&state_sync(&[]), &known(&["b:1", "a:1"])), "True/Ready a:1 b:1");
     }
 
@@ -161,7 +161,7 @@ mod tests {
 
     // SS7
     #[test]
-    fn an_unreadable_platform_blocks_and_says_so() {
+    fn an_unreadable_platform_blocks_and_is_reported() {
         let text = check(&state_sync(&[]), &RegisteredWitnesses::Unreadable("line 3: tab".into()));
         assert_eq!(text, "Unknown/SyncerSourceError none blocked");
     }
@@ -179,7 +179,7 @@ mod tests {
 
     // SS9
     #[test]
-    fn a_node_without_a_snapshot_is_not_gated() {
+    fn a_node_without_a_snapshot_needs_no_witnesses() {
         let text = check(&node(None), &RegisteredWitnesses::Unreadable(String::new()));
         assert_eq!(text, "False/NotApplicable none");
     }

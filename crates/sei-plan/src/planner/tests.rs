@@ -42,7 +42,7 @@ fn started_tasks(snapshot: &Snapshot) -> String {
 }
 
 /// A condition as `Status/Reason: message`.
-fn says(status: &SeiNodeStatus, kind: ConditionType) -> String {
+fn condition_text(status: &SeiNodeStatus, kind: ConditionType) -> String {
     condition::find(&status.conditions, kind).map_or_else(
         || "absent".to_owned(),
         |one| format!("{}/{}: {}", one.status, one.reason, one.message),

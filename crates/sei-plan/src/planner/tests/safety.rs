@@ -12,7 +12,7 @@ use crate::tasks::Waiting;
 
 /// Why the node is stalled, as `True/Reason: message`.
 fn stalled(snapshot: &Snapshot) -> String {
-    says(&after(snapshot), ConditionType::Stalled)
+    condition_text(&after(snapshot), ConditionType::Stalled)
 }
 
 /// The StatefulSet of a roll to another platform's template, whose pod is never created.
