@@ -29,11 +29,11 @@ fn a_refused_repair_does_not_stop_the_plan() {
     let Ask::Perform(repair) = pass.ask() else { panic!("the Service is repaired") };
     assert!(matches!(*repair, Request::ApplyService(_)));
     pass.absorb(Outcome::Failed(Failure::Forbidden("cannot patch services".to_owned())));
-    let Ask::Perform(step) = pass.ask() else { panic!("the plan goes on") };
+    let Ask::Perform(step) = pass.ask() else { panic!("the plan continues") };
     assert!(matches!(*step, Request::Sidecar(_)), "{step:?}");
     pass.absorb(Outcome::Failed(Failure::Unreachable("no answer".to_owned())));
     let status = deferred(&mut pass);
-    assert_eq!(status.blocked.map(|one| one.reason).as_deref(), Some("SidecarUnreachable"));
+    assert_eq!(status.blocked.map(|blocked| blocked.reason).as_deref(), Some("SidecarUnreachable"));
 }
 
 #[test]
@@ -44,13 +44,13 @@ fn the_gate_of_a_pod_that_cannot_be_compared_is_opened() {
         seen.sidecar = Sidecar::NotReady;
     });
     let mut pass = begin(snapshot);
-    let Ask::Perform(read) = pass.ask() else { panic!("the server is asked") };
+    let Ask::Perform(read) = pass.ask() else { panic!("the revision is read") };
     assert_eq!(*read, Request::Read(Read::Revision("rev-1".to_owned())));
     pass.absorb(Outcome::Failed(Failure::Indeterminate("no answer".to_owned())));
     let Ask::Write(status) = pass.ask() else { panic!("the gate is opened by a plan") };
     assert_eq!(status.plan.and_then(|plan| plan.kind), Some(PlanKind::MarkReady));
     let Ask::Done(ending) = pass.ask() else { panic!("the pass ends") };
-    assert!(ending.requeue.is_some(), "the server is asked again");
+    assert!(ending.requeue.is_some(), "the revision is read again");
 }
 
 #[test]
@@ -132,14 +132,14 @@ fn a_failed_repair_is_retried_after_a_delay() {
             match pass.ask() {
                 Ask::Done(ending) => break ending,
                 Ask::Write(_) => {}
-                other => panic!("{other:?}"),
+                ask => panic!("{ask:?}"),
             }
         };
         assert!(ending.requeue.unwrap() <= Duration::from_secs(at_most), "{failure:?}");
     }
 }
 
-/// A stopped validator that is let go on, with its next template still to be applied.
+/// A validator that is no longer paused, with its next template still to be applied.
 fn unpaused() -> Snapshot {
     let stopped = running(validator()).edit(|spec| spec.image = "seid:2".into()).with(|seen| {
         seen.pods.clear();
@@ -164,8 +164,8 @@ fn no_apply_starts_a_signer_that_may_not_be_started() {
     assert_eq!(*check, Request::Read(Read::Node));
     assert!(pass.is_exclusive());
     pass.absorb(Outcome::Failed(Failure::SigningKey("pod other-0 has it".to_owned())));
-    let Ask::Perform(look) = pass.ask() else { panic!("the plan goes on") };
-    assert_eq!(*look, Request::Read(Read::StatefulSet));
+    let Ask::Perform(read) = pass.ask() else { panic!("the plan continues") };
+    assert_eq!(*read, Request::Read(Read::StatefulSet));
     assert!(!pass.is_exclusive());
     pass.absorb(Outcome::StatefulSet(statefulset));
     let Ask::Perform(apply) = pass.ask() else { panic!("the template is applied") };
@@ -179,10 +179,10 @@ fn a_node_that_takes_a_key_must_be_its_only_holder() {
     let desired = taking.desired.clone().unwrap();
     let apply = Request::ApplyStatefulSet(Box::new(desired.statefulset.clone()));
     assert!(begin(taking).starts(&apply));
-    let has_it = running(validator()).edit(|spec| spec.image = "seid:2".into());
+    let holder = running(validator()).edit(|spec| spec.image = "seid:2".into());
     let apply =
-        Request::ApplyStatefulSet(Box::new(has_it.desired.clone().unwrap().statefulset.clone()));
-    assert!(!begin(has_it).starts(&apply));
+        Request::ApplyStatefulSet(Box::new(holder.desired.clone().unwrap().statefulset.clone()));
+    assert!(!begin(holder).starts(&apply));
 }
 
 #[test]
@@ -193,18 +193,18 @@ fn labels_removed_from_a_statefulset_are_restored() {
             Some([("sei.io/node".to_owned(), "n".to_owned())].into());
         seen.desired = Ok(desired);
     });
-    let there = hidden.statefulset.clone();
+    let existing = hidden.statefulset.clone();
     let mut pass = begin(hidden.with(|seen| seen.statefulset = None));
-    let Ask::Perform(check) = pass.ask() else { panic!("it is missing") };
+    let Ask::Perform(check) = pass.ask() else { panic!("the StatefulSet is missing") };
     assert_eq!(*check, Request::Read(Read::Node));
     pass.absorb(Outcome::Node(Some(Box::new((**pass.node()).clone()))));
-    let Ask::Perform(create) = pass.ask() else { panic!("it is missing") };
+    let Ask::Perform(create) = pass.ask() else { panic!("the StatefulSet is missing") };
     assert!(matches!(*create, Request::CreateStatefulSet(_)), "{create:?}");
     pass.absorb(Outcome::Failed(Failure::AlreadyExists));
-    let Ask::Perform(look) = pass.ask() else { panic!("it is looked for by its name") };
-    assert_eq!(*look, Request::Read(Read::StatefulSet));
-    pass.absorb(Outcome::StatefulSet(there));
-    let Ask::Perform(patch) = pass.ask() else { panic!("it is mended") };
+    let Ask::Perform(read) = pass.ask() else { panic!("it is read by its name") };
+    assert_eq!(*read, Request::Read(Read::StatefulSet));
+    pass.absorb(Outcome::StatefulSet(existing));
+    let Ask::Perform(patch) = pass.ask() else { panic!("it is repaired") };
     let Request::PatchStatefulSet(patch) = *patch else { panic!("{patch:?}") };
     assert_eq!(patch["metadata"]["labels"], json!({ "sei.io/node": "n" }));
 }
@@ -212,7 +212,7 @@ fn labels_removed_from_a_statefulset_are_restored() {
 #[test]
 fn a_task_submitted_by_another_operator_is_timed_from_its_first_poll() {
     let mut pass = begin(updating());
-    let Ask::Perform(poll) = pass.ask() else { panic!("the sidecar is asked") };
+    let Ask::Perform(poll) = pass.ask() else { panic!("the sidecar is polled") };
     let Request::Sidecar(call) = &*poll else { panic!("{poll:?}") };
     assert!(matches!(call.call, SidecarCall::Poll { .. }));
     let record = crate::request::TaskRecord { state: crate::request::TaskState::Running };

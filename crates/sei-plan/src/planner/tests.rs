@@ -20,7 +20,7 @@ fn after(snapshot: &Snapshot) -> SeiNodeStatus {
     status
 }
 
-/// The plan that a decision starts; every one is linted.
+/// The plan that a decision starts; every plan is linted.
 fn started(snapshot: &Snapshot) -> Option<TaskPlan> {
     match plan(snapshot).plan {
         PlanMove::Start(plan) => {
@@ -45,7 +45,7 @@ fn started_tasks(snapshot: &Snapshot) -> String {
 fn condition_text(status: &SeiNodeStatus, kind: ConditionType) -> String {
     condition::find(&status.conditions, kind).map_or_else(
         || "absent".to_owned(),
-        |one| format!("{}/{}: {}", one.status, one.reason, one.message),
+        |found| format!("{}/{}: {}", found.status, found.reason, found.message),
     )
 }
 

@@ -326,7 +326,7 @@ fn a_revision_that_changes_by_itself_is_reported_and_not_rolled() {
     let snapshot = running(full_node())
         .with(|seen| seen.statefulset.as_mut().unwrap().update_revision = Some("rev-9".into()));
     assert_eq!(started_tasks(&snapshot), "none");
-    assert!(report(&snapshot).contains("the revision moved without a change of ours"));
+    assert!(report(&snapshot).contains("the revision changed without an update by the operator"));
 }
 
 /// A running pod that this operator has never seen.

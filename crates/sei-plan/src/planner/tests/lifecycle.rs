@@ -129,7 +129,7 @@ fn an_active_plan_to_the_desired_target_is_resumed() {
     let snapshot = updating(full_node(), 2);
     let status = after(&snapshot);
     assert_eq!(status.plan, snapshot.status().plan);
-    assert!(report(&snapshot).contains("goes on with NodeUpdate at apply-statefulset"));
+    assert!(report(&snapshot).contains("resumes NodeUpdate at apply-statefulset"));
 }
 
 // P27
@@ -461,7 +461,7 @@ fn a_lost_volume_is_reported_and_nothing_is_done() {
         });
         assert_eq!(started_tasks(&snapshot), "none");
         let stalled = condition_text(&after(&snapshot), ConditionType::Stalled);
-        assert_eq!(stalled, "True/DataVolumeLost: claim data-n (old) is gone");
+        assert_eq!(stalled, "True/DataVolumeLost: claim data-n (old) is lost");
     }
 }
 
