@@ -1,7 +1,7 @@
 //! Records the result of a step in the plan and in the node's status.
 //!
-//! The executor only marks tasks and plans: it builds no plan, clears none, and sets no condition of
-//! its own.
+//! The executor only marks tasks and plans: it builds no plan, clears none, and sets no condition
+//! of its own.
 
 use std::time::Duration;
 

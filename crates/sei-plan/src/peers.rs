@@ -10,9 +10,9 @@ const P2P_PORT: u16 = 26656;
 
 /// The peers of a node as `id@host:port`, sorted and unique.
 ///
-/// `id_of` returns the p2p id of a peer, if it is known. A temporary failure never shrinks the list:
-/// a peer with an unknown id keeps its previous entry, and if a source cannot be resolved, every
-/// entry is kept.
+/// `id_of` returns the p2p id of a peer, if it is known. A temporary failure never shrinks the
+/// list: a peer with an unknown id keeps its previous entry, and if a source cannot be resolved,
+/// every entry is kept.
 pub fn resolve(
     node: &SeiNode,
     all: &[&SeiNode],

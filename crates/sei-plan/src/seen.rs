@@ -260,8 +260,8 @@ impl Seen {
     }
 }
 
-/// Whether a failed dry run still means that the pod would be admitted: the name is in use, which is
-/// checked after admission; or a quota is exceeded, which still counts the running pod.
+/// Whether a failed dry run still means that the pod would be admitted: the name is in use, which
+/// is checked after admission; or a quota is exceeded, which still counts the running pod.
 fn means_admitted(failure: &Failure) -> bool {
     match failure {
         Failure::AlreadyExists => true,

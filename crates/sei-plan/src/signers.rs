@@ -48,8 +48,9 @@ pub fn rivals<'a>(node: &SeiNode, all: impl IntoIterator<Item = &'a SeiNode>) ->
     all.into_iter().filter(|candidate| shares(node, candidate)).collect()
 }
 
-/// The StatefulSet or pod in the node's namespace that still mounts its key or volume: a StatefulSet
-/// can start a pod with it, and a pod signs until it has ended, long after its node was deleted.
+/// The StatefulSet or pod in the node's namespace that still mounts its key or volume. A
+/// StatefulSet can start a pod with it, and a pod signs until it has ended, possibly long after its
+/// node was deleted.
 pub fn still_used(node: &SeiNode, mounts: &[MountView]) -> Option<String> {
     let (secret, claim) = (node.spec.signing_secret(), node.spec.imported_claim());
     let mounted = |names: &[String], name: Option<&str>| {
@@ -84,8 +85,8 @@ fn shares(node: &SeiNode, candidate: &SeiNode) -> bool {
 }
 
 fn age(node: &SeiNode) -> (Option<jiff::Timestamp>, Option<&String>, Option<&String>) {
-    let made = node.metadata.creation_timestamp.as_ref().map(|time| time.0);
-    (made, node.metadata.name.as_ref(), node.metadata.namespace.as_ref())
+    let created = node.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    (created, node.metadata.name.as_ref(), node.metadata.namespace.as_ref())
 }
 
 /// `namespace/name`.

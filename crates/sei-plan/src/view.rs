@@ -469,8 +469,9 @@ impl From<&Pod> for PodView {
     }
 }
 
-/// A bound pod that has no sandbox yet. The kubelet creates the sandbox after the volumes are mounted
-/// and before it pulls an image. Its condition does not distinguish volumes from the network.
+/// A bound pod that has no sandbox yet. The kubelet creates the sandbox after it has mounted the
+/// volumes and before it pulls an image. Its condition does not distinguish volumes from the
+/// network.
 fn volumes_missing(pod: &Pod, sandbox: Option<&PodCondition>) -> Option<String> {
     let is_bound = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());

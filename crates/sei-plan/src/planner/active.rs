@@ -87,7 +87,7 @@ fn decide_update(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) 
         return;
     }
     let replaceable = before_replacement(plan) && snapshot.pod().is_some();
-    // A plan that restores the running template implements the pause, so the pause does not hold it.
+    // A plan that restores the running template implements the pause; the pause does not hold it.
     let restores_running = snapshot.status().pod_template_hash.as_ref() == Some(&target.hash);
     if spec.updates_are_paused() && replaceable && !restores_running {
         supersede(snapshot, plan, "spec.update.paused", decision);
@@ -167,8 +167,8 @@ fn must_open_gate_first(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
 }
 
 /// Whether the sidecar task was submitted before the current pod started. The pod that received it
-/// was evicted, and the duration of the task on the new pod is unknown. A task that was submitted to
-/// the current pod may finish, although the gate is closed. Both times have a precision of seconds.
+/// was evicted, and the duration of the task on the new pod is unknown. A task that was submitted
+/// to the current pod may finish, although the gate is closed. Both times are precise to a second.
 fn is_older_than_pod(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
     let task = plan.current().map(|(_, task)| task).filter(|task| is_of_sidecar(task));
     let submitted = task.and_then(|task| task.submitted_at.as_ref());

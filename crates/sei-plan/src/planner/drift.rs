@@ -2,9 +2,9 @@
 //! pod may roll now.
 //!
 //! Three fingerprints are compared: of the template rendered now (R), of the template last applied
-//! to the StatefulSet (A), and of the template that the pod was observed to be created from (O). The
-//! revisions of the StatefulSet determine which pod is stale. They are no evidence of drift, because
-//! they also change when Kubernetes itself is upgraded.
+//! to the StatefulSet (A), and of the template that the pod was observed to be created from (O).
+//! The revisions of the StatefulSet determine which pod is stale. They are no evidence of drift,
+//! because they also change when Kubernetes itself is upgraded.
 
 use std::time::Duration;
 
@@ -32,8 +32,8 @@ pub enum Drift {
     Unknown,
     /// The pod matches the desired template, and status does not record that yet.
     Record(Box<Stamp>),
-    /// The pod matches the desired template; the StatefulSet would create a different one
-    /// (O = R ≠ A).
+    /// The pod matches the desired template; the StatefulSet would create a different
+    /// pod (O = R ≠ A).
     Reapply,
     Differs(Difference),
 }
@@ -155,8 +155,8 @@ fn classify_unrecorded(snapshot: &Snapshot, desired: &Desired, pod: &PodView) ->
     let adoption = snapshot.adoption.as_ref().filter(|(uid, _)| *uid == pod.uid);
     let compared = adoption.map(|(_, comparison)| comparison);
     if images_differ(snapshot, pod, desired) && compared != Some(&Comparison::Equal) {
-        // If status records the desired template nevertheless, a user edited it, or admission rewrote
-        // the names of the images. The comparison by the server decides.
+        // If status records the desired template nevertheless, a user edited it, or admission
+        // rewrote the names of the images. The comparison by the server decides.
         if compared.is_none() && snapshot.status().pod_template_hash.as_ref() == Some(&desired.hash)
         {
             return Drift::Unknown;

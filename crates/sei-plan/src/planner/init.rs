@@ -11,10 +11,11 @@ use super::{Decision, Note, build, failure_text, running, stall, state_sync};
 use crate::snapshot::{Claim, Sidecar, Snapshot};
 use crate::tasks::kind_of;
 
-/// The phase of a node whose status is empty. A node with a StatefulSet of ours is never a new one.
+/// The phase of a node whose status is empty. A node with a StatefulSet of ours is not new.
 ///
-/// The node has run if the chain process has passed its startup probe or the gate is open. Otherwise
-/// its first plan may not have ended, and opening the gate could start it on a blank configuration.
+/// The node has run if the chain process has passed its startup probe or the gate is open.
+/// Otherwise its first plan may not have ended, and opening the gate could start it on a blank
+/// configuration.
 pub(super) fn rebuilt_phase(snapshot: &Snapshot) -> Option<SeiNodePhase> {
     snapshot.own_statefulset()?;
     let ran =

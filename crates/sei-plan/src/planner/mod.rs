@@ -1,7 +1,8 @@
 //! The planner: decides the next action for a node from a snapshot of it.
 //!
-//! [`plan`] maps the phase of the node and its observed state to an action; each case is a function.
-//! The [`Decision`] holds the complete result, with a report that also explains why nothing is done.
+//! [`plan`] maps the phase of the node and its observed state to an action; each case is a
+//! function. The [`Decision`] holds the complete result, with a report that also explains why
+//! nothing is done.
 
 use std::time::Duration;
 

@@ -116,7 +116,7 @@ fn decide_drift(snapshot: &Snapshot, desired: &Desired, decision: &mut Decision)
         },
         Drift::Reapply if waits_after_failure(snapshot, desired, decision) => {}
         Drift::Reapply => {
-            // The apply comes first: until then an eviction creates a pod from an obsolete template.
+            // The apply comes first: until then an evicted pod gets an obsolete template.
             let late = build::Shape::Late;
             let plan = build::node_update(snapshot, desired, Cause::Spec, late, false);
             decision.pending_update = Some(pending(
@@ -139,7 +139,7 @@ fn decide_drift(snapshot: &Snapshot, desired: &Desired, decision: &mut Decision)
                 Reason::UpdateStarted,
                 "restores the template of the running pod; no pod is restarted".to_owned(),
             );
-            start(decision, plan, "the desired template is the running one, not the applied one");
+            start(decision, plan, "the running template is desired, but another one is applied");
         }
         Drift::Differs(difference) => differs(snapshot, desired, &difference, decision),
     }

@@ -121,8 +121,8 @@ fn pod_trouble(snapshot: &Snapshot) -> Option<(Reason, String)> {
     })
 }
 
-/// Between two crashes the process runs for a while. A crash loop ends only once the pod is Ready or
-/// the process has run for longer than the kubelet's longest back-off.
+/// Between two crashes the process runs for a while. A crash loop ends only once the pod is Ready
+/// or the process has run for longer than the kubelet's longest back-off.
 fn crash_continues(pod: &PodView, snapshot: &Snapshot) -> Option<(Reason, String)> {
     let before = snapshot.status().blocked.as_ref();
     let seen = before.filter(|blocked| blocked.reason == Reason::CrashLooping.as_str())?;
@@ -163,8 +163,8 @@ pub(super) fn lost_claim_uid(snapshot: &Snapshot) -> Option<String> {
     snapshot.status().data_claim.as_ref().map(|claim| claim.uid.clone())
 }
 
-/// Whether the node's claim is terminating. Kubernetes deletes it once its pod stops, so nothing may
-/// stop that pod.
+/// Whether the node's claim is terminating. Kubernetes deletes it once its pod stops, so nothing
+/// may stop that pod.
 pub(super) fn volume_terminating(snapshot: &Snapshot) -> bool {
     matches!(&snapshot.claim, Claim::Present(claim) if claim.terminating)
 }

@@ -7,7 +7,7 @@ use sei_api::condition::{ConditionStatus, ConditionType, Reason, Verdict};
 
 use crate::snapshot::RegisteredWitnesses;
 
-/// Minimum number of witnesses for state sync: a single one could serve a false state.
+/// Minimum number of witnesses for state sync: a single witness could serve a false state.
 const WITNESSES_MIN: usize = 2;
 
 /// The result of the check for a node.

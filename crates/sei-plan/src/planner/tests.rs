@@ -1,4 +1,4 @@
-//! The planner's rules, one by one. Ids in comments name the behaviour in `tests/ids.toml`.
+//! Tests of the planner's rules. Ids in comments name the behaviour in `tests/ids.toml`.
 
 mod drift;
 mod init;
