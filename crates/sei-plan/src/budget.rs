@@ -145,7 +145,8 @@ pub fn grant(node: &Member, others: &[Member], budget: &Budget) -> Slot {
     Slot::InLine { limit: budget.limit }
 }
 
-/// The next members of a chain to enqueue, in turn, because they may get a slot.
+/// The next members of a chain to enqueue, in turn, because they may get a slot. After a chain was
+/// halted or resumed the caller sets no limit, so that every waiting member reports the new state.
 pub fn next(members: &[Member], budget: &Budget) -> Vec<String> {
     let waiting = in_turn(members, |member| member.standing == Standing::Waits);
     // One more than can be granted: that node then reports which nodes it waits for.

@@ -153,7 +153,10 @@ pub(super) fn changed_identity(snapshot: &Snapshot, desired: &Desired) -> Option
     fields.into_iter().find_map(|(field, now, desired)| {
         let (now, desired) = now.zip(desired)?;
         (now != desired).then(|| {
-            format!("{field} of a running node cannot change from {now} to {desired}; set it back to {now}")
+            format!(
+                "{field} of a running node cannot change from {now} to {desired}; \
+                 set it back to {now}"
+            )
         })
     })
 }
