@@ -85,7 +85,7 @@ impl Deletion {
                 });
             }
             (Stage::DeleteClaim { .. }, Outcome::Accepted | Outcome::Failed(Failure::NotFound)) => {
-                self.stage = Stage::RemoveFinalizer
+                self.stage = Stage::RemoveFinalizer;
             }
             (Stage::RemoveFinalizer, Outcome::Node(found)) => {
                 if let Some(node) = found {

@@ -132,7 +132,7 @@ fn a_failed_repair_is_retried_after_a_delay() {
             match pass.ask() {
                 Ask::Done(ending) => break ending,
                 Ask::Write(_) => {}
-                ask => panic!("{ask:?}"),
+                Ask::Perform(request) => panic!("{request:?}"),
             }
         };
         assert!(ending.requeue.unwrap() <= Duration::from_secs(at_most), "{failure:?}");

@@ -33,7 +33,7 @@ pub(super) fn decide(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decisi
         PlanKind::Init => decide_init(snapshot, plan, decision),
         PlanKind::NodeUpdate => decide_update(snapshot, plan, decision),
         PlanKind::MarkReady | PlanKind::ApplyTemplate => {
-            decide_single_task(snapshot, plan, decision)
+            decide_single_task(snapshot, plan, decision);
         }
     }
 }

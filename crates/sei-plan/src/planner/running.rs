@@ -27,7 +27,7 @@ pub(super) fn decide(snapshot: &Snapshot, decision: &mut Decision) {
         Ok(desired) => match stall::changed_identity(snapshot, desired) {
             Some(why) => decision.report.push(Note::Refused { why }),
             None if stall::volume_terminating(snapshot) => {
-                decision.report.push(Note::VolumeTerminating)
+                decision.report.push(Note::VolumeTerminating);
             }
             None if snapshot.has_foreign_statefulset() => {
                 decision.report.push(Note::Refused { why: FOREIGN_STATEFULSET.to_owned() });
