@@ -1,10 +1,10 @@
-//! How many nodes of a chain may be down through us at once, and whose turn it is.
+//! How many nodes of a chain the operator may take down at once, and which node is next.
 //!
-//! A roll that nobody asked for on the node itself holds a slot of its chain, from the plan's start
-//! until the node is Ready again. Everything is derived from what the nodes' own status records and
-//! from their pods, so that it survives a crash and a change of leader; nothing here remembers.
+//! A roll that the spec of the node did not cause holds a slot of its chain, from the start of the
+//! plan until the node is Ready again. Slots are derived from the status and the pods of the nodes,
+//! so that they survive a crash and a change of leader. This module keeps no state.
 //!
-//! Image changes never come here: a chain upgrade needs many nodes in the same moment.
+//! Image changes need no slot: a chain upgrade needs many nodes at once.
 
 use std::cmp::Ordering;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use crate::snapshot::Slot;
 use crate::timing::Timing;
 use crate::view::PodView;
 
-/// The platform's figures.
+/// The limits that the platform configures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
     /// How many nodes of a chain may roll at once.
@@ -31,12 +31,12 @@ pub struct Budget {
     pub halt_after: usize,
     /// How long a node may take to be Ready again.
     pub ready_deadline: Duration,
-    /// How long a node must not have been Ready to lose nothing by being replaced.
+    /// After how long without Ready a node counts as out: replacing it costs no availability.
     pub outage: Duration,
 }
 
 impl Budget {
-    /// As the platform has them.
+    /// The limits of the platform.
     pub fn of(rollout: &Rollout, timing: Timing) -> Self {
         let whole = |number: u32| usize::try_from(number).unwrap_or(1);
         Self {
@@ -48,18 +48,18 @@ impl Budget {
     }
 }
 
-/// A node as its chain's budget sees it.
+/// A node as a member of its chain's budget.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
     /// `namespace/name`.
     pub name: String,
     pub signs: bool,
-    /// It has not been Ready for so long that it loses nothing by being replaced.
+    /// It has not been Ready for longer than [`Budget::outage`].
     pub is_out: bool,
     pub standing: Standing,
 }
 
-/// How a node stands to its chain's budget.
+/// The state of a node in its chain's budget.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
     Idle,
@@ -84,8 +84,8 @@ impl Member {
         }
     }
 
-    /// The order in which nodes of a chain roll: those that sign last, when the others have shown
-    /// that the change is good; then by name, so that everybody can tell who is next.
+    /// The order in which nodes of a chain roll: nodes that sign last, after the others have shown
+    /// that the change is good; then by name, so that the order is predictable.
     pub fn turn(&self, other: &Self) -> Ordering {
         (self.signs, &self.name).cmp(&(other.signs, &other.name))
     }
@@ -99,36 +99,38 @@ impl Member {
         self.rolls() || self.standing == Standing::Down
     }
 
-    fn in_words(&self) -> String {
-        let what = match self.standing {
+    fn describe(&self) -> String {
+        let state = match self.standing {
             Standing::Rolls => "rolls",
             Standing::Down => "signs and is down",
             Standing::Failed => "failed to roll",
-            Standing::Idle | Standing::Waits => "goes first",
+            Standing::Idle | Standing::Waits => "rolls first",
         };
-        format!("{} {what}", self.name)
+        format!("{} {state}", self.name)
     }
 }
 
 /// Whether a node may start a roll now. `others` are the other nodes of its chain.
-pub fn grant(me: &Member, others: &[Member], budget: &Budget) -> Slot {
-    // Whoever rolls keeps its slot, so a failed roll can be mended by the next target.
-    if me.rolls() {
+pub fn grant(node: &Member, others: &[Member], budget: &Budget) -> Slot {
+    // A node that rolls keeps its slot, so that the next target can repair a failed roll.
+    if node.rolls() {
         return Slot::Granted;
     }
-    let failed: Vec<_> = in_turn(others, |one| one.standing == Standing::Failed);
+    let failed: Vec<_> = in_turn(others, |member| member.standing == Standing::Failed);
     if failed.len() >= budget.halt_after {
         return Slot::Halted { by: names(&failed) };
     }
-    // Who is down takes nothing from the chain by being replaced.
-    if me.is_out {
+    // Replacing a node that is down costs the chain no availability.
+    if node.is_out {
         return Slot::Granted;
     }
-    let first = in_turn(others, |one| one.standing == Standing::Waits && one.turn(me).is_lt());
+    let is_first =
+        |member: &Member| member.standing == Standing::Waits && member.turn(node).is_lt();
+    let first = in_turn(others, is_first);
     let holders = in_turn(others, Member::has_slot);
-    // Also beside a free slot: the others have to show that the change is good.
-    let early = |one: &Member| {
-        me.signs && !one.signs && matches!(one.standing, Standing::Waits | Standing::Rolls)
+    // Even if a slot is free: nodes that do not sign have to show that the change is good.
+    let early = |member: &Member| {
+        node.signs && !member.signs && matches!(member.standing, Standing::Waits | Standing::Rolls)
     };
     if others.iter().any(early) {
         return Slot::InLine { limit: budget.limit };
@@ -138,31 +140,32 @@ pub fn grant(me: &Member, others: &[Member], budget: &Budget) -> Slot {
         return Slot::Granted;
     }
     if first.is_empty() {
-        return Slot::Taken { by: words(&holders) };
+        return Slot::Taken { by: describe(&holders) };
     }
     Slot::InLine { limit: budget.limit }
 }
 
-/// Who of a chain has something to gain from looking again: the next few in turn. All who wait,
-/// where the chain has just been halted or resumed: each of them says so.
+/// The next members of a chain to enqueue, in turn, because they may get a slot. After a chain was
+/// halted or resumed the caller sets no limit, so that every waiting member reports the new state.
 pub fn next(members: &[Member], budget: &Budget) -> Vec<String> {
-    let waiting = in_turn(members, |one| one.standing == Standing::Waits);
-    // One more than can be granted: it then says whom it waits for.
-    waiting.iter().take(budget.limit.saturating_add(1)).map(|one| one.name.clone()).collect()
+    let waiting = in_turn(members, |member| member.standing == Standing::Waits);
+    // One more than can be granted: that node then reports which nodes it waits for.
+    let next = waiting.iter().take(budget.limit.saturating_add(1));
+    next.map(|member| member.name.clone()).collect()
 }
 
-fn in_turn(members: &[Member], is: impl Fn(&Member) -> bool) -> Vec<&Member> {
-    let mut found: Vec<_> = members.iter().filter(|one| is(one)).collect();
-    found.sort_by(|one, other| one.turn(other));
+fn in_turn(members: &[Member], matches: impl Fn(&Member) -> bool) -> Vec<&Member> {
+    let mut found: Vec<_> = members.iter().filter(|member| matches(member)).collect();
+    found.sort_by(|left, right| left.turn(right));
     found
 }
 
 fn names(members: &[&Member]) -> String {
-    members.iter().map(|one| one.name.as_str()).collect::<Vec<_>>().join(", ")
+    members.iter().map(|member| member.name.as_str()).collect::<Vec<_>>().join(", ")
 }
 
-fn words(members: &[&Member]) -> String {
-    members.iter().map(|one| one.in_words()).collect::<Vec<_>>().join(", ")
+fn describe(members: &[&Member]) -> String {
+    members.iter().map(|member| member.describe()).collect::<Vec<_>>().join(", ")
 }
 
 fn standing(node: &SeiNode, pod: Option<&PodView>, budget: &Budget, now: Timestamp) -> Standing {
@@ -172,7 +175,7 @@ fn standing(node: &SeiNode, pod: Option<&PodView>, budget: &Budget, now: Timesta
     let pending = status.pending_update.as_ref();
     let stalled = condition::is(&status.conditions, ConditionType::Stalled, ConditionStatus::True);
     if node.spec.is_paused() {
-        // Its owner has stopped it, and knows.
+        // Its user has stopped it on purpose.
         return Standing::Idle;
     }
     let attempts = failed_attempts(pending);
@@ -190,18 +193,18 @@ fn standing(node: &SeiNode, pod: Option<&PodView>, budget: &Budget, now: Timesta
     }
     let ran = status.phase == Some(SeiNodePhase::Running);
     if !pod.is_some_and(|pod| pod.ready) {
-        // A node that never ran is not missed by its chain yet; and nobody stands in line behind
-        // one that may go whenever it can.
+        // A chain does not depend on a node that never ran. And a node that is not Ready is not in
+        // the queue: it may roll without waiting.
         return if node.spec.signs() && ran { Standing::Down } else { Standing::Idle };
     }
-    match pending.map(|one| one.state) {
+    match pending.map(|update| update.state) {
         Some(UpdateState::Queued) if ran => Standing::Waits,
         _ => Standing::Idle,
     }
 }
 
-/// How often a pending update has failed, as far as it counts: one that is held back is not tried
-/// any more, and nobody has to wait for it.
+/// The failed attempts of a pending update. A held update counts none: it is not retried, and no
+/// other node has to wait for it.
 pub(crate) fn failed_attempts(pending: Option<&PendingUpdate>) -> i32 {
     let tried = pending.filter(|pending| pending.state != UpdateState::Held);
     tried.and_then(|pending| pending.attempts).unwrap_or(0)
@@ -221,20 +224,20 @@ pub(crate) fn has_slot(plan: &TaskPlan) -> bool {
     plan.target.as_ref().is_some_and(|target| target.slot == Some(true))
 }
 
-/// The last update, if its slot is still held: the node was not seen Ready since.
+/// The last update, if it still holds its slot: the node has not been Ready since.
 pub(crate) fn open_roll(status: &SeiNodeStatus) -> Option<&LastUpdate> {
     status.last_update.as_ref().filter(|last| last.slot == Some(true) && last.ready_at.is_none())
 }
 
-/// Whether this pod is the one that the last roll left, or made from the same template, and serves.
-/// A cache may still show the one before. A roll that was given up before any pod of this node was
-/// observed has left whatever serves.
+/// Whether this pod is Ready and has the revision that the last roll recorded. A cache may still
+/// have the previous pod. If a roll was abandoned before any pod of the node was observed, there is
+/// no recorded revision and any Ready pod counts.
 pub(crate) fn is_back(status: &SeiNodeStatus, pod: &PodView) -> bool {
-    let is_left = status
+    let is_rolled = status
         .pod_template
         .as_ref()
-        .is_none_or(|one| pod.revision.as_deref() == Some(one.revision.as_str()));
-    pod.ready && !pod.is_terminating() && is_left
+        .is_none_or(|template| pod.revision.as_deref() == Some(template.revision.as_str()));
+    pod.ready && !pod.is_terminating() && is_rolled
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What the spec and the platform ask for now, rendered once per pass.
+//! The desired state: the spec and the platform configuration, rendered once per pass.
 
 use std::collections::BTreeMap;
 
@@ -15,12 +15,12 @@ use crate::render::{self, Owner, RenderError};
 use crate::view::{Identity, identity_of};
 
 impl Desired {
-    /// What of the node's identity the rendered template carries.
+    /// The identity of the node in the rendered template.
     pub fn identity(&self) -> Identity {
         identity_of(&self.template)
     }
 
-    /// The same with its fingerprint by another algorithm.
+    /// The same state with a fingerprint of another algorithm.
     #[must_use]
     pub fn hashed_by(self, algorithm: Algorithm) -> Self {
         if algorithm.name() == Algorithm::CURRENT.name() {
@@ -34,23 +34,23 @@ impl Desired {
 #[cfg(test)]
 mod tests;
 
-/// Everything that a node should be made of.
+/// The desired state of every object of a node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Desired {
     /// Fingerprint of the rendered pod template: R.
     pub hash: String,
-    /// Digest of what of the spec may land in a template.
+    /// Digest of the parts of the spec that can affect a template.
     pub inputs_hash: String,
     pub image: String,
     pub sidecar_image: String,
     /// Digests of the configuration that is not in the template.
     pub config: BTreeMap<String, String>,
     pub statefulset: StatefulSet,
-    /// The pod template of `statefulset` as JSON, for comparisons with live ones.
+    /// The pod template of `statefulset` as JSON, to compare it with live templates.
     pub template: Value,
     pub service: Service,
     pub proxy_config: ConfigMap,
-    /// The claim that an init plan creates; `None` when one is imported.
+    /// The claim that an init plan creates; `None` if the claim is imported.
     pub claim: Option<PersistentVolumeClaim>,
     /// Smallest capacity that an imported claim may have.
     pub claim_size: String,
@@ -78,19 +78,19 @@ pub enum DesiredError {
     Render(#[from] RenderError),
 }
 
-/// Mistakes that a message tells; who has more of them finds the rest after fixing these. The text
-/// stands in a condition, and a map of thousands of bad labels must not outgrow the object.
-const TOLD_MAX: usize = 8;
+/// Maximum number of mistakes in a message; the rest is reported after these are fixed. The text is
+/// part of a condition, and thousands of bad labels must not exceed the size limit of the object.
+const LISTED_MAX: usize = 8;
 
 fn all_of(errors: &[SpecError]) -> String {
-    let mut told: Vec<String> = errors.iter().take(TOLD_MAX).map(ToString::to_string).collect();
-    if errors.len() > TOLD_MAX {
-        told.push(format!("and {} more", errors.len() - TOLD_MAX));
+    let mut listed: Vec<String> = errors.iter().take(LISTED_MAX).map(ToString::to_string).collect();
+    if errors.len() > LISTED_MAX {
+        listed.push(format!("and {} more", errors.len() - LISTED_MAX));
     }
-    told.join("; ")
+    listed.join("; ")
 }
 
-/// Renders what a node should be made of. `peers` are its resolved peers, `witnesses` those
+/// Renders the desired state of a node. `peers` are its resolved peers, `witnesses` the witnesses
 /// that passed the state-sync check.
 pub fn render_desired(
     node: &SeiNode,

@@ -32,9 +32,9 @@ mod tests {
             SeiNodeSpec { full_node: Some(FullNodeSpec::default()), ..SeiNodeSpec::default() };
         let mut node = SeiNode::new("a", spec);
         node.metadata.namespace = Some("ns".into());
-        let serves = endpoint(&node).unwrap();
-        assert_eq!(serves.evm_json_rpc.as_deref(), Some("http://a.ns.svc:8545"));
-        assert_eq!(serves.evm_ws.as_deref(), Some("ws://a.ns.svc:8546"));
+        let addresses = endpoint(&node).unwrap();
+        assert_eq!(addresses.evm_json_rpc.as_deref(), Some("http://a.ns.svc:8545"));
+        assert_eq!(addresses.evm_ws.as_deref(), Some("ws://a.ns.svc:8546"));
         node.spec.full_node = None;
         node.spec.validator = Some(ValidatorSpec::default());
         assert_eq!(endpoint(&node), None);

@@ -1,7 +1,7 @@
-//! Records what a step said in the plan and in the node's status.
+//! Records the result of a step in the plan and in the node's status.
 //!
-//! The executor marks tasks and plans, nothing else: it builds no plan, clears none, and sets no
-//! condition of its own.
+//! The executor only marks tasks and plans: it builds no plan, clears none, and sets no condition
+//! of its own.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ pub enum Progress {
 
 /// Records the step of the current task of the active plan in `status`.
 ///
-/// `next` must not be a request: those are performed and the step is asked again.
+/// `next` must not be a request: the caller performs requests and computes the step again.
 pub fn record(
     status: &mut SeiNodeStatus,
     next: Next,
@@ -54,7 +54,7 @@ pub fn record(
     }
 }
 
-/// Notes that the sidecar has accepted the current task, once.
+/// Records the first time that the sidecar accepted the current task.
 pub fn record_submission(status: &mut SeiNodeStatus, now: Timestamp) {
     if let Some(task) = current(status) {
         task.submitted_at.get_or_insert(Time(now));
@@ -94,7 +94,7 @@ fn complete(
         statefulset,
         claim,
         signing_identity,
-        signs_no_more,
+        signing_stopped,
         abandoned_cleared,
     } = effects;
     let Some(task) = current(status) else { return Progress::Continue };
@@ -125,7 +125,7 @@ fn complete(
     if signing_identity.is_some() {
         status.signing_identity.clone_from(signing_identity);
     }
-    if *signs_no_more {
+    if *signing_stopped {
         status.signing_identity = None;
     }
     finish(status, now)

@@ -1,4 +1,4 @@
-//! Peers: whom a node finds.
+//! Resolves the peers of a node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,11 +8,11 @@ use sei_api::names::pod_dns;
 /// Port of the chain's p2p protocol.
 const P2P_PORT: u16 = 26656;
 
-/// The peers of a node as `id@host:port`, sorted and once each.
+/// The peers of a node as `id@host:port`, sorted and unique.
 ///
-/// `id_of` tells a peer's p2p id, if it is known. The list never shrinks by a passing trouble: a
-/// peer whose id is not known keeps the entry it had, and where a source cannot be asked at all
-/// every entry stays.
+/// `id_of` returns the p2p id of a peer, if it is known. A temporary failure never shrinks the
+/// list: a peer with an unknown id keeps its previous entry, and if a source cannot be resolved,
+/// every entry is kept.
 pub fn resolve(
     node: &SeiNode,
     all: &[&SeiNode],
@@ -24,26 +24,28 @@ pub fn resolve(
         before.iter().filter_map(|&entry| Some((entry.split_once('@')?.1, entry))).collect();
     let mut entries = BTreeSet::new();
     if node.spec.peers.iter().flatten().any(|source| source.ec2_tags.is_some()) {
-        // Nobody asks EC2 here yet. Whoever did so before must not leave a node without peers.
+        // This operator does not query EC2 yet. Entries that another operator resolved are kept, so
+        // that the node does not lose its peers.
         entries.extend(before.iter().map(|&entry| entry.clone()));
     }
     for source in node.spec.peers.iter().flatten() {
-        entries.extend(source.r#static.iter().flat_map(|one| one.addresses.iter().cloned()));
+        entries.extend(source.r#static.iter().flat_map(|peers| peers.addresses.iter().cloned()));
         if let Some(label) = &source.label {
-            for peer in all.iter().filter(|peer| is_meant(node, peer, label)) {
+            for peer in all.iter().filter(|peer| is_selected(node, peer, label)) {
                 let address = address_of(peer);
                 let entry = id_of(peer).map(|id| format!("{id}@{address}"));
-                entries
-                    .extend(entry.or_else(|| known.get(address.as_str()).map(|&one| one.clone())));
+                entries.extend(
+                    entry.or_else(|| known.get(address.as_str()).map(|&known| known.clone())),
+                );
             }
         }
     }
     entries.into_iter().collect()
 }
 
-fn is_meant(node: &SeiNode, peer: &SeiNode, label: &sei_api::node::LabelPeers) -> bool {
+fn is_selected(node: &SeiNode, peer: &SeiNode, label: &sei_api::node::LabelPeers) -> bool {
     let own = node.metadata.namespace.as_deref().unwrap_or_default();
-    let namespace = label.namespace.as_deref().filter(|one| !one.is_empty()).unwrap_or(own);
+    let namespace = label.namespace.as_deref().filter(|name| !name.is_empty()).unwrap_or(own);
     let is_self = peer.metadata.name == node.metadata.name
         && peer.metadata.namespace == node.metadata.namespace;
     let labels = peer.metadata.labels.as_ref();
@@ -56,7 +58,7 @@ fn is_meant(node: &SeiNode, peer: &SeiNode, label: &sei_api::node::LabelPeers) -
 fn address_of(peer: &SeiNode) -> String {
     let name = peer.metadata.name.as_deref().unwrap_or_default();
     let namespace = peer.metadata.namespace.as_deref().unwrap_or_default();
-    match peer.spec.external_address.as_deref().filter(|one| !one.is_empty()) {
+    match peer.spec.external_address.as_deref().filter(|address| !address.is_empty()) {
         Some(address) => address.to_owned(),
         None => format!("{}:{P2P_PORT}", pod_dns(name, namespace)),
     }
@@ -96,11 +98,11 @@ mod tests {
 
     // N27, N29, N32
     #[test]
-    fn label_peers_are_found_sorted_once_and_without_oneself() {
-        let mut one = node("a", "ns");
-        one.spec.peers = Some(vec![label(None), label(Some("ns")), label(Some("edge"))]);
-        let (two, three, same) = (node("c", "ns"), node("b", "ns"), node("a", "edge"));
-        let entries = resolve(&one, &[&one, &two, &three, &same], id);
+    fn label_peers_are_sorted_and_unique_without_the_node_itself() {
+        let mut own = node("a", "ns");
+        own.spec.peers = Some(vec![label(None), label(Some("ns")), label(Some("edge"))]);
+        let (c, b, namesake) = (node("c", "ns"), node("b", "ns"), node("a", "edge"));
+        let entries = resolve(&own, &[&own, &c, &b, &namesake], id);
         assert_eq!(
             entries,
             [
@@ -114,43 +116,43 @@ mod tests {
     // N28, N33
     #[test]
     fn external_addresses_and_static_entries_are_taken_as_they_are() {
-        let mut one = node("a", "ns");
+        let mut own = node("a", "ns");
         let addresses = vec!["x@host:1".to_owned()];
         let fixed =
             PeerSource { r#static: Some(StaticPeers { addresses }), ..PeerSource::default() };
-        one.spec.peers = Some(vec![label(None), fixed]);
-        let mut two = node("b", "ns");
-        two.spec.external_address = Some("b.example.org:26656".into());
-        assert_eq!(resolve(&one, &[&one, &two], id), ["id-b@b.example.org:26656", "x@host:1"]);
+        own.spec.peers = Some(vec![label(None), fixed]);
+        let mut peer = node("b", "ns");
+        peer.spec.external_address = Some("b.example.org:26656".into());
+        assert_eq!(resolve(&own, &[&own, &peer], id), ["id-b@b.example.org:26656", "x@host:1"]);
     }
 
     // N31
     #[test]
     fn a_peer_whose_id_is_not_known_keeps_its_entry_and_a_new_one_is_skipped() {
-        let mut one = node("a", "ns");
-        one.spec.peers = Some(vec![label(None)]);
-        let two = node("b", "ns");
-        assert!(resolve(&one, &[&two], |_| None).is_empty());
+        let mut own = node("a", "ns");
+        own.spec.peers = Some(vec![label(None)]);
+        let peer = node("b", "ns");
+        assert!(resolve(&own, &[&peer], |_| None).is_empty());
         let entry = "old@b-0.b.ns.svc.cluster.local:26656".to_owned();
-        one.status = Some(SeiNodeStatus {
+        own.status = Some(SeiNodeStatus {
             resolved_peers: Some(vec![entry.clone()]),
             ..SeiNodeStatus::default()
         });
-        assert_eq!(resolve(&one, &[&two], |_| None), [entry]);
+        assert_eq!(resolve(&own, &[&peer], |_| None), [entry]);
     }
 
     #[test]
-    fn peers_that_only_ec2_could_tell_stay() {
-        let mut one = node("a", "ns");
+    fn peers_from_ec2_tags_are_kept() {
+        let mut own = node("a", "ns");
         let by_tags = PeerSource { ec2_tags: Some(Ec2TagPeers::default()), ..Default::default() };
-        one.spec.peers = Some(vec![by_tags, label(None)]);
+        own.spec.peers = Some(vec![by_tags, label(None)]);
         let entry = "id@ec2.example.org:26656".to_owned();
-        one.status = Some(SeiNodeStatus {
+        own.status = Some(SeiNodeStatus {
             resolved_peers: Some(vec![entry.clone()]),
             ..SeiNodeStatus::default()
         });
-        let two = node("b", "ns");
+        let peer = node("b", "ns");
         let found = "id-b@b-0.b.ns.svc.cluster.local:26656";
-        assert_eq!(resolve(&one, &[&one, &two], id), [found, entry.as_str()]);
+        assert_eq!(resolve(&own, &[&own, &peer], id), [found, entry.as_str()]);
     }
 }

@@ -1,6 +1,6 @@
-//! The calls that a step may ask for, and what can come back.
+//! The calls that a step may request, and their outcomes.
 //!
-//! A request leaves nothing to decide: the shell performs it as it stands and returns the outcome to
+//! A request is complete: the shell performs it unchanged and passes the outcome to
 //! [`crate::pass::Pass::absorb`].
 
 use std::collections::BTreeMap;
@@ -26,15 +26,15 @@ pub enum Request {
     ApplyService(Box<Service>),
     CreateService(Box<Service>),
     CreateJob(Box<Job>),
-    /// POST, because an apply would also re-create what somebody else is just deleting.
+    /// POST, because an apply would also recreate an object that a user deletes at the same time.
     CreateStatefulSet(Box<StatefulSet>),
-    /// Full server-side apply. The object carries the uid and resourceVersion it was decided on.
+    /// Full server-side apply. The object has the uid and resourceVersion that it was decided on.
     ApplyStatefulSet(Box<StatefulSet>),
-    /// Dry-run apply: what would the server make of this object? Nothing is written.
+    /// Dry-run apply: returns the object that the server would store. Nothing is written.
     DryRunStatefulSet(Box<StatefulSet>),
-    /// Dry-run create: would the server admit this pod? Nothing is made.
+    /// Dry-run create: checks that the server would admit this pod. Nothing is created.
     TryPod(Box<Pod>),
-    /// Merge patch of fields outside of the template; the patch carries the resourceVersion.
+    /// Merge patch of fields outside of the template; the patch has the resourceVersion.
     PatchStatefulSet(Value),
     DeletePod(PodDelete),
     /// Foreground, with the uid as precondition.
@@ -48,18 +48,18 @@ pub enum Request {
         name: String,
         uid: String,
     },
-    /// Merge patch of the node's finalizers; carries the resourceVersion it was decided on.
+    /// Merge patch of the node's finalizers, with the resourceVersion that it was decided on.
     PatchFinalizers {
         resource_version: Option<String>,
         finalizers: Vec<String>,
     },
-    /// Ask the chain's budget for a slot. The shell's ledger answers, without a call.
+    /// Requests a slot of the chain's budget. The shell's ledger answers, without a call.
     TakeSlot,
     Sidecar(SidecarRequest),
 }
 
 impl Request {
-    /// Whether it may start a pod where there was none.
+    /// Whether the request may start a pod of a node that has none.
     pub fn starts_a_pod(&self) -> bool {
         match self {
             Self::CreateStatefulSet(_) => true,
@@ -81,19 +81,19 @@ pub enum Read {
     Secret(String),
     Job,
     Service,
-    /// Body of a `ControllerRevision`: the template that a pod was made from.
+    /// Body of a `ControllerRevision`: the template that a pod was created from.
     Revision(String),
     /// The node itself.
     Node,
     /// Every node that the operator manages.
     Nodes,
-    /// Whether this node, which is another one, has a StatefulSet.
+    /// Whether this other node has a StatefulSet.
     HasStatefulSet(ObjectKey),
     /// Every StatefulSet and pod of nodes in the namespace, with the Secrets and claims it mounts.
     Mounts,
 }
 
-/// Deletion of one pod, and of no namesake.
+/// Deletion of one pod by uid, so that a new pod of the same name is not deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodDelete {
     pub name: String,
@@ -102,7 +102,7 @@ pub struct PodDelete {
     pub resource_version: Option<String>,
 }
 
-/// A call to the sidecar of one certain pod.
+/// A call to the sidecar of one pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SidecarRequest {
     pub pod_uid: String,
@@ -117,7 +117,7 @@ pub enum SidecarCall {
     Delete { id: String },
 }
 
-/// What came back.
+/// The outcome of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     StatefulSet(Option<Shared<StatefulSetView>>),
@@ -129,7 +129,7 @@ pub enum Outcome {
     Job(Option<JobView>),
     Service(Option<ObjectView>),
     Revision(Option<Value>),
-    /// The node: read, or as a write returned it.
+    /// The node, from a read or a write.
     Node(Option<Box<SeiNode>>),
     Nodes(Vec<SeiNode>),
     HasStatefulSet(bool),
@@ -139,40 +139,40 @@ pub enum Outcome {
     Slot(Slot),
     /// The write was accepted.
     Accepted,
-    /// An apply or create of the StatefulSet was accepted and returned this.
+    /// An apply or create of the StatefulSet was accepted and returned this object.
     Applied(Shared<StatefulSetView>),
     /// A claim was created.
     Created(ObjectView),
-    /// What a poll found; `None`: the sidecar knows no such task.
+    /// The polled task; `None` if the sidecar has no such task.
     Task(Option<TaskRecord>),
     Failed(Failure),
 }
 
-/// Why a call failed, as far as a decision depends on it.
+/// Why a call failed, by the categories that decisions need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// 404 on a write.
     NotFound,
-    /// 409: what was decided on is no longer so.
+    /// 409: the object has changed since the decision.
     Conflict(String),
     /// 409 on a create.
     AlreadyExists,
-    /// 409 on an apply: another field manager.
+    /// 409 on an apply: another field manager owns a field.
     FieldManagerConflict(String),
     Forbidden(String),
-    /// The server refuses the object: 400, 413, 422, or an admission webhook's no.
+    /// The server refuses the object: 400, 413, 422, or a denial by an admission webhook.
     Rejected(String),
-    /// Not asked for: something else still has the signing key or the volume.
+    /// The request was not sent: another object still has the signing key or the volume.
     SigningKey(String),
-    /// Anything else, the outcome unknown: look again.
+    /// Any other failure; the outcome is unknown, so the state is read again.
     Indeterminate(String),
-    /// The sidecar could not be reached or answered nonsense.
+    /// The sidecar could not be reached, or its answer was malformed.
     Unreachable(String),
-    /// The sidecar's proxy refuses us.
+    /// The sidecar's proxy rejects the operator's token.
     Unauthorized(String),
 }
 
-/// A StatefulSet or pod of some node, with what it mounts.
+/// A StatefulSet or pod of a node, with the Secrets and claims that it mounts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountView {
     /// `StatefulSet` or `pod`.
@@ -182,11 +182,11 @@ pub struct MountView {
     pub node: Option<String>,
     pub secrets: Vec<String>,
     pub claims: Vec<String>,
-    /// A pod in which nothing runs or will run.
+    /// A pod in which no container runs or will run.
     pub ended: bool,
 }
 
-/// A claim, as far as its use depends on it.
+/// The fields of a claim that decisions read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClaimView {
     pub uid: String,
@@ -229,7 +229,7 @@ pub struct TaskRecord {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TaskState {
-    /// Also any state that this operator does not know.
+    /// Also any state that is unknown to this operator.
     Running,
     Completed,
     Failed(String),

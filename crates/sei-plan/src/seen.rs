@@ -1,4 +1,4 @@
-//! What has been seen of the world so far in one pass, for the steps of a plan.
+//! What one pass has read and written so far, for the steps of a plan.
 
 use std::collections::BTreeMap;
 
@@ -14,18 +14,18 @@ use crate::shared::Shared;
 use crate::timing::Timing;
 use crate::view::{JobView, ObjectView, PodView, StatefulSetView};
 
-/// How something was last looked at in this pass.
+/// The last read of an object in this pass.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Reading<T> {
     #[default]
     Unread,
-    /// From a cache: may wake us or tell us to do nothing, never justify a write.
+    /// From a cache: it may trigger a reconcile or justify a no-op, never a write.
     Cached(Option<T>),
     Live(Option<T>),
 }
 
 impl<T> Reading<T> {
-    /// The value, however it was read.
+    /// The value, cached or live.
     pub fn any(&self) -> Option<&T> {
         match self {
             Self::Unread => None,
@@ -34,32 +34,32 @@ impl<T> Reading<T> {
     }
 }
 
-/// Whether the server would admit the pod that a template makes.
+/// Whether the server would admit the pod of a template.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PodTry {
-    /// Nobody wants to know.
+    /// Not checked.
     #[default]
     Off,
-    /// It is to be asked before the template is written.
+    /// To be checked before the template is written.
     Due,
-    /// It would, as it said in this pass.
+    /// The server admitted the pod in this pass.
     Admitted,
 }
 
-/// What has been seen.
+/// The results of the reads and writes of a pass.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// The node, its status as this pass has changed it so far.
+    /// The node, with its status as changed by this pass so far.
     pub node: Shared<SeiNode>,
     pub now: Timestamp,
     pub timing: Timing,
     pub operator_version: String,
     pub desired: Shared<Desired>,
-    /// How many pods the node should have now.
+    /// Desired number of pods.
     pub replicas: i32,
     pub statefulset: Reading<Shared<StatefulSetView>>,
     pub pods: Reading<Vec<Shared<PodView>>>,
-    /// The one pod that a stamp depends on.
+    /// The pod that a stamp depends on.
     pub pod: Reading<Shared<PodView>>,
     pub claim: Reading<ClaimView>,
     pub volume: Reading<VolumeView>,
@@ -75,14 +75,14 @@ pub struct Seen {
     pub deleted_pod: Option<String>,
     pub pod_try: PodTry,
     pub stored: Stored,
-    /// What this plan's own apply returned in this pass.
+    /// The result of the plan's own apply in this pass.
     pub applied: Option<Shared<StatefulSetView>>,
     /// The claim that was created in this pass.
     pub created: Option<ObjectView>,
-    /// The cached Service and `ConfigMap` already say what is desired: no write is needed.
+    /// The cached Service and `ConfigMap` already match the desired state: no write is needed.
     pub service_is_current: bool,
     pub proxy_config_is_current: bool,
-    /// Writes of other kinds that were accepted in this pass, by what they write.
+    /// Other writes that were accepted in this pass, by kind of object.
     pub accepted: Vec<&'static str>,
     /// The last request's failure; cleared by the next success.
     pub failure: Option<Failure>,
@@ -90,12 +90,12 @@ pub struct Seen {
     pub delete_conflicts: u32,
 }
 
-/// What was stored when the pass began, and so outlives this operator.
+/// What was stored when the pass began, and so survives a crash of the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stored {
-    /// Whom the node signs as, so that others can see it.
+    /// The identity that the node signs as, which other nodes check.
     pub identity: bool,
-    /// That the bootstrap Job was complete.
+    /// The completion of the bootstrap Job.
     pub replay: bool,
 }
 
@@ -136,7 +136,7 @@ impl Seen {
         }
     }
 
-    /// Takes in what a request brought. What a write may have changed is unread again.
+    /// Records the outcome of a request. Objects that a write may have changed become unread.
     pub fn absorb(&mut self, request: &Request, outcome: Outcome) {
         self.failure = None;
         match outcome {
@@ -154,8 +154,8 @@ impl Seen {
             Outcome::Service(found) => self.service = Reading::Live(found),
             Outcome::Revision(found) => self.revision = Reading::Live(found),
             Outcome::Applied(view) => {
-                // Its status still speaks of the template before: never used to judge a pod. That
-                // its controller has yet to look at it is no judgement, and saves a read.
+                // Its status still refers to the previous template, so it is never compared with a
+                // pod. It only shows that the controller has not observed it, which saves a read.
                 let unobserved = view.observed_generation < view.generation;
                 self.statefulset =
                     if unobserved { Reading::Cached(Some(view.clone())) } else { Reading::Unread };
@@ -170,7 +170,7 @@ impl Seen {
                 }
             }
             Outcome::Accepted => self.absorb_write(request),
-            // These answer the pass itself, not a task.
+            // These outcomes are for the pass itself, not for a task.
             Outcome::Node(_)
             | Outcome::Nodes(_)
             | Outcome::HasStatefulSet(_)
@@ -217,9 +217,9 @@ impl Seen {
         }
     }
 
-    /// A failed write says that the world is not what it was taken for: it is read again.
+    /// After a failed write the object may differ from what was read: it is read again.
     fn absorb_failure(&mut self, request: &Request, failure: Failure) {
-        if matches!(request, Request::TryPod(_)) && is_no_refusal(&failure) {
+        if matches!(request, Request::TryPod(_)) && means_admitted(&failure) {
             self.pod_try = PodTry::Admitted;
             return;
         }
@@ -227,7 +227,7 @@ impl Seen {
             Request::DeletePod(_) => {
                 self.delete_conflicts = match failure {
                     Failure::Conflict(_) => self.delete_conflicts.saturating_add(1),
-                    // That pod is gone: the next one is another, and has had no conflict yet.
+                    // The pod does not exist any more, and the next pod has had no conflict yet.
                     Failure::NotFound => 0,
                     _ => self.delete_conflicts,
                 };
@@ -260,9 +260,9 @@ impl Seen {
     }
 }
 
-/// Whether a failed try of a pod still means that it would be admitted: the name is taken, which is
-/// found out after admission; or a quota is used up, to which the pod that runs still counts.
-fn is_no_refusal(failure: &Failure) -> bool {
+/// Whether a failed dry run still means that the pod would be admitted: the name is in use, which
+/// is checked after admission; or a quota is exceeded, which still counts the running pod.
+fn means_admitted(failure: &Failure) -> bool {
     match failure {
         Failure::AlreadyExists => true,
         Failure::Rejected(text) => text.contains("exceeded quota"),

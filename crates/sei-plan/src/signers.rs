@@ -1,4 +1,4 @@
-//! One key, one signer: which other node or pod holds the key or volume of a node.
+//! One key, one signer: finds another node or pod that holds the key or volume of a node.
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{Pod, PodSpec, Volume};
@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use crate::request::MountView;
 
-/// A stored node as far as it tells whose key and volume it has. One that a newer operator wrote may
-/// hold what this one does not know; it must not keep others from starting, nor be overlooked.
+/// Decodes the key and the volume of a stored node. A node that a newer operator wrote may have
+/// unknown fields; it must neither block other nodes nor be overlooked.
 pub fn read(stored: &Value) -> Option<SeiNode> {
     if let Ok(node) = serde_json::from_value(stored.clone()) {
         return Some(node);
@@ -33,23 +33,24 @@ pub fn read(stored: &Value) -> Option<SeiNode> {
     serde_json::from_value(known).ok()
 }
 
-/// An older node with the same key or volume. Of two the older one keeps them, so that both agree
-/// on who waits.
+/// An older node with the same key or volume. The older node keeps them and the newer one waits, so
+/// that both reach the same result.
 pub fn older_holder<'a>(
     node: &SeiNode,
     all: impl IntoIterator<Item = &'a SeiNode>,
 ) -> Option<String> {
-    let other = all.into_iter().find(|other| shares(node, other) && age(other) < age(node))?;
-    Some(named(other))
+    let is_holder = |candidate: &&SeiNode| shares(node, candidate) && age(candidate) < age(node);
+    all.into_iter().find(is_holder).map(named)
 }
 
 /// Every other node that would sign as the same validator, or on the same volume.
 pub fn rivals<'a>(node: &SeiNode, all: impl IntoIterator<Item = &'a SeiNode>) -> Vec<&'a SeiNode> {
-    all.into_iter().filter(|other| shares(node, other)).collect()
+    all.into_iter().filter(|candidate| shares(node, candidate)).collect()
 }
 
-/// The StatefulSet or pod in the node's namespace that still mounts its key or volume: a StatefulSet
-/// can start a pod with it, and a pod signs until it has ended, long after its node was deleted.
+/// The StatefulSet or pod in the node's namespace that still mounts its key or volume. A
+/// StatefulSet can start a pod with it, and a pod signs until it has ended, possibly long after its
+/// node was deleted.
 pub fn still_used(node: &SeiNode, mounts: &[MountView]) -> Option<String> {
     let (secret, claim) = (node.spec.signing_secret(), node.spec.imported_claim());
     let mounted = |names: &[String], name: Option<&str>| {
@@ -63,29 +64,29 @@ pub fn still_used(node: &SeiNode, mounts: &[MountView]) -> Option<String> {
     Some(format!("{} {}", user.kind, user.name))
 }
 
-/// Whether a node has anything that only one may have.
+/// Whether a node has a key or a volume that only one node may have.
 pub fn is_exclusive(node: &SeiNode) -> bool {
     let spec = &node.spec;
     spec.signs() && (spec.signing_secret().is_some() || spec.imported_claim().is_some())
 }
 
-fn shares(node: &SeiNode, other: &SeiNode) -> bool {
-    if !node.spec.signs() || other.metadata.uid == node.metadata.uid {
+fn shares(node: &SeiNode, candidate: &SeiNode) -> bool {
+    if !node.spec.signs() || candidate.metadata.uid == node.metadata.uid {
         return false;
     }
-    let same = |one: Option<&str>, other: Option<&str>| one.is_some() && one == other;
-    let here = other.metadata.namespace == node.metadata.namespace;
+    let same = |left: Option<&str>, right: Option<&str>| left.is_some() && left == right;
+    let here = candidate.metadata.namespace == node.metadata.namespace;
     let identity = |node: &SeiNode| node.status.as_ref()?.signing_identity.clone();
-    let as_validator = other.spec.chain_id == node.spec.chain_id
-        && same(identity(node).as_deref(), identity(other).as_deref());
+    let as_validator = candidate.spec.chain_id == node.spec.chain_id
+        && same(identity(node).as_deref(), identity(candidate).as_deref());
     as_validator
-        || (here && same(node.spec.signing_secret(), other.spec.signing_secret()))
-        || (here && same(node.spec.imported_claim(), other.spec.imported_claim()))
+        || (here && same(node.spec.signing_secret(), candidate.spec.signing_secret()))
+        || (here && same(node.spec.imported_claim(), candidate.spec.imported_claim()))
 }
 
 fn age(node: &SeiNode) -> (Option<jiff::Timestamp>, Option<&String>, Option<&String>) {
-    let made = node.metadata.creation_timestamp.as_ref().map(|time| time.0);
-    (made, node.metadata.name.as_ref(), node.metadata.namespace.as_ref())
+    let created = node.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    (created, node.metadata.name.as_ref(), node.metadata.namespace.as_ref())
 }
 
 /// `namespace/name`.
@@ -108,7 +109,8 @@ pub fn pod_mounts(pod: &Pod) -> MountView {
 
 fn mounts(kind: &'static str, metadata: &ObjectMeta, spec: Option<&PodSpec>) -> MountView {
     let volumes = || spec.and_then(|spec| spec.volumes.as_ref()).into_iter().flatten();
-    let secret = |volume: &Volume| volume.secret.as_ref().and_then(|one| one.secret_name.clone());
+    let secret =
+        |volume: &Volume| volume.secret.as_ref().and_then(|source| source.secret_name.clone());
     let claim = |volume: &Volume| Some(volume.persistent_volume_claim.as_ref()?.claim_name.clone());
     MountView {
         kind,
@@ -142,15 +144,15 @@ mod tests {
     fn the_older_node_holds_the_key() {
         let old = validator("ns", "z", 1, "key", "one");
         let new = validator("ns", "a", 2, "key", "two");
-        let other = validator("ns", "b", 0, "another", "three");
-        let all = [old.clone(), new.clone(), other];
+        let unrelated = validator("ns", "b", 0, "another", "three");
+        let all = [old.clone(), new.clone(), unrelated];
         assert_eq!(older_holder(&new, &all).as_deref(), Some("ns/z"));
         assert_eq!(older_holder(&old, &all), None);
         assert_eq!(rivals(&old, &all).len(), 1);
     }
 
     #[test]
-    fn a_copy_of_the_key_is_the_same_validator_wherever_it_lies() {
+    fn a_copy_of_a_key_in_another_namespace_is_the_same_validator() {
         let old = validator("here", "z", 1, "key", "same");
         let new = validator("there", "a", 2, "copy", "same");
         let all = [old.clone(), new.clone()];
@@ -159,7 +161,11 @@ mod tests {
         elsewhere.spec.chain_id = "another".into();
         assert_eq!(older_holder(&elsewhere, &all), None, "another chain has other blocks");
         let namesake = validator("there", "a", 2, "key", "other");
-        assert_eq!(older_holder(&namesake, &all), None, "a name means nothing elsewhere");
+        assert_eq!(
+            older_holder(&namesake, &all),
+            None,
+            "a Secret of the same name in another namespace"
+        );
     }
 
     #[test]
@@ -179,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_or_claim_is_used_by_whoever_mounts_it_and_has_not_ended() {
+    fn a_key_is_in_use_until_every_pod_that_mounts_it_has_ended() {
         let node = validator("ns", "n", 1, "key", "one");
         let pod = |name: &str, volumes: Value, phase: &str| -> Pod {
             serde_json::from_value(json!({

@@ -1,4 +1,4 @@
-//! Everything that a decision about one node is made from.
+//! The input of a decision about one node.
 
 use std::time::Duration;
 
@@ -16,24 +16,24 @@ use crate::tasks::Waiting;
 use crate::timing::Timing;
 use crate::view::{JobView, PodView, StatefulSetView, is_owned};
 
-/// What was observed of a node and everything around it.
+/// The observed state of a node, its objects and its chain.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     /// Metadata and spec. Its status is the stored one; decisions read `status`.
     pub node: Shared<SeiNode>,
-    /// The node's status as far as it is known: stored, or ahead of that.
+    /// The latest known status: the stored one, or a newer one that is not written yet.
     pub status: SeiNodeStatus,
-    /// The resolved peers; `None` where nobody resolved them.
+    /// The resolved peers; `None` if they were not resolved.
     pub peers: Option<Vec<String>>,
     pub now: Timestamp,
-    /// Id for a plan, should one be built.
+    /// Id for a new plan.
     pub plan_id: String,
     pub operator_version: String,
     pub timing: Timing,
     pub rollout: Rollout,
     /// The rendered node, or why the spec cannot be rendered.
     pub desired: Result<Shared<Desired>, String>,
-    /// What the platform's registry of state-sync witnesses says of the node's chain.
+    /// The state-sync witnesses that the platform registers for the node's chain.
     pub witnesses: RegisteredWitnesses,
     pub statefulset: Option<Shared<StatefulSetView>>,
     /// Pods with the node's label, of any owner.
@@ -41,21 +41,21 @@ pub struct Snapshot {
     pub job: Option<JobView>,
     pub claim: Claim,
     pub sidecar: Sidecar,
-    /// What the chain's budget answered; nothing before it was asked.
+    /// The answer of the chain's budget; `None` before a slot was requested.
     pub slot: Option<Slot>,
-    /// The server's judgement of a pod that was never observed, for the pod of this uid.
+    /// The server's comparison of a pod without a record, with the uid of that pod.
     pub adoption: Option<(String, Comparison)>,
-    /// Peers that are being asked who they are: their addresses are not complete yet.
+    /// The p2p ids of some peers are being requested: their addresses are not complete yet.
     pub asks_peers: bool,
     /// Another node with the same signing key or claim.
     pub signing_conflict: Option<String>,
-    /// What the current task of the active plan waits for, as its last step said.
+    /// What the current task of the active plan waits for, by its last step.
     pub waiting: Option<Waiting>,
     pub current: Current,
 }
 
-/// Which of the node's live objects already are as rendered. Comparing whole objects is the costly
-/// part of an snapshot, so the shell does it once per version of each.
+/// Which of the node's live objects already match the rendered ones. Comparing whole objects is the
+/// expensive part of a snapshot, so the shell does it once per version of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Current {
     pub service: bool,
@@ -71,14 +71,14 @@ impl Default for Current {
     }
 }
 
-/// The platform's rules for rolls that nobody asked for on the node itself.
+/// The platform's rules for rolls that the spec of the node did not cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rollout {
     pub on_operator_change: OnOperatorChange,
     pub adopt_automatically: bool,
-    /// How much longer the lease must be held to trust one's own view of the fleet.
+    /// How much longer the lease must be held before the operator's view of the fleet is trusted.
     pub settles_in: Option<Duration>,
-    /// The server is asked whether it would admit the pod before a template is written.
+    /// A dry run checks that the server would admit the pod before a template is written.
     pub checks_pods: bool,
     /// How long a node may take to be Ready again after its roll.
     pub ready_deadline: Duration,
@@ -107,17 +107,17 @@ pub enum RegisteredWitnesses {
 /// The data claim that the node's template mounts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Claim {
-    /// Not looked at.
+    /// Not observed.
     #[default]
     Unknown,
     Missing,
     Present(ClaimView),
 }
 
-/// What the sidecar of the running pod last answered to a health probe.
+/// The result of the last health probe of the running pod's sidecar.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Sidecar {
-    /// Not probed: there is nothing to probe, or no answer has come in yet.
+    /// Not probed: there is no sidecar to probe, or no answer has arrived yet.
     #[default]
     Unknown,
     Ready,
@@ -126,26 +126,26 @@ pub enum Sidecar {
     Unreachable(String),
 }
 
-/// Whether the chain's budget lets this node roll.
+/// The answer of the chain's budget to a node that has to roll.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Slot {
     Granted,
-    /// It is next, and every slot is used: by whom, and how.
+    /// The node is next, and every slot is in use; `by` lists the holders and their state.
     Taken {
         by: String,
     },
-    /// Others of its chain come first.
+    /// Other nodes of the chain roll first.
     InLine {
         limit: usize,
     },
-    /// Rolls of these nodes failed, and the chain waits for them.
+    /// The rolls of these nodes failed, and the chain waits until they are repaired.
     Halted {
         by: String,
     },
 }
 
 impl Slot {
-    /// Whose failed roll keeps the chain waiting.
+    /// The nodes whose failed rolls halt the chain.
     pub fn halted_by(&self) -> Option<&str> {
         match self {
             Self::Halted { by } => Some(by),
@@ -171,18 +171,18 @@ impl Snapshot {
         self.node.metadata.annotations.as_ref()?.get(name).map(String::as_str)
     }
 
-    /// The approved target, if somebody approved one.
+    /// The approved target, if there is an approval.
     pub fn approved(&self) -> Option<&str> {
         self.annotation(annotation::APPROVE_UPDATE).filter(|hash| !hash.is_empty())
     }
 
-    /// The node's own StatefulSet: one that another object controls is not it.
+    /// The StatefulSet that the node controls.
     pub fn own_statefulset(&self) -> Option<&StatefulSetView> {
         let statefulset = self.statefulset.as_deref();
         statefulset.filter(|set| set.controller.as_deref() == Some(self.uid()))
     }
 
-    /// Whether there is a StatefulSet of the node's name that the node does not control.
+    /// Whether a StatefulSet of the node's name exists that the node does not control.
     pub fn has_foreign_statefulset(&self) -> bool {
         self.statefulset.is_some() && self.own_statefulset().is_none()
     }
@@ -192,7 +192,7 @@ impl Snapshot {
         self.pods.iter().map(|pod| &**pod)
     }
 
-    /// The node's pod: controlled by its StatefulSet and there to stay.
+    /// The node's pod: controlled by its StatefulSet and not terminating.
     pub fn pod(&self) -> Option<&PodView> {
         let statefulset = self.own_statefulset()?;
         self.pods().find(|pod| is_owned(pod, statefulset) && !pod.is_terminating())

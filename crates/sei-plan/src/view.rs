@@ -1,13 +1,13 @@
-//! What decisions need to know of Kubernetes objects, and no more.
+//! Views of Kubernetes objects: only the fields that decisions read.
 //!
-//! A view is small, comparable and made in one place from the object, so that a cache can hold
-//! thousands of them and a test can write one down.
+//! A view is small, comparable and converted from the object in one place, so that a cache can hold
+//! thousands of views and a test can write them as literals.
 
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::batch::v1::{Job, JobCondition};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
     FieldsV1, ManagedFieldsEntry, ObjectMeta, OwnerReference,
@@ -38,15 +38,15 @@ pub struct StatefulSetView {
     /// `matchLabels` of the selector; `None` when it has none.
     pub selector: Option<BTreeMap<String, String>>,
     pub labels: BTreeMap<String, String>,
-    /// Fingerprint that the last full apply stamped.
+    /// Fingerprint that the last full apply wrote as an annotation.
     pub template_hash: Option<String>,
     pub terminating: bool,
     pub update_revision: Option<String>,
     /// `spec.template` as stored: with the server's defaults.
     pub template: Value,
-    /// The record of who owns which field as it should be, where what our create made does not yet
-    /// belong to our applies.
-    pub handover: Option<Value>,
+    /// The corrected `managedFields`, if fields that our create owns are not transferred to our
+    /// applies yet.
+    pub transferred_fields: Option<Value>,
 }
 
 impl StatefulSetView {
@@ -68,7 +68,7 @@ impl StatefulSetView {
             terminating,
             update_revision,
             template,
-            handover,
+            transferred_fields,
         } = self;
         *name == other.name
             && *uid == other.uid
@@ -83,38 +83,39 @@ impl StatefulSetView {
             && *terminating == other.terminating
             && *update_revision == other.update_revision
             && *template == other.template
-            && *handover == other.handover
+            && *transferred_fields == other.transferred_fields
     }
 
-    /// The revision that pods are made from, once the newest template was looked at.
+    /// The revision of new pods, once the StatefulSet controller has observed the newest template.
     pub fn observed_revision(&self) -> Option<&str> {
         let observed = self.observed_generation >= self.generation;
         self.update_revision.as_deref().filter(|revision| observed && !revision.is_empty())
     }
 
-    /// What of the node's identity the template carries.
+    /// The identity of the node in the template.
     pub fn identity(&self) -> Identity {
         identity_of(&self.template)
     }
 }
 
-/// Who the pods of a template are.
+/// The identity of the node in a template.
 pub fn identity_of(template: &Value) -> Identity {
     let labels = &template["metadata"]["labels"];
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let volume = |name: &str| {
         let volumes = template["spec"]["volumes"].as_array();
-        volumes.and_then(|all| all.iter().find(|one| one["name"] == name)).cloned()
+        volumes.and_then(|all| all.iter().find(|volume| volume["name"] == name)).cloned()
     };
     Identity {
         chain: text(&labels[label::CHAIN]),
         role: text(&labels[label::ROLE]),
-        signing_secret: volume("signing-key").and_then(|one| text(&one["secret"]["secretName"])),
-        claim: volume("data").and_then(|one| text(&one["persistentVolumeClaim"]["claimName"])),
+        signing_secret: volume("signing-key")
+            .and_then(|found| text(&found["secret"]["secretName"])),
+        claim: volume("data").and_then(|found| text(&found["persistentVolumeClaim"]["claimName"])),
     }
 }
 
-/// What a running node is, beyond its image: changing it would make it another node.
+/// The identity of a running node. A change of it would make another node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
     pub chain: Option<String>,
@@ -137,15 +138,15 @@ pub struct PodView {
     pub deleted_at: Option<Timestamp>,
     pub ip: Option<String>,
     pub ready: bool,
-    /// Since when it is Ready, or is not.
+    /// The last transition time of its Ready condition.
     pub ready_since: Option<Timestamp>,
     /// Kubernetes node it is bound to.
     pub host: Option<String>,
-    /// The scheduler's words when it found no place.
+    /// The scheduler's message if the pod cannot be scheduled.
     pub unschedulable: Option<String>,
     /// `Unknown` phase or a lost-node reason.
     pub host_lost: bool,
-    /// Bound, and its volumes are not there.
+    /// Why a bound pod has no sandbox: its volumes may be missing.
     pub volumes_missing: Option<String>,
     pub seid: ContainerView,
     pub sidecar: ContainerView,
@@ -203,7 +204,7 @@ impl PodView {
 pub struct ContainerView {
     /// Image in the pod's spec.
     pub image: String,
-    /// What the runtime resolved it to; empty until it was pulled.
+    /// The image that the runtime resolved; empty until it was pulled.
     pub image_id: String,
     /// Runs now, or has run before in this pod.
     pub has_run: bool,
@@ -219,7 +220,7 @@ pub struct ContainerView {
 pub struct Trouble {
     pub container: String,
     pub kind: TroubleKind,
-    /// The kubelet's reason and words.
+    /// The kubelet's reason and message.
     pub message: String,
 }
 
@@ -249,7 +250,7 @@ pub enum JobState {
     Failed(String),
 }
 
-/// Any other object, where only its existence and its owner count.
+/// Any other object, of which decisions only read the existence and the owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObjectView {
     pub uid: String,
@@ -258,25 +259,25 @@ pub struct ObjectView {
     pub terminating: bool,
 }
 
-/// How a pod stands to the StatefulSet's newest observed revision.
+/// The revision of a pod compared with the newest observed revision of its StatefulSet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Freshness {
     Fresh,
     Stale,
-    /// Controlled by something else, or by nothing.
+    /// Controlled by another object, or by none.
     NotOwned,
-    /// Owned, without a revision label: nobody can say what it was made from.
+    /// Owned, without a revision label: its template is unknown.
     Unlabelled,
 }
 
-/// The revisions at which a pod is what a plan leads to.
+/// The revisions of a pod that matches the target of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Revisions<'a> {
-    /// What new pods are made from.
+    /// The revision of new pods.
     pub newest: &'a str,
-    /// At which the running pod was observed to be made from the very same template, and the image
-    /// that it has if that is so. A control plane that was upgraded meanwhile gives the revision
-    /// another name, which is no reason to restart anything; but a status can be edited.
+    /// The recorded revision and image of a running pod with the same template. An upgrade of the
+    /// control plane renames the revision, which must not restart a pod. The image is compared too,
+    /// because a status can be edited.
     pub known: Option<(&'a str, &'a str)>,
 }
 
@@ -298,7 +299,7 @@ pub fn freshness(
     }
 }
 
-/// Whether the pod is controlled by this very StatefulSet.
+/// Whether this StatefulSet controls the pod.
 pub fn is_owned(pod: &PodView, statefulset: &StatefulSetView) -> bool {
     pod.controller
         .as_ref()
@@ -313,7 +314,8 @@ impl From<&StatefulSet> for StatefulSetView {
     fn from(object: &StatefulSet) -> Self {
         let metadata = &object.metadata;
         let status = object.status.as_ref();
-        let strategy = object.spec.update_strategy.as_ref().and_then(|one| one.type_.as_deref());
+        let strategy =
+            object.spec.update_strategy.as_ref().and_then(|strategy| strategy.type_.as_deref());
         let selector =
             object.spec.selector.match_labels.clone().filter(|labels| !labels.is_empty());
         Self {
@@ -321,7 +323,9 @@ impl From<&StatefulSet> for StatefulSetView {
             uid: metadata.uid.clone().unwrap_or_default(),
             resource_version: metadata.resource_version.clone().unwrap_or_default(),
             generation: metadata.generation.unwrap_or_default(),
-            observed_generation: status.and_then(|one| one.observed_generation).unwrap_or_default(),
+            observed_generation: status
+                .and_then(|status| status.observed_generation)
+                .unwrap_or_default(),
             controller: controller_of(metadata).map(|owner| owner.uid.clone()),
             replicas: object.spec.replicas,
             on_delete: strategy == Some("OnDelete"),
@@ -332,45 +336,49 @@ impl From<&StatefulSet> for StatefulSetView {
                 .as_ref()
                 .and_then(|all| all.get(annotation::TEMPLATE_HASH).cloned()),
             terminating: metadata.deletion_timestamp.is_some(),
-            update_revision: status.and_then(|one| one.update_revision.clone()),
+            update_revision: status.and_then(|status| status.update_revision.clone()),
             template: serde_json::to_value(&object.spec.template).unwrap_or_default(),
-            handover: handed_over(metadata.managed_fields.as_deref().unwrap_or_default()),
+            transferred_fields: transfer_to_apply(
+                metadata.managed_fields.as_deref().unwrap_or_default(),
+            ),
         }
     }
 }
 
-/// The fields that our own create owns, given to our applies; `None` where that is so already.
+/// The `managedFields` with the fields of our create transferred to our applies; `None` if no field
+/// has to be transferred.
 ///
-/// An apply removes only what an earlier apply of the same manager owned. Whatever a create made
-/// would stay in the template for ever, and the next pod would have it too.
-fn handed_over(entries: &[ManagedFieldsEntry]) -> Option<Value> {
-    let ours = |one: &&ManagedFieldsEntry| {
-        one.manager.as_deref() == Some(FIELD_MANAGER) && one.subresource.is_none()
+/// An apply removes only fields that an earlier apply of the same manager owned. Fields of a create
+/// would stay in the template for ever, and the next pod would have them too.
+fn transfer_to_apply(entries: &[ManagedFieldsEntry]) -> Option<Value> {
+    let ours = |entry: &&ManagedFieldsEntry| {
+        entry.manager.as_deref() == Some(FIELD_MANAGER) && entry.subresource.is_none()
     };
-    let fields = |one: &ManagedFieldsEntry| one.fields_v1.as_ref().map(|fields| fields.0.clone());
-    let has_template = |one: &ManagedFieldsEntry| {
-        fields(one).is_some_and(|all| !all["f:spec"]["f:template"].is_null())
+    let fields =
+        |entry: &ManagedFieldsEntry| entry.fields_v1.as_ref().map(|fields| fields.0.clone());
+    let has_template = |entry: &ManagedFieldsEntry| {
+        fields(entry).is_some_and(|all| !all["f:spec"]["f:template"].is_null())
     };
-    let is_made = |one: &&ManagedFieldsEntry| {
-        ours(one) && one.operation.as_deref() == Some("Update") && has_template(one)
+    let is_created = |entry: &&ManagedFieldsEntry| {
+        ours(entry) && entry.operation.as_deref() == Some("Update") && has_template(entry)
     };
     let is_applied =
-        |one: &&ManagedFieldsEntry| ours(one) && one.operation.as_deref() == Some("Apply");
-    let made = entries.iter().find(is_made)?;
+        |entry: &&ManagedFieldsEntry| ours(entry) && entry.operation.as_deref() == Some("Apply");
+    let created = entries.iter().find(is_created)?;
     let mut owned = Value::Null;
-    for one in entries.iter().filter(|one| is_made(one) || is_applied(one)) {
-        unite(&mut owned, fields(one).unwrap_or_default());
+    for entry in entries.iter().filter(|entry| is_created(entry) || is_applied(entry)) {
+        unite(&mut owned, fields(entry).unwrap_or_default());
     }
     let applied = ManagedFieldsEntry {
         operation: Some("Apply".to_owned()),
         fields_v1: Some(FieldsV1(owned)),
-        ..made.clone()
+        ..created.clone()
     };
-    let rest = entries.iter().filter(|one| !is_made(one) && !is_applied(one)).cloned();
+    let rest = entries.iter().filter(|entry| !is_created(entry) && !is_applied(entry)).cloned();
     serde_json::to_value(rest.chain([applied]).collect::<Vec<_>>()).ok()
 }
 
-/// Adds one set of fields to another.
+/// Adds the fields of `more` to `all`.
 fn unite(all: &mut Value, more: Value) {
     match (all, more) {
         (Value::Object(all), Value::Object(more)) => {
@@ -387,7 +395,8 @@ impl From<&Job> for JobView {
     fn from(object: &Job) -> Self {
         let conditions = object.status.as_ref().and_then(|status| status.conditions.as_ref());
         let met = |kind: &str| {
-            conditions?.iter().find(|one| one.type_ == kind && one.status == "True").cloned()
+            let is_met = |found: &&JobCondition| found.type_ == kind && found.status == "True";
+            conditions?.iter().find(is_met).cloned()
         };
         let state = if met("Complete").is_some() {
             JobState::Complete
@@ -433,22 +442,24 @@ impl From<&Pod> for PodView {
             name: metadata.name.clone().unwrap_or_default(),
             uid: metadata.uid.clone().unwrap_or_default(),
             resource_version: metadata.resource_version.clone().unwrap_or_default(),
-            controller: controller_of(metadata).map(|one| (one.kind.clone(), one.uid.clone())),
+            controller: controller_of(metadata)
+                .map(|owner| (owner.kind.clone(), owner.uid.clone())),
             revision: labels.and_then(|all| all.get(label::POD_REVISION).cloned()),
             is_bootstrap: labels.and_then(|all| all.get(label::COMPONENT))
                 == Some(&label::COMPONENT_BOOTSTRAP.to_owned()),
             deleted_at: metadata.deletion_timestamp.as_ref().map(|time| time.0),
-            ip: status.and_then(|one| one.pod_ip.clone()).filter(|ip| !ip.is_empty()),
-            ready: condition("Ready").is_some_and(|one| one.status == "True"),
+            ip: status.and_then(|status| status.pod_ip.clone()).filter(|ip| !ip.is_empty()),
+            ready: condition("Ready").is_some_and(|ready| ready.status == "True"),
             ready_since: condition("Ready")
-                .and_then(|one| one.last_transition_time.as_ref())
+                .and_then(|ready| ready.last_transition_time.as_ref())
                 .map(|time| time.0),
-            host: spec.and_then(|one| one.node_name.clone()),
+            host: spec.and_then(|spec| spec.node_name.clone()),
             unschedulable: scheduled
-                .filter(|one| one.reason.as_deref() == Some("Unschedulable"))
-                .map(|one| one.message.clone().unwrap_or_default()),
-            host_lost: status.is_some_and(|one| {
-                one.phase.as_deref() == Some("Unknown") || one.reason.as_deref() == Some("NodeLost")
+                .filter(|scheduled| scheduled.reason.as_deref() == Some("Unschedulable"))
+                .map(|scheduled| scheduled.message.clone().unwrap_or_default()),
+            host_lost: status.is_some_and(|status| {
+                status.phase.as_deref() == Some("Unknown")
+                    || status.reason.as_deref() == Some("NodeLost")
             }),
             volumes_missing: volumes_missing(object, condition("PodReadyToStartContainers")),
             seid: container(spec, object, SEID),
@@ -458,16 +469,17 @@ impl From<&Pod> for PodView {
     }
 }
 
-/// A bound pod that has no sandbox yet. The kubelet makes one after the volumes are there and before
-/// it pulls an image, and gives the condition no reason that would tell volumes from network.
+/// A bound pod that has no sandbox yet. The kubelet creates the sandbox after it has mounted the
+/// volumes and before it pulls an image. Its condition does not distinguish volumes from the
+/// network.
 fn volumes_missing(pod: &Pod, sandbox: Option<&PodCondition>) -> Option<String> {
     let is_bound = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    let missing = sandbox.filter(|one| one.status == "False")?;
-    // One that has ended has lost its sandbox too, and waits for nothing.
+    let missing = sandbox.filter(|condition| condition.status == "False")?;
+    // A pod that has ended has no sandbox either, and waits for nothing.
     (is_bound && phase == Some("Pending")).then(|| {
-        let told = missing.message.clone().filter(|message| !message.is_empty());
-        told.unwrap_or_else(|| {
+        let message = missing.message.clone().filter(|message| !message.is_empty());
+        message.unwrap_or_else(|| {
             "no sandbox yet: the kubelet waits for volumes or for the network".to_owned()
         })
     })
@@ -475,8 +487,8 @@ fn volumes_missing(pod: &Pod, sandbox: Option<&PodCondition>) -> Option<String> 
 
 fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
     let status = pod.status.as_ref();
-    let init = status.and_then(|one| one.init_container_statuses.as_ref());
-    let main = status.and_then(|one| one.container_statuses.as_ref());
+    let init = status.and_then(|status| status.init_container_statuses.as_ref());
+    let main = status.and_then(|status| status.container_statuses.as_ref());
     init.into_iter().flatten().chain(main.into_iter().flatten())
 }
 
@@ -531,11 +543,11 @@ fn troubles(pod: &Pod) -> Vec<Trouble> {
             | "PostStartHookError" => TroubleKind::Crash,
             _ => return None,
         };
-        let words = waiting.message.as_deref().unwrap_or_default();
+        let message = waiting.message.as_deref().unwrap_or_default();
         Some(Trouble {
             container: status.name.clone(),
             kind,
-            message: format!("{}: {reason} {words}", status.name).trim_end().to_owned(),
+            message: format!("{}: {reason} {message}", status.name).trim_end().to_owned(),
         })
     };
     statuses(pod).filter_map(waiting).collect()

@@ -33,6 +33,7 @@ mod tests;
 
 /// The world of one node.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a state of its own that a test sets")]
 pub(crate) struct World {
     pub(crate) node: SeiNode,
     pub(crate) now: Timestamp,

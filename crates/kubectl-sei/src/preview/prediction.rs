@@ -139,7 +139,7 @@ fn effect_of(note: &Note) -> Option<Effect> {
         Note::Refused { .. }
         | Note::FailedForGood { .. }
         | Note::VolumeLost { .. }
-        | Note::VolumeGoing
+        | Note::VolumeTerminating
         | Note::SigningKeyConflict { .. } => Effect::Stuck,
         Note::InSync | Note::Adopted { .. } | Note::RevisionMovedExternally { .. } => {
             Effect::Nothing
@@ -149,10 +149,10 @@ fn effect_of(note: &Note) -> Option<Effect> {
         | Note::PlanComplete { .. }
         | Note::PlanFailed { .. }
         | Note::Superseded { .. }
-        | Note::GoesOnLate { .. }
+        | Note::ContinuesLate { .. }
         | Note::ApprovalRefused { .. }
         | Note::Comparing
-        | Note::ConfigRidesNextRoll { .. }
+        | Note::ConfigWaitsForRoll { .. }
         | Note::PlanAbandoned { .. } => return None,
     })
 }

@@ -357,7 +357,7 @@ fn everything() -> Effects {
         statefulset: Some(StatefulSetRef { name: "n".to_owned(), uid: "sts-uid".to_owned() }),
         claim: Some(ClaimRef { name: "data-n".to_owned(), uid: "claim-uid".to_owned() }),
         signing_identity: Some("v1:me".to_owned()),
-        signs_no_more: false,
+        signing_stopped: false,
         abandoned_cleared: true,
     }
 }

@@ -24,37 +24,37 @@ fn updating() -> Snapshot {
 }
 
 #[test]
-fn a_refused_repair_stops_no_plan_and_is_told() {
+fn a_refused_repair_does_not_stop_the_plan() {
     let mut pass = begin(updating().with(|seen| seen.current.service = false));
     let Ask::Perform(repair) = pass.ask() else { panic!("the Service is repaired") };
     assert!(matches!(*repair, Request::ApplyService(_)));
     pass.absorb(Outcome::Failed(Failure::Forbidden("cannot patch services".to_owned())));
-    let Ask::Perform(step) = pass.ask() else { panic!("the plan goes on") };
+    let Ask::Perform(step) = pass.ask() else { panic!("the plan continues") };
     assert!(matches!(*step, Request::Sidecar(_)), "{step:?}");
     pass.absorb(Outcome::Failed(Failure::Unreachable("no answer".to_owned())));
     let status = deferred(&mut pass);
-    assert_eq!(status.blocked.map(|one| one.reason).as_deref(), Some("SidecarUnreachable"));
+    assert_eq!(status.blocked.map(|blocked| blocked.reason).as_deref(), Some("SidecarUnreachable"));
 }
 
 #[test]
-fn a_pod_that_cannot_be_judged_is_let_in_all_the_same() {
+fn the_gate_of_a_pod_that_cannot_be_compared_is_opened() {
     let snapshot = running(full_node()).with(|seen| {
         seen.status_mut().pod_template = None;
         seen.status_mut().pod_template_hash = None;
         seen.sidecar = Sidecar::NotReady;
     });
     let mut pass = begin(snapshot);
-    let Ask::Perform(read) = pass.ask() else { panic!("the server is asked") };
+    let Ask::Perform(read) = pass.ask() else { panic!("the revision is read") };
     assert_eq!(*read, Request::Read(Read::Revision("rev-1".to_owned())));
     pass.absorb(Outcome::Failed(Failure::Indeterminate("no answer".to_owned())));
     let Ask::Write(status) = pass.ask() else { panic!("the gate is opened by a plan") };
     assert_eq!(status.plan.and_then(|plan| plan.kind), Some(PlanKind::MarkReady));
     let Ask::Done(ending) = pass.ask() else { panic!("the pass ends") };
-    assert!(ending.requeue.is_some(), "the server is asked again");
+    assert!(ending.requeue.is_some(), "the revision is read again");
 }
 
 #[test]
-fn only_the_progress_of_a_plan_can_wait_to_be_written() {
+fn only_the_progress_of_a_plan_is_deferred() {
     let stored = updating().status().clone();
     let mut ahead = stored.clone();
     ahead.plan.as_mut().unwrap().tasks[0].status = TaskStatus::Complete;
@@ -71,7 +71,7 @@ fn only_the_progress_of_a_plan_can_wait_to_be_written() {
 }
 
 #[test]
-fn how_far_a_bootstrap_has_come_is_written_at_once() {
+fn the_progress_of_a_bootstrap_is_written_at_once() {
     let task = |name: &str, done: bool| {
         let status = if done { "Complete" } else { "Pending" };
         json!({ "type": name, "id": name, "status": status })
@@ -110,7 +110,7 @@ fn rolling(sidecar: &str, stalled: &str) -> SeiNodeStatus {
 }
 
 #[test]
-fn what_follows_from_a_replacement_need_not_be_written_at_once() {
+fn the_sidecar_condition_during_a_replacement_is_deferred() {
     let before = rolling("True", "False");
     assert!(is_deferrable(&before, &rolling("Unknown", "False")));
     assert!(!is_deferrable(&before, &rolling("Unknown", "True")));
@@ -119,7 +119,7 @@ fn what_follows_from_a_replacement_need_not_be_written_at_once() {
 }
 
 #[test]
-fn a_failed_repair_is_tried_again_by_the_clock() {
+fn a_failed_repair_is_retried_after_a_delay() {
     for (failure, at_most) in [
         (Failure::Indeterminate("timeout".to_owned()), 5),
         (Failure::SigningKey("pod other-0 has it".to_owned()), 5),
@@ -132,14 +132,14 @@ fn a_failed_repair_is_tried_again_by_the_clock() {
             match pass.ask() {
                 Ask::Done(ending) => break ending,
                 Ask::Write(_) => {}
-                other => panic!("{other:?}"),
+                Ask::Perform(request) => panic!("{request:?}"),
             }
         };
         assert!(ending.requeue.unwrap() <= Duration::from_secs(at_most), "{failure:?}");
     }
 }
 
-/// A stopped validator that is let go on, with its next template still to be applied.
+/// A validator that is no longer paused, with its next template still to be applied.
 fn unpaused() -> Snapshot {
     let stopped = running(validator()).edit(|spec| spec.image = "seid:2".into()).with(|seen| {
         seen.pods.clear();
@@ -164,8 +164,8 @@ fn no_apply_starts_a_signer_that_may_not_be_started() {
     assert_eq!(*check, Request::Read(Read::Node));
     assert!(pass.is_exclusive());
     pass.absorb(Outcome::Failed(Failure::SigningKey("pod other-0 has it".to_owned())));
-    let Ask::Perform(look) = pass.ask() else { panic!("the plan goes on") };
-    assert_eq!(*look, Request::Read(Read::StatefulSet));
+    let Ask::Perform(read) = pass.ask() else { panic!("the plan continues") };
+    assert_eq!(*read, Request::Read(Read::StatefulSet));
     assert!(!pass.is_exclusive());
     pass.absorb(Outcome::StatefulSet(statefulset));
     let Ask::Perform(apply) = pass.ask() else { panic!("the template is applied") };
@@ -174,45 +174,45 @@ fn no_apply_starts_a_signer_that_may_not_be_started() {
 }
 
 #[test]
-fn whoever_takes_a_key_must_be_alone() {
+fn a_node_that_takes_a_key_must_be_its_only_holder() {
     let taking = running(observer()).edit(|spec| spec.validator = validator().validator);
     let desired = taking.desired.clone().unwrap();
     let apply = Request::ApplyStatefulSet(Box::new(desired.statefulset.clone()));
     assert!(begin(taking).starts(&apply));
-    let has_it = running(validator()).edit(|spec| spec.image = "seid:2".into());
+    let holder = running(validator()).edit(|spec| spec.image = "seid:2".into());
     let apply =
-        Request::ApplyStatefulSet(Box::new(has_it.desired.clone().unwrap().statefulset.clone()));
-    assert!(!begin(has_it).starts(&apply));
+        Request::ApplyStatefulSet(Box::new(holder.desired.clone().unwrap().statefulset.clone()));
+    assert!(!begin(holder).starts(&apply));
 }
 
 #[test]
-fn a_statefulset_whose_labels_somebody_took_gets_them_back() {
+fn labels_removed_from_a_statefulset_are_restored() {
     let hidden = running(full_node()).with(|seen| {
         let mut desired = seen.desired.clone().unwrap();
         desired.statefulset.metadata.labels =
             Some([("sei.io/node".to_owned(), "n".to_owned())].into());
         seen.desired = Ok(desired);
     });
-    let there = hidden.statefulset.clone();
+    let existing = hidden.statefulset.clone();
     let mut pass = begin(hidden.with(|seen| seen.statefulset = None));
-    let Ask::Perform(check) = pass.ask() else { panic!("it is missing") };
+    let Ask::Perform(check) = pass.ask() else { panic!("the StatefulSet is missing") };
     assert_eq!(*check, Request::Read(Read::Node));
     pass.absorb(Outcome::Node(Some(Box::new((**pass.node()).clone()))));
-    let Ask::Perform(create) = pass.ask() else { panic!("it is missing") };
+    let Ask::Perform(create) = pass.ask() else { panic!("the StatefulSet is missing") };
     assert!(matches!(*create, Request::CreateStatefulSet(_)), "{create:?}");
     pass.absorb(Outcome::Failed(Failure::AlreadyExists));
-    let Ask::Perform(look) = pass.ask() else { panic!("it is looked for by its name") };
-    assert_eq!(*look, Request::Read(Read::StatefulSet));
-    pass.absorb(Outcome::StatefulSet(there));
-    let Ask::Perform(patch) = pass.ask() else { panic!("it is mended") };
+    let Ask::Perform(read) = pass.ask() else { panic!("it is read by its name") };
+    assert_eq!(*read, Request::Read(Read::StatefulSet));
+    pass.absorb(Outcome::StatefulSet(existing));
+    let Ask::Perform(patch) = pass.ask() else { panic!("it is repaired") };
     let Request::PatchStatefulSet(patch) = *patch else { panic!("{patch:?}") };
     assert_eq!(patch["metadata"]["labels"], json!({ "sei.io/node": "n" }));
 }
 
 #[test]
-fn a_task_that_another_operator_submitted_counts_from_its_first_sight() {
+fn a_task_submitted_by_another_operator_is_timed_from_its_first_poll() {
     let mut pass = begin(updating());
-    let Ask::Perform(poll) = pass.ask() else { panic!("the sidecar is asked") };
+    let Ask::Perform(poll) = pass.ask() else { panic!("the sidecar is polled") };
     let Request::Sidecar(call) = &*poll else { panic!("{poll:?}") };
     assert!(matches!(call.call, SidecarCall::Poll { .. }));
     let record = crate::request::TaskRecord { state: crate::request::TaskState::Running };
@@ -222,7 +222,7 @@ fn a_task_that_another_operator_submitted_counts_from_its_first_sight() {
 }
 
 #[test]
-fn a_plan_is_never_superseded_under_a_request_in_flight() {
+fn a_plan_is_not_superseded_while_a_request_is_in_flight() {
     let edited = updating().edit(|spec| spec.image = "seid:3".into());
     let plan = edited.status().plan.clone();
     let mut pass = begin(updating());

@@ -1,4 +1,4 @@
-//! A node with an active plan: go on, or give it up for a newer wish.
+//! A node with an active plan: resume the plan, or supersede it by a newer desired state.
 
 use sei_api::condition::{ConditionStatus, Reason};
 use sei_api::plan::{PlanKind, PlanTarget, PlannedTask, TaskPlan};
@@ -25,14 +25,16 @@ pub(super) fn decide(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decisi
     }
     let kind = kind_of(plan);
     if plan.kind.is_none() && matches!(kind, PlanKind::NodeUpdate | PlanKind::MarkReady) {
-        // It has no target: nobody can say whether it still leads where it should.
+        // Without a target the plan cannot be compared with the desired state.
         supersede(snapshot, plan, "a plan with a target", decision);
         return;
     }
     match kind {
         PlanKind::Init => decide_init(snapshot, plan, decision),
         PlanKind::NodeUpdate => decide_update(snapshot, plan, decision),
-        PlanKind::MarkReady | PlanKind::ApplyTemplate => decide_small(snapshot, plan, decision),
+        PlanKind::MarkReady | PlanKind::ApplyTemplate => {
+            decide_single_task(snapshot, plan, decision);
+        }
     }
 }
 
@@ -42,8 +44,8 @@ fn broken(plan: &TaskPlan) -> Option<String> {
     notes.into_iter().find(|note| note.severity == Severity::Fatal).map(|note| note.text)
 }
 
-/// An init plan gives way to other images, or while its pod does not run: a restore of hours is
-/// not thrown away for a label.
+/// An init plan is superseded by other images, and by any change while its pod does not run. A
+/// running pod may have spent hours on a restore, which a changed label must not discard.
 fn decide_init(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
     let (Ok(desired), Some(target)) = (&snapshot.desired, &plan.target) else {
         resume(snapshot, plan, decision);
@@ -52,8 +54,8 @@ fn decide_init(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
     let superseded = if snapshot.node.spec.is_paused() {
         false
     } else if in_bootstrap(plan) {
-        // Its pod belongs to the Job, which only other images of its own make useless.
-        let bootstrap_image = desired.bootstrap.as_ref().map(|one| one.image.as_str());
+        // The pod belongs to the Job, so only the images of the Job count.
+        let bootstrap_image = desired.bootstrap.as_ref().map(|bootstrap| bootstrap.image.as_str());
         snapshot.job.as_ref().is_some_and(|job| {
             bootstrap_image.is_some_and(|image| image != job.image)
                 || job.sidecar_image != desired.sidecar_image
@@ -61,11 +63,11 @@ fn decide_init(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
     } else {
         let images = target.image != desired.image || target.sidecar_image != desired.sidecar_image;
         let runs = snapshot.pod().is_some_and(|pod| pod.seid.running && pod.sidecar.running);
-        // Before the apply there is nothing to throw away yet, and nothing else left to apply.
+        // Before the apply no progress can be lost, and the plan would apply the old template.
         let applied = plan.has_completed(TaskType::ApplyStatefulSet);
         let moved = target.hash != desired.hash && !(runs && applied);
-        // A plan whose template is no longer applied would wait for its own pod for ever.
-        images || moved || is_undone(snapshot, plan)
+        // A plan whose template was overwritten would wait for its own pod for ever.
+        images || moved || is_overwritten(snapshot, plan)
     };
     if !superseded {
         resume(snapshot, plan, decision);
@@ -74,7 +76,7 @@ fn decide_init(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
     decision.report.push(Note::Superseded { kind: PlanKind::Init, by: desired.hash.clone() });
     decision.plan = PlanMove::Clear;
     super::init::decide(&without_plan(snapshot), Some(plan), decision);
-    hand_over(plan, decision);
+    transfer_abandoned_tasks(plan, decision);
 }
 
 fn decide_update(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
@@ -85,19 +87,19 @@ fn decide_update(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) 
         return;
     }
     let replaceable = before_replacement(plan) && snapshot.pod().is_some();
-    // A plan back to what runs is how a pause is carried out, not what it holds.
-    let leads_back = snapshot.status().pod_template_hash.as_ref() == Some(&target.hash);
-    if spec.updates_are_paused() && replaceable && !leads_back {
+    // A plan that restores the running template implements the pause; the pause does not hold it.
+    let restores_running = snapshot.status().pod_template_hash.as_ref() == Some(&target.hash);
+    if spec.updates_are_paused() && replaceable && !restores_running {
         supersede(snapshot, plan, "spec.update.paused", decision);
         return;
     }
-    if replaceable && stall::volume_going(snapshot) {
-        // The claim lives for as long as this pod does.
-        supersede(snapshot, plan, "a volume that is being deleted", decision);
+    if replaceable && stall::volume_terminating(snapshot) {
+        // Kubernetes deletes the claim once this pod stops.
+        supersede(snapshot, plan, "the deletion of its volume", decision);
         return;
     }
     if let Ok(desired) = &snapshot.desired
-        && leads_elsewhere(target, desired)
+        && has_other_target(target, desired)
     {
         match stall::changed_identity(snapshot, desired) {
             None => {
@@ -107,8 +109,8 @@ fn decide_update(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) 
             Some(why) => decision.report.push(Note::Refused { why }),
         }
     }
-    if is_undone(snapshot, plan) {
-        supersede(snapshot, plan, "its template is no longer applied", decision);
+    if is_overwritten(snapshot, plan) {
+        supersede(snapshot, plan, "another template on the StatefulSet", decision);
         return;
     }
     if replaceable && must_open_gate_first(snapshot, plan) {
@@ -116,34 +118,34 @@ fn decide_update(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) 
         return;
     }
     if config_is_unanswered(snapshot, plan) {
-        start_late(snapshot, plan, decision);
+        continue_late(snapshot, plan, decision);
         return;
     }
     resume(snapshot, plan, decision);
 }
 
-/// Whether a plan's target is not what is desired now. The images are part of the fingerprint, but a
-/// status can be edited, and a plan would wait for ever for an image that no pod will have.
-fn leads_elsewhere(target: &PlanTarget, desired: &Desired) -> bool {
+/// Whether the target of a plan differs from the desired state. The fingerprint covers the images,
+/// but a status can be edited, and a plan would wait for ever for an image that no pod will have.
+fn has_other_target(target: &PlanTarget, desired: &Desired) -> bool {
     target.hash != desired.hash
         || target.image != desired.image
         || target.sidecar_image != desired.sidecar_image
 }
 
-/// Somebody made the StatefulSet anew or wrote another template since the plan applied its own. A
-/// cache that has not caught up with our own apply says nothing.
-fn is_undone(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
+/// Whether the StatefulSet was recreated or got another template since the plan applied its own. A
+/// cached StatefulSet that is older than our apply does not count.
+fn is_overwritten(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
     let (Some(target), Some(applied)) = (&plan.target, &plan.applied) else { return false };
-    snapshot.own_statefulset().is_some_and(|one| {
-        let newer = one.uid != applied.uid || one.generation >= applied.generation;
-        newer && one.template_hash.as_ref() != Some(&target.hash)
+    snapshot.own_statefulset().is_some_and(|statefulset| {
+        let newer = statefulset.uid != applied.uid || statefulset.generation >= applied.generation;
+        newer && statefulset.template_hash.as_ref() != Some(&target.hash)
     })
 }
 
-/// A stopped node's update is frozen; once the pod is gone it has nothing left to do.
+/// Freezes the update of a stopped node until its pod has ended, and then ends the plan.
 fn decide_stopped(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
-    let has_pod =
-        snapshot.own_statefulset().is_none_or(|one| snapshot.pods().any(|pod| is_owned(pod, one)));
+    let statefulset = snapshot.own_statefulset();
+    let has_pod = statefulset.is_none_or(|owner| snapshot.pods().any(|pod| is_owned(pod, owner)));
     if has_pod {
         decision.report.push(Note::NodePaused);
     } else {
@@ -151,21 +153,22 @@ fn decide_stopped(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision)
     }
 }
 
-/// The plan waits for something while the pod it would replace is shut out: the pod comes first.
+/// Whether the plan waits while the gate of the pod that it would replace is closed. The gate is
+/// opened first, so that the pod serves during the wait.
 fn must_open_gate_first(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
     let Some(waiting) = &snapshot.waiting else { return false };
-    // Where the sidecar refuses this plan's tasks, it would refuse the one that opens the gate too.
-    let hopeless = [Reason::PodTerminating, Reason::SidecarAuth, Reason::SidecarUnreachable];
+    // A sidecar that refuses the tasks of this plan also refuses the task that opens the gate.
+    let unusable = [Reason::PodTerminating, Reason::SidecarAuth, Reason::SidecarUnreachable];
     let waits = match waiting.reason {
-        Some(reason) => !hopeless.contains(&reason),
+        Some(reason) => !unusable.contains(&reason),
         None => is_older_than_pod(snapshot, plan),
     };
     snapshot.sidecar == Sidecar::NotReady && waits
 }
 
-/// Whether the sidecar's task was there before the pod that it runs on now: the pod it was given to
-/// was evicted, and nobody knows how long the task takes this time. One that was given to a pod
-/// which was shut out already is let finish; both times are known to the second.
+/// Whether the sidecar task was submitted before the current pod started. The pod that received it
+/// was evicted, and the duration of the task on the new pod is unknown. A task that was submitted
+/// to the current pod may finish, although the gate is closed. Both times are precise to a second.
 fn is_older_than_pod(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
     let task = plan.current().map(|(_, task)| task).filter(|task| is_of_sidecar(task));
     let submitted = task.and_then(|task| task.submitted_at.as_ref());
@@ -175,10 +178,10 @@ fn is_older_than_pod(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
         .is_some_and(|(submitted, started)| submitted.0.as_second() <= started.as_second())
 }
 
-/// A plan of one step gives way as soon as it waits and something else could start.
-fn decide_small(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
-    if is_pointless(snapshot, plan) {
-        supersede(snapshot, plan, "a newer wish", decision);
+/// A plan of a single task is superseded as soon as it waits and another kind of plan could start.
+fn decide_single_task(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
+    if is_obsolete(snapshot, plan) {
+        supersede(snapshot, plan, "a newer desired state", decision);
         return;
     }
     if snapshot.waiting.is_none() || snapshot.node.spec.is_paused() {
@@ -193,7 +196,7 @@ fn decide_small(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
             let by = format!("{:?}", kind_of(next));
             instead.report.insert(0, Note::Superseded { kind, by });
             *decision = instead;
-            hand_over(plan, decision);
+            transfer_abandoned_tasks(plan, decision);
         }
         _ => {
             decision.asks_slot = instead.asks_slot;
@@ -203,8 +206,9 @@ fn decide_small(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
     }
 }
 
-/// A gate of a node that is stopped, or a template that is neither desired nor running any more.
-fn is_pointless(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
+/// Whether the plan opens the gate of a stopped node, or applies a template that is neither desired
+/// nor running.
+fn is_obsolete(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
     if kind_of(plan) == PlanKind::MarkReady {
         return snapshot.node.spec.is_paused();
     }
@@ -234,11 +238,13 @@ fn resume(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
 fn drift_message(snapshot: &Snapshot) -> String {
     let conditions = &snapshot.status().conditions;
     let kind = sei_api::condition::ConditionType::PodTemplateDrift;
-    sei_api::condition::find(conditions, kind).map(|one| one.message.clone()).unwrap_or_default()
+    sei_api::condition::find(conditions, kind)
+        .map(|found| found.message.clone())
+        .unwrap_or_default()
 }
 
-/// Ends a plan for something newer. It counts no failure, and what comes after it is decided in the
-/// same breath.
+/// Ends a plan in favour of a newer state. This counts as no failure, and the same decision
+/// determines what follows.
 fn supersede(snapshot: &Snapshot, plan: &TaskPlan, by: &str, decision: &mut Decision) {
     let kind = kind_of(plan);
     decision.report.push(Note::Superseded { kind, by: by.to_owned() });
@@ -252,18 +258,18 @@ fn supersede(snapshot: &Snapshot, plan: &TaskPlan, by: &str, decision: &mut Deci
         after.status.last_update = Some(last.clone());
     }
     decide_at_rest(&after, decision);
-    hand_over(plan, decision);
-    let goes_on =
+    transfer_abandoned_tasks(plan, decision);
+    let updates =
         matches!(&decision.plan, PlanMove::Start(next) if kind_of(next) == PlanKind::NodeUpdate);
-    if is_updating(snapshot) && !goes_on {
+    if is_updating(snapshot) && !updates {
         let message = format!("superseded by {by}");
         set_update(decision, ConditionStatus::False, Reason::UpdateSuperseded, message);
     }
 }
 
-/// Gives up an update that waits, opens the gate, and leaves the update to be built again after.
+/// Ends an update that waits and opens the gate. The update is built again after that.
 fn open_gate_first(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
-    let by = "the gate of the running pod";
+    let by = "the closed gate of the running pod";
     decision.report.push(Note::Superseded { kind: kind_of(plan), by: by.to_owned() });
     let detail = format!("superseded by {by}");
     let record = ended(snapshot, plan, UpdateOutcome::Superseded, Some(detail.clone()));
@@ -272,27 +278,28 @@ fn open_gate_first(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision
         set_update(decision, ConditionStatus::False, Reason::UpdateSuperseded, detail);
     }
     running::start(decision, build::mark_ready(snapshot), "the gate is closed");
-    hand_over(plan, decision);
+    transfer_abandoned_tasks(plan, decision);
 }
 
-/// The new plan has to deal with what the old one left running on the sidecar.
-fn hand_over(plan: &TaskPlan, decision: &mut Decision) {
+/// Transfers the sidecar tasks of the old plan to the new plan, which has to delete them.
+fn transfer_abandoned_tasks(plan: &TaskPlan, decision: &mut Decision) {
     let PlanMove::Start(next) = &mut decision.plan else { return };
     next.abandoned.extend(plan.abandoned.iter().cloned());
-    // Also one that is not known to have been submitted: a crash may have come in between.
-    let left = plan.current().filter(|(_, task)| is_of_sidecar(task));
-    if let Some((index, task)) = left {
+    // This includes a task without a recorded submission: the operator may have crashed between the
+    // submission and the record.
+    let unfinished = plan.current().filter(|(_, task)| is_of_sidecar(task));
+    if let Some((index, task)) = unfinished {
         next.abandoned.push(crate::tasks::sidecar::attempt_id(plan, index, task));
     }
 }
 
 fn is_of_sidecar(task: &PlannedTask) -> bool {
-    task.task_type().is_some_and(|one| one.side() == Side::Sidecar)
+    task.task_type().is_some_and(|task_type| task_type.side() == Side::Sidecar)
 }
 
-/// Whether a failed plan is an early update whose configuration task failed: the update goes on
-/// with the new pod's sidecar, and only there does a bad verdict count.
-pub(super) fn goes_on_late(plan: &TaskPlan) -> bool {
+/// Whether a failed plan is an early update whose configuration task failed. The update continues
+/// with the sidecar of the new pod, and only a failure there counts.
+pub(super) fn continues_late(plan: &TaskPlan) -> bool {
     let failed = plan.failed_task_index.and_then(|index| usize::try_from(index).ok());
     let Some(task) = failed.and_then(|index| plan.tasks.get(index)) else { return false };
     plan.target.is_some() && kind_of(plan) == PlanKind::NodeUpdate && is_early_config(plan, task)
@@ -303,30 +310,32 @@ fn is_early_config(plan: &TaskPlan, task: &PlannedTask) -> bool {
     is_config && !plan.has_completed(TaskType::ReplacePod)
 }
 
-/// The old pod's sidecar has left a configuration task unanswered, or unfinished, for too long.
+/// Whether the sidecar of the old pod has not answered, or not finished, a configuration task in
+/// time.
 fn config_is_unanswered(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
     let Some((_, task)) = plan.current().filter(|(_, task)| is_early_config(plan, task)) else {
         return false;
     };
-    let patience = snapshot.timing.config_answer();
+    let timeout = snapshot.timing.config_answer();
     let Some(waiting) = &snapshot.waiting else { return false };
-    let silent = matches!(waiting.reason, Some(Reason::SidecarUnreachable | Reason::SidecarAuth));
-    // Whatever the node is blocked by, the silence is no younger than that.
-    let blocked = snapshot.status().blocked.as_ref().filter(|_| silent);
+    let unanswered =
+        matches!(waiting.reason, Some(Reason::SidecarUnreachable | Reason::SidecarAuth));
+    // The sidecar has not answered since at least the start of the block, whatever its reason.
+    let blocked = snapshot.status().blocked.as_ref().filter(|_| unanswered);
     let since = [blocked.map(|blocked| &blocked.since), task.submitted_at.as_ref()];
-    since.into_iter().flatten().any(|since| super::later(since.0, patience) <= snapshot.now)
+    since.into_iter().flatten().any(|since| super::later(since.0, timeout) <= snapshot.now)
 }
 
-/// Replaces an early update by a late one to the same target.
-pub(super) fn start_late(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
+/// Replaces an early update by a late update to the same target.
+pub(super) fn continue_late(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
     let Ok(desired) = &snapshot.desired else { return resume(snapshot, plan, decision) };
     let cause = plan.target.as_ref().map_or(Cause::Spec, |target| target.cause);
     let why = match &plan.failed_task_detail {
         Some(_) => super::failure_text(plan),
-        None => "it does not answer".to_owned(),
+        None => "the old sidecar does not answer".to_owned(),
     };
-    decision.report.push(Note::GoesOnLate { why: why.clone() });
-    let moved = plan.target.as_ref().is_some_and(|target| leads_elsewhere(target, desired));
+    decision.report.push(Note::ContinuesLate { why: why.clone() });
+    let moved = plan.target.as_ref().is_some_and(|target| has_other_target(target, desired));
     if moved {
         supersede(snapshot, plan, &desired.hash, decision);
         return;
@@ -338,7 +347,7 @@ pub(super) fn start_late(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut De
         decision,
         ConditionStatus::True,
         Reason::UpdateStarted,
-        format!("goes on without the old pod's sidecar: {why}"),
+        format!("continues without the old pod's sidecar: {why}"),
     );
-    hand_over(plan, decision);
+    transfer_abandoned_tasks(plan, decision);
 }

@@ -20,7 +20,8 @@ pub enum Shape {
     /// Through the old pod's sidecar, before anything in the cluster changes: a bad configuration
     /// costs nothing.
     Early,
-    /// Through the new pod's sidecar, before its gate opens: for when the old one cannot answer.
+    /// Through the sidecar of the new pod, before its gate opens: used when the old sidecar cannot
+    /// answer.
     Late,
 }
 
@@ -60,7 +61,7 @@ pub fn node_update(
     }
     tasks.push(T::MarkReady);
     let mut plan = assemble(snapshot, desired, PlanKind::NodeUpdate, &tasks);
-    // A slot that an earlier roll has not given back goes on with this one.
+    // This roll keeps a slot that an earlier roll has not released.
     let status = snapshot.status();
     let holds = budget::open_roll(status).is_some()
         || status.plan.as_ref().is_some_and(|plan| plan.is_active() && budget::has_slot(plan));
@@ -99,15 +100,15 @@ fn target(snapshot: &Snapshot, desired: &Desired, cause: Cause) -> PlanTarget {
     }
 }
 
-/// The pod is replaced right after the apply, before anything is asked of its sidecar: a pod that
-/// cannot start because of its first image must not keep the corrected one away.
-fn init_tasks(spec: &SeiNodeSpec, bootstrapped: bool, job_is_left: bool) -> Vec<TaskType> {
+/// The pod is replaced right after the apply, before the first call to its sidecar: a pod that
+/// cannot start because of its first image must not block the corrected image.
+fn init_tasks(spec: &SeiNodeSpec, bootstrapped: bool, has_old_job: bool) -> Vec<TaskType> {
     let snapshot = spec.snapshot().filter(|_| !bootstrapped);
     let mut tasks = vec![T::EnsureDataPvc];
     tasks.extend(key_tasks(spec));
     tasks.push(T::ApplyRbacProxyConfig);
-    if job_is_left {
-        // Of an earlier try: its pod has the volume.
+    if has_old_job {
+        // A Job of an earlier attempt: its pod mounts the volume.
         tasks.push(T::TeardownBootstrap);
     }
     tasks.extend([T::ApplyStatefulSet, T::ApplyService, T::ReplacePod]);
@@ -205,7 +206,7 @@ fn assemble(
     }
 }
 
-/// Parameters as the peer stores them, key by key.
+/// Parameters with the same keys as the Go operator stores them.
 fn params(snapshot: &Snapshot, desired: &Desired, task: TaskType) -> Value {
     let node = &snapshot.node;
     let spec = &node.spec;

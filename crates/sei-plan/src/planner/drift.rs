@@ -1,9 +1,10 @@
-//! Is the running pod what is desired, and if not: why, and may it roll now?
+//! Whether the running pod matches the desired template, the cause of a difference, and whether the
+//! pod may roll now.
 //!
-//! Three fingerprints are compared: of the template rendered now (R), of the one last applied to
-//! the StatefulSet (A), and of the one that the pod was observed to be made from (O). The
-//! revisions of the StatefulSet say which pod is stale; they never say that something has drifted,
-//! because they also move when Kubernetes itself is upgraded.
+//! Three fingerprints are compared: of the template rendered now (R), of the template last applied
+//! to the StatefulSet (A), and of the template that the pod was observed to be created from (O).
+//! The revisions of the StatefulSet determine which pod is stale. They are no evidence of drift,
+//! because they also change when Kubernetes itself is upgraded.
 
 use std::time::Duration;
 
@@ -19,19 +20,20 @@ use crate::snapshot::{Slot, Snapshot};
 use crate::tasks::{MadeFrom, Stamp, observe};
 use crate::view::{PodView, StatefulSetView, is_owned};
 
-/// How the running pod stands to the desired template.
+/// The running pod compared with the desired template.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Drift {
-    /// There is no pod to judge.
+    /// There is no pod to compare.
     NoPod,
-    /// The pod has not run yet, so nothing can be said of it.
+    /// The pod has not run yet, so it cannot be compared.
     NotRunning,
     InSync,
-    /// Nobody knows what the pod was made from; the server has to judge.
+    /// There is no record of the template of the pod; the server has to compare.
     Unknown,
-    /// The pod is what is desired, and status does not say so yet.
+    /// The pod matches the desired template, and status does not record that yet.
     Record(Box<Stamp>),
-    /// The pod is what is desired; the StatefulSet would make another one (O = R ≠ A).
+    /// The pod matches the desired template; the StatefulSet would create a different
+    /// pod (O = R ≠ A).
     Reapply,
     Differs(Difference),
 }
@@ -63,8 +65,8 @@ pub fn classify(snapshot: &Snapshot, desired: &Desired) -> Drift {
     }
 }
 
-/// No pod at all, where there should be one: the server may refuse what the StatefulSet would make,
-/// and then only another template helps.
+/// There is no pod although there should be one. The server may refuse the pod of the applied
+/// template, and then only another template helps.
 fn classify_without_pod(
     snapshot: &Snapshot,
     desired: &Desired,
@@ -88,8 +90,8 @@ fn classify_without_pod(
     })
 }
 
-/// O, where it speaks for this pod: same revision, same algorithm. That a pod was made from what is
-/// desired is not believed of one that has other images, whoever wrote it down.
+/// O, if it applies to this pod: same revision, same algorithm. A record of the desired template is
+/// not trusted for a pod with other images: a status can be edited.
 pub fn observed_hash<'a>(
     snapshot: &'a Snapshot,
     desired: &Desired,
@@ -98,15 +100,15 @@ pub fn observed_hash<'a>(
     let status = snapshot.status();
     let hash = status.pod_template_hash.as_deref()?;
     let template = status.pod_template.as_ref()?;
-    let speaks = pod.revision.as_deref() == Some(template.revision.as_str());
-    let lies = hash == desired.hash && images_differ(snapshot, pod, desired);
-    (speaks && !lies && same_algorithm(hash, &desired.hash)).then_some(hash)
+    let matches_revision = pod.revision.as_deref() == Some(template.revision.as_str());
+    let contradicts_images = hash == desired.hash && images_differ(snapshot, pod, desired);
+    (matches_revision && !contradicts_images && same_algorithm(hash, &desired.hash)).then_some(hash)
 }
 
-/// Whether two fingerprints can be compared at all.
-pub fn same_algorithm(one: &str, other: &str) -> bool {
-    match (TemplateHash::parse(one), TemplateHash::parse(other)) {
-        (Ok(one), Ok(other)) => one.algorithm() == other.algorithm(),
+/// Whether two fingerprints can be compared.
+pub fn same_algorithm(left: &str, right: &str) -> bool {
+    match (TemplateHash::parse(left), TemplateHash::parse(right)) {
+        (Ok(left), Ok(right)) => left.algorithm() == right.algorithm(),
         _ => false,
     }
 }
@@ -125,7 +127,8 @@ fn classify_same(
     }
     match &statefulset.template_hash {
         Some(applied) if *applied == desired.hash => Drift::InSync,
-        // Not our stamp, and yet new pods are made like this one: only the stamp is missing.
+        // The annotation is not ours, but new pods have the revision of this pod: only the
+        // annotation is missing.
         applied
             if applied.as_ref().is_none_or(|hash| !same_algorithm(hash, &desired.hash))
                 && statefulset.observed_revision() == pod.revision.as_deref() =>
@@ -136,10 +139,10 @@ fn classify_same(
     }
 }
 
-/// Whether status already says of this pod that it was made from the desired template.
+/// Whether status already records that this pod was created from the desired template.
 fn is_recorded(snapshot: &Snapshot, desired: &Desired, pod: &PodView) -> bool {
     let status = snapshot.status();
-    let revision = status.pod_template.as_ref().map(|one| one.revision.as_str());
+    let revision = status.pod_template.as_ref().map(|template| template.revision.as_str());
     status.pod_template_hash.as_ref() == Some(&desired.hash)
         && pod.revision.is_some()
         && pod.revision.as_deref() == revision
@@ -147,33 +150,34 @@ fn is_recorded(snapshot: &Snapshot, desired: &Desired, pod: &PodView) -> bool {
         && status.current_sidecar_image.as_deref() == Some(pod.sidecar.image.as_str())
 }
 
-/// No usable O: adoption. The images speak for themselves; the rest the server has to judge.
+/// No usable O: adoption. Images are compared here; the server has to compare the rest.
 fn classify_unrecorded(snapshot: &Snapshot, desired: &Desired, pod: &PodView) -> Drift {
-    let judged = snapshot.adoption.as_ref().filter(|(uid, _)| *uid == pod.uid);
-    let judged = judged.map(|(_, comparison)| comparison);
-    if images_differ(snapshot, pod, desired) && judged != Some(&Comparison::Equal) {
-        // Where status says that it is the desired one all the same, somebody wrote that by hand, or
-        // the images got their names by admission: the server knows.
-        if judged.is_none() && snapshot.status().pod_template_hash.as_ref() == Some(&desired.hash) {
+    let adoption = snapshot.adoption.as_ref().filter(|(uid, _)| *uid == pod.uid);
+    let compared = adoption.map(|(_, comparison)| comparison);
+    if images_differ(snapshot, pod, desired) && compared != Some(&Comparison::Equal) {
+        // If status records the desired template nevertheless, a user edited it, or admission
+        // rewrote the names of the images. The comparison by the server decides.
+        if compared.is_none() && snapshot.status().pod_template_hash.as_ref() == Some(&desired.hash)
+        {
             return Drift::Unknown;
         }
         let changes = image_changes(pod, desired);
         return Drift::Differs(Difference { cause: Cause::Spec, image_changed: true, changes });
     }
     if let Some(statefulset) = snapshot.own_statefulset()
-        && is_of_our_last_roll(snapshot, statefulset, pod)
+        && is_from_last_roll(snapshot, statefulset, pod)
         && statefulset.template_hash.as_ref() != Some(&desired.hash)
     {
-        // Whoever asked for that roll may take it back.
+        // A roll that the spec caused may be reverted by the spec.
         let last = snapshot.status().last_update.as_ref().map(|last| last.cause);
-        let asked = last.filter(|cause| *cause == Cause::Spec);
+        let by_spec = last.filter(|cause| *cause == Cause::Spec);
         return Drift::Differs(Difference {
-            cause: asked.unwrap_or_else(|| cause(snapshot, desired)),
+            cause: by_spec.unwrap_or_else(|| cause(snapshot, desired)),
             image_changed: false,
             changes: changes(statefulset, desired, pod),
         });
     }
-    match judged {
+    match compared {
         None => Drift::Unknown,
         Some(Comparison::Equal) if is_recorded(snapshot, desired, pod) => Drift::InSync,
         Some(Comparison::Equal) => match stamp(snapshot, desired, pod) {
@@ -188,20 +192,20 @@ fn classify_unrecorded(snapshot: &Snapshot, desired: &Desired, pod: &PodView) ->
     }
 }
 
-/// Whether a pod that was never seen running was made by the last roll of ours: it may never run,
-/// so nobody else can tell what it was made from, and what replaces it is no adoption.
-fn is_of_our_last_roll(snapshot: &Snapshot, statefulset: &StatefulSetView, pod: &PodView) -> bool {
+/// Whether a pod that was never observed running was created by our last roll. It may never run, so
+/// there is no other record of its template, and its replacement is no adoption.
+fn is_from_last_roll(snapshot: &Snapshot, statefulset: &StatefulSetView, pod: &PodView) -> bool {
     let status = snapshot.status();
     let rolled = status.last_update.as_ref().and_then(|last| last.to.as_ref());
     rolled.is_some()
-        // One that was seen running is judged like any other.
+        // A pod that was observed running is compared like any other.
         && rolled != status.pod_template_hash.as_ref()
         && rolled == statefulset.template_hash.as_ref()
         && pod.revision.is_some()
         && pod.revision.as_deref() == statefulset.observed_revision()
 }
 
-/// A difference that was there before us stays one until somebody changes the spec.
+/// A difference that existed before the adoption keeps this cause until the spec changes.
 fn adoption_cause(snapshot: &Snapshot, desired: &Desired) -> Cause {
     match &snapshot.status().pending_update {
         Some(pending) if pending.base_inputs_hash != desired.inputs_hash => Cause::Spec,
@@ -210,13 +214,14 @@ fn adoption_cause(snapshot: &Snapshot, desired: &Desired) -> Cause {
 }
 
 fn cause(snapshot: &Snapshot, desired: &Desired) -> Cause {
-    let recorded = snapshot.status().pod_template.as_ref().map(|one| one.inputs_hash.as_str());
+    let recorded = snapshot.status().pod_template.as_ref();
+    let recorded = recorded.map(|template| template.inputs_hash.as_str());
     if recorded == Some(desired.inputs_hash.as_str()) { Cause::Operator } else { Cause::Spec }
 }
 
 fn stamp(snapshot: &Snapshot, desired: &Desired, pod: &PodView) -> Option<Stamp> {
-    // What configuration the pod started with is only known if it was recorded.
-    let recorded = snapshot.status().pod_template.as_ref().map(|one| &one.config);
+    // The configuration that the pod started with is only known if it was recorded.
+    let recorded = snapshot.status().pod_template.as_ref().map(|template| &template.config);
     observe(
         pod,
         &MadeFrom {
@@ -229,26 +234,27 @@ fn stamp(snapshot: &Snapshot, desired: &Desired, pod: &PodView) -> Option<Stamp>
     )
 }
 
-/// Whether the spec itself names another image than the pod has. The platform's sidecar image is
-/// nobody's wish for this node: it waits for its turn like every change of the platform.
+/// Whether the spec itself sets another image than the pod has. A sidecar image of the platform is
+/// not a change of this spec: it waits for its turn like every change of the platform.
 fn images_differ(snapshot: &Snapshot, pod: &PodView, desired: &Desired) -> bool {
-    let names_sidecar = snapshot.node.spec.sidecar_image().is_some();
-    let newest = snapshot
-        .own_statefulset()
-        .filter(|one| pod.revision.is_some() && pod.revision.as_deref() == one.observed_revision());
-    // Where admission points images at a mirror, the pod's have other names than the template's.
-    let made_of = |list: &str, name: &str, image: &str| {
-        newest.is_some_and(|one| image_in(&one.template, list, name) == Some(image))
+    let sets_sidecar = snapshot.node.spec.sidecar_image().is_some();
+    let newest = snapshot.own_statefulset().filter(|statefulset| {
+        pod.revision.is_some() && pod.revision.as_deref() == statefulset.observed_revision()
+    });
+    // If admission rewrites images to a mirror, the pod has other names than its template.
+    let in_template = |list: &str, name: &str, image: &str| {
+        newest.is_some_and(|statefulset| image_in(&statefulset.template, list, name) == Some(image))
     };
-    let seid = pod.seid.image != desired.image && !made_of("containers", "seid", &desired.image);
+    let seid =
+        pod.seid.image != desired.image && !in_template("containers", "seid", &desired.image);
     let sidecar = pod.sidecar.image != desired.sidecar_image
-        && !made_of("initContainers", "sei-sidecar", &desired.sidecar_image);
-    seid || (names_sidecar && sidecar)
+        && !in_template("initContainers", "sei-sidecar", &desired.sidecar_image);
+    seid || (sets_sidecar && sidecar)
 }
 
 fn image_in<'a>(template: &'a Value, list: &str, name: &str) -> Option<&'a str> {
     let containers = template["spec"][list].as_array()?;
-    containers.iter().find(|one| one["name"] == name)?["image"].as_str()
+    containers.iter().find(|container| container["name"] == name)?["image"].as_str()
 }
 
 fn image_changes(pod: &PodView, desired: &Desired) -> Vec<FieldChange> {
@@ -266,8 +272,8 @@ fn image_changes(pod: &PodView, desired: &Desired) -> Vec<FieldChange> {
         .collect()
 }
 
-/// The differing fields: of the template on the StatefulSet against the rendered one. Where those
-/// agree although the pod's was another, the images are all that is known.
+/// The differing fields between the template of the StatefulSet and the rendered template. If these
+/// are equal although the pod has another template, only the images are known to differ.
 fn changes(statefulset: &StatefulSetView, desired: &Desired, pod: &PodView) -> Vec<FieldChange> {
     let found = template_changes(statefulset, desired);
     if found.is_empty() { image_changes(pod, desired) } else { found }
@@ -285,12 +291,12 @@ pub enum Permit {
     },
     /// `spec.update.paused`.
     Paused,
-    /// Somebody has to agree; why.
+    /// The update needs an approval; why.
     Held(String),
-    /// Only the chain's budget can tell; it has to be asked.
+    /// The decision needs a slot of the chain's budget, which has to be requested.
     AsksSlot,
     Queued(Slot),
-    /// The lease is too young to trust one's view of the fleet; for how much longer.
+    /// The lease is too young to trust the operator's view of the fleet; for how much longer.
     Settling(Duration),
     BacksOff {
         attempts: i32,
@@ -310,8 +316,8 @@ pub fn permit(snapshot: &Snapshot, desired: &Desired, difference: &Difference) -
     let approved = snapshot.approved() == Some(desired.hash.as_str());
     match difference.cause {
         Cause::Spec => {
-            // A chain upgrade needs many nodes in the same moment, and a node that is down loses
-            // nothing by being replaced.
+            // A chain upgrade needs many nodes at once, and replacing a node that is down costs
+            // no availability.
             let urgent = difference.image_changed || !snapshot.is_ready();
             if urgent || !spec.signs() {
                 return Permit::Go { takes_slot: false };
@@ -333,7 +339,7 @@ pub fn permit(snapshot: &Snapshot, desired: &Desired, difference: &Difference) -
     }
 }
 
-/// Whether the last attempt at this target failed too short a time ago.
+/// The remaining back-off if the last attempt at this target failed recently.
 pub(super) fn back_off(snapshot: &Snapshot, desired: &Desired) -> Option<Permit> {
     let pending = snapshot.status().pending_update.as_ref()?;
     let until = pending.next_attempt_at.as_ref().filter(|_| pending.target_hash == desired.hash)?;
@@ -342,7 +348,7 @@ pub(super) fn back_off(snapshot: &Snapshot, desired: &Desired) -> Option<Permit>
         .then_some(Permit::BacksOff { attempts: pending.attempts.unwrap_or(0), seconds })
 }
 
-/// Why a change that nobody made on this node waits for an approval.
+/// Why a change that does not come from the spec of this node waits for an approval.
 fn hold(snapshot: &Snapshot) -> Option<String> {
     let own = snapshot.node.spec.update.as_ref().and_then(|update| update.on_operator_change);
     let policy = own.unwrap_or(snapshot.rollout.on_operator_change);
@@ -370,13 +376,13 @@ fn in_turn(snapshot: &Snapshot) -> Permit {
     }
 }
 
-/// Whether version `one` is surely older than `other`; versions that are not numbers never are.
-fn is_older(one: &str, other: &str) -> bool {
+/// Whether version `left` is older than `right`; `false` for versions that are not numbers.
+fn is_older(left: &str, right: &str) -> bool {
     let parts = |version: &str| -> Option<Vec<u64>> {
         let numbers = version.trim_start_matches('v').split(['-', '+']).next()?;
         numbers.split('.').map(|part| part.parse().ok()).collect()
     };
-    matches!((parts(one), parts(other)), (Some(one), Some(other)) if one < other)
+    matches!((parts(left), parts(right)), (Some(left), Some(right)) if left < right)
 }
 
 /// Names of settings outside of the template that have changed since the pod started.
@@ -394,7 +400,7 @@ mod tests {
 
     #[test]
     fn versions_compare_by_number_and_unknown_ones_are_never_older() {
-        for (one, other, older) in [
+        for (left, right, older) in [
             ("0.9.0", "0.10.0", true),
             ("0.10.0", "0.9.0", false),
             ("1.2.3", "1.2.3", false),
@@ -403,7 +409,7 @@ mod tests {
             ("1.0.0", "dev", false),
             ("", "", false),
         ] {
-            assert_eq!(is_older(one, other), older, "{one} {other}");
+            assert_eq!(is_older(left, right), older, "{left} {right}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Nodes and worlds for tests, in as few words as possible.
+//! Minimal nodes and snapshots for tests.
 
 use std::collections::BTreeMap;
 
@@ -110,7 +110,7 @@ pub(crate) fn node(spec: SeiNodeSpec) -> SeiNode {
     node
 }
 
-/// What the spec asks for, rendered just enough to be told apart: images, labels, identity.
+/// The desired state of a spec, rendered only as far as tests compare it: images, labels, identity.
 pub(crate) fn desired(spec: &SeiNodeSpec, platform: &str) -> Desired {
     let sidecar_image = spec.sidecar_image().unwrap_or("seictl:1").to_owned();
     let role = spec.mode().map_or("none", sei_api::Mode::role);
@@ -142,7 +142,10 @@ pub(crate) fn desired(spec: &SeiNodeSpec, platform: &str) -> Desired {
     statefulset.spec.template =
         serde_json::from_value::<PodTemplateSpec>(template.clone()).unwrap();
     let bootstrap = spec.needs_bootstrap().then(|| Bootstrap {
-        image: spec.snapshot().and_then(|one| one.bootstrap_image.clone()).unwrap_or_default(),
+        image: spec
+            .snapshot()
+            .and_then(|source| source.bootstrap_image.clone())
+            .unwrap_or_default(),
         ..Bootstrap::default()
     });
     let config = BTreeMap::from([
@@ -167,7 +170,7 @@ pub(crate) fn desired(spec: &SeiNodeSpec, platform: &str) -> Desired {
     }
 }
 
-/// An snapshot of a node that has nothing yet.
+/// A snapshot of a node that has no objects yet.
 pub(crate) fn new_node(spec: SeiNodeSpec) -> Snapshot {
     let desired = desired(&spec, "a");
     Snapshot {
@@ -195,7 +198,7 @@ pub(crate) fn new_node(spec: SeiNodeSpec) -> Snapshot {
     }
 }
 
-/// An snapshot of a node that runs what its spec asked for when it was made.
+/// A snapshot of a node that runs the template of its first spec.
 pub(crate) fn running(spec: SeiNodeSpec) -> Snapshot {
     let mut snapshot = new_node(spec);
     let desired = snapshot.desired.clone().unwrap();
@@ -238,7 +241,7 @@ pub(crate) fn statefulset(template: &Value, hash: &str, revision: &str) -> State
         terminating: false,
         update_revision: Some(revision.to_owned()),
         template: template.clone(),
-        handover: None,
+        transferred_fields: None,
     }
 }
 
@@ -270,7 +273,7 @@ pub(crate) fn pod(image: &str, sidecar_image: &str, revision: &str) -> PodView {
 }
 
 impl Snapshot {
-    /// The same world after the user changed the spec.
+    /// The same snapshot after the user changed the spec.
     pub(crate) fn edit(mut self, change: impl FnOnce(&mut SeiNodeSpec)) -> Self {
         change(&mut self.node.spec);
         *self.node.metadata.generation.get_or_insert(1) += 1;
@@ -279,7 +282,7 @@ impl Snapshot {
         self
     }
 
-    /// The same world under another platform configuration.
+    /// The same snapshot under another platform configuration.
     pub(crate) fn platform(mut self, name: &str) -> Self {
         self.desired = Ok(desired(&self.node.spec, name).into());
         self.current.template = self.compare_template();
@@ -293,7 +296,7 @@ impl Snapshot {
         self
     }
 
-    /// The same with this status stored.
+    /// Stores this status.
     pub(crate) fn store(&mut self, status: SeiNodeStatus) {
         self.node.status = Some(status.clone());
         self.status = status;

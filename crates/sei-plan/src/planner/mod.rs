@@ -1,8 +1,8 @@
-//! The planner: from an snapshot of a node to the decision what happens next.
+//! The planner: decides the next action for a node from a snapshot of it.
 //!
-//! [`plan`] is one table from the node's phase and what was observed to what is done; each row is a
-//! function. Everything it decides is in the [`Decision`], with a report that also says why nothing
-//! happens.
+//! [`plan`] maps the phase of the node and its observed state to an action; each case is a
+//! function. The [`Decision`] holds the complete result, with a report that also explains why
+//! nothing is done.
 
 use std::time::Duration;
 
@@ -37,13 +37,13 @@ mod tests;
 pub use note::Note;
 pub use running::halted;
 
-/// What is to be done about a node.
+/// The next action for a node, and the changes to its status.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
     pub plan: PlanMove,
     pub phase: Option<SeiNodePhase>,
     pub conditions: Vec<Verdict>,
-    /// What the status is to say of a pending update from now on.
+    /// The pending update that the status records from now on.
     pub pending_update: Option<PendingUpdate>,
     pub stamp: Option<Stamp>,
     pub last_update: Option<LastUpdate>,
@@ -51,17 +51,17 @@ pub struct Decision {
     /// The claim that counts as the node's from now on.
     pub claim: Option<ClaimRef>,
     pub witnesses: Option<Vec<String>>,
-    /// The uid of a pod whose template the server must judge before anything can be decided.
+    /// The uid of a pod whose template the server must compare before a decision is possible.
     pub compare: Option<String>,
-    /// The chain's budget must be asked before anything can be decided.
+    /// A slot of the chain's budget must be requested before a decision is possible.
     pub asks_slot: bool,
-    /// What is done and why, or why nothing is.
+    /// What is done and why, or why nothing is done.
     pub report: Vec<Note>,
-    /// When to look again although nothing was reported.
+    /// When to reconcile again if no event arrives.
     pub requeue: Option<Duration>,
 }
 
-/// What becomes of the stored plan.
+/// The change to the stored plan.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum PlanMove {
     #[default]
@@ -98,7 +98,7 @@ pub fn plan(snapshot: &Snapshot) -> Decision {
     decision
 }
 
-/// No plan in the way: the phase alone says which question is next.
+/// Decides for a node without an active plan, by its phase.
 fn decide_at_rest(snapshot: &Snapshot, decision: &mut Decision) {
     let phase = match snapshot.status().phase {
         None | Some(SeiNodePhase::Pending) => init::rebuilt_phase(snapshot),
@@ -117,16 +117,21 @@ fn decide_at_rest(snapshot: &Snapshot, decision: &mut Decision) {
     }
 }
 
-/// Clears a plan that has ended, and says how it ended. A failure is left to be seen: the next plan
-/// is not built before it was written.
+/// Clears a plan that has ended, and reports its outcome. After a failure the next plan is built
+/// only after the failure was written, so that users can see it.
 fn settle(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
     decision.plan = PlanMove::Clear;
     let kind = kind_of(plan);
     if plan.phase == PlanPhase::Complete {
         if is_updating(snapshot) {
-            set_update(decision, ConditionStatus::False, Reason::UpdateComplete, finished(plan));
+            set_update(
+                decision,
+                ConditionStatus::False,
+                Reason::UpdateComplete,
+                completed_message(plan),
+            );
         }
-        if kind == PlanKind::NodeUpdate || gave_another_template(snapshot, plan) {
+        if kind == PlanKind::NodeUpdate || changed_template(snapshot, plan) {
             decision.last_update = Some(ended(snapshot, plan, UpdateOutcome::Complete, None));
         }
         decision.report.push(Note::PlanComplete { kind });
@@ -138,8 +143,8 @@ fn settle(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
         decide_at_rest(&after, decision);
         return;
     }
-    if active::goes_on_late(plan) && snapshot.desired.is_ok() {
-        active::start_late(snapshot, plan, decision);
+    if active::continues_late(plan) && snapshot.desired.is_ok() {
+        active::continue_late(snapshot, plan, decision);
         return;
     }
     let detail = failure_text(plan);
@@ -158,13 +163,13 @@ fn settle(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
     decision.requeue = Some(snapshot.timing.poll());
 }
 
-/// Whether a plan without a roll has changed what the next pod is made from: a stopped node got its
-/// template. Nothing else would tell that such a pod is of our making.
-fn gave_another_template(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
-    let given = plan.target.as_ref().map(|target| &target.hash);
+/// Whether a plan without a roll has changed the template of the next pod: a stopped node got its
+/// template. There is no other record that such a pod is ours.
+fn changed_template(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
+    let applied = plan.target.as_ref().map(|target| &target.hash);
     kind_of(plan) == PlanKind::ApplyTemplate
-        && given.is_some()
-        && given != snapshot.status().pod_template_hash.as_ref()
+        && applied.is_some()
+        && applied != snapshot.status().pod_template_hash.as_ref()
 }
 
 fn is_updating(snapshot: &Snapshot) -> bool {
@@ -172,7 +177,7 @@ fn is_updating(snapshot: &Snapshot) -> bool {
     condition::is(conditions, ConditionType::NodeUpdateInProgress, ConditionStatus::True)
 }
 
-/// The same world without the plan, to decide what comes after it.
+/// The same snapshot without the plan, to decide what follows it.
 fn without_plan(snapshot: &Snapshot) -> Snapshot {
     let mut after = snapshot.clone();
     after.status.plan = None;
@@ -188,13 +193,13 @@ fn back_off(snapshot: &Snapshot, decision: &mut Decision) {
         pending.state = sei_api::status::UpdateState::Retrying;
         let pause = snapshot.timing.update_retry(attempts);
         pending.next_attempt_at = Some(Time(later(snapshot.now, pause)));
-        let words = format!("{attempts} failed attempts");
-        pending.reason = Some(words.clone());
-        set_drift(decision, ConditionStatus::True, Reason::BackingOff, words);
+        let message = format!("{attempts} failed attempts");
+        pending.reason = Some(message.clone());
+        set_drift(decision, ConditionStatus::True, Reason::BackingOff, message);
     }
 }
 
-/// `now` and a while; `now` itself where the clock has no such time.
+/// `now` plus a pause; `now` itself if the sum is out of range.
 pub(crate) fn later(now: Timestamp, pause: Duration) -> Timestamp {
     SignedDuration::try_from(pause)
         .ok()
@@ -202,7 +207,7 @@ pub(crate) fn later(now: Timestamp, pause: Duration) -> Timestamp {
         .unwrap_or(now)
 }
 
-/// Conditions that only repeat what was observed.
+/// Sets the conditions that only repeat what was observed.
 fn mirror(snapshot: &Snapshot, decision: &mut Decision) {
     let paused = snapshot.node.spec.is_paused();
     decision.conditions.push(if paused {
@@ -225,7 +230,7 @@ fn mirror(snapshot: &Snapshot, decision: &mut Decision) {
     }
 }
 
-/// Whether every source of peers is looked at; nothing for a node that names none.
+/// Whether every source of peers can be resolved; `None` for a node without sources.
 fn peers_verdict(spec: &SeiNodeSpec) -> Option<Verdict> {
     let sources = spec.peers.as_ref().filter(|sources| !sources.is_empty())?;
     let condition = ConditionType::PeersResolved;
@@ -275,7 +280,7 @@ pub(crate) fn set_drift(
     decision.conditions.push(Verdict::new(condition, status, reason, message));
 }
 
-fn finished(plan: &TaskPlan) -> String {
+fn completed_message(plan: &TaskPlan) -> String {
     plan.target.as_ref().map_or_else(String::new, |target| format!("runs {}", target.image))
 }
 
@@ -294,7 +299,7 @@ pub(crate) fn ended(
     outcome: UpdateOutcome,
     detail: Option<String>,
 ) -> LastUpdate {
-    // Once the plan has stamped what it saw, what ran before is only known from its start.
+    // After the plan has recorded its new template, only its target still has the previous one.
     let from = snapshot.status().pod_template_hash.clone();
     LastUpdate {
         plan_id: plan.id.clone().unwrap_or_default(),
@@ -310,8 +315,8 @@ pub(crate) fn ended(
     }
 }
 
-/// Gives the slot of the last roll back once the node is Ready, and sees to it that somebody looks
-/// when it should have been.
+/// Releases the slot of the last roll once the node is Ready. Until then the node is requeued for
+/// the deadline by which it should be Ready.
 fn release_slot(snapshot: &Snapshot, decision: &mut Decision) {
     let status = snapshot.status();
     let plan = match &decision.plan {
@@ -331,7 +336,7 @@ fn release_slot(snapshot: &Snapshot, decision: &mut Decision) {
         (None, Some(open)) => {
             let failed = budget::failed_attempts(decision.pending_update.as_ref()) > 0;
             let back = snapshot.pod().is_some_and(|pod| budget::is_back(&after, pod));
-            // A node that its owner stops is not waited for.
+            // A node that its user stops keeps no slot.
             if snapshot.node.spec.is_paused() || (back && !failed) {
                 let ready_at = Some(Time(snapshot.now));
                 decision.last_update = last.map(|last| LastUpdate { ready_at, ..last });
@@ -349,7 +354,7 @@ fn release_slot(snapshot: &Snapshot, decision: &mut Decision) {
 }
 
 impl Decision {
-    /// Sees to it that somebody looks again within this time.
+    /// Requeues the node after this time at the latest.
     fn requeue_within(&mut self, time: Duration) {
         self.requeue = Some(self.requeue.map_or(time, |requeue| requeue.min(time)));
     }
@@ -384,7 +389,7 @@ impl Decision {
 }
 
 impl Stamp {
-    /// Writes what was seen running. The only place where these fields change.
+    /// Records what was observed running. These fields change nowhere else.
     pub fn apply(&self, status: &mut SeiNodeStatus) {
         status.current_image = Some(self.image.clone());
         status.current_sidecar_image = Some(self.sidecar_image.clone());

@@ -1,15 +1,15 @@
-//! What the planner says about its decision.
+//! The notes in which the planner reports its decision.
 
 use std::fmt;
 
 use sei_api::plan::PlanKind;
 use sei_api::status::Cause;
 
-/// One thing that was decided, or why nothing was.
+/// One decision of the planner, or the reason for doing nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
     Deleting,
-    /// Nothing differs from what is desired.
+    /// The node matches the desired state.
     InSync,
     Starts {
         kind: PlanKind,
@@ -30,7 +30,7 @@ pub enum Note {
         kind: PlanKind,
         by: String,
     },
-    GoesOnLate {
+    ContinuesLate {
         why: String,
     },
     WaitsForSlot {
@@ -52,12 +52,12 @@ pub enum Note {
         given: String,
         target: String,
     },
-    /// The server is asked what the running pod was made from.
+    /// The server has to compare the template of the running pod.
     Comparing,
     Adopted {
         hash: String,
     },
-    /// The pod is at another revision than new pods would be, and nobody asked for that.
+    /// The pod has another revision than new pods would get, without an update by the operator.
     RevisionMovedExternally {
         pod: String,
         statefulset: String,
@@ -74,17 +74,17 @@ pub enum Note {
     FailedForGood {
         why: String,
     },
-    ConfigRidesNextRoll {
+    ConfigWaitsForRoll {
         settings: Vec<String>,
     },
     VolumeLost {
         claim: String,
     },
-    VolumeGoing,
+    VolumeTerminating,
     SigningKeyConflict {
         with: String,
     },
-    /// The stored plan cannot be trusted and was given up.
+    /// The stored plan cannot be trusted and was abandoned.
     PlanAbandoned {
         why: String,
     },
@@ -96,50 +96,52 @@ impl fmt::Display for Note {
             Self::Deleting => f.write_str("is being deleted"),
             Self::InSync => f.write_str("in sync"),
             Self::Starts { kind, why } => write!(f, "starts {kind:?}: {why}"),
-            Self::Resumes { kind, task } => write!(f, "goes on with {kind:?} at {task}"),
+            Self::Resumes { kind, task } => write!(f, "resumes {kind:?} at {task}"),
             Self::PlanComplete { kind } => write!(f, "{kind:?} is complete"),
             Self::PlanFailed { kind, detail } => write!(f, "{kind:?} failed: {detail}"),
-            Self::Superseded { kind, by } => write!(f, "gives up {kind:?}: superseded by {by}"),
-            Self::GoesOnLate { why } => {
-                write!(f, "goes on without the old pod's sidecar: {why}")
+            Self::Superseded { kind, by } => write!(f, "ends {kind:?}: superseded by {by}"),
+            Self::ContinuesLate { why } => {
+                write!(f, "continues without the old pod's sidecar: {why}")
             }
-            Self::WaitsForSlot { by } => write!(f, "waits for its turn: {by} rolls"),
+            Self::WaitsForSlot { by } => write!(f, "waits for its turn: {by}"),
             Self::ChainHalted { by } => write!(f, "waits: the roll of {by} failed"),
-            Self::Held { cause, why } => write!(f, "holds a change caused by {cause:?}: {why}"),
+            Self::Held { cause, why } => write!(f, "holds an update caused by {cause:?}: {why}"),
             Self::UpdatesPaused => f.write_str("holds the update: spec.update.paused"),
             Self::BacksOff { attempts, seconds } => {
-                write!(f, "tries again in {seconds} s, after {attempts} failed attempts")
+                write!(f, "retries in {seconds} s, after {attempts} failed attempts")
             }
             Self::ApprovalRefused { given, target } => {
                 write!(f, "refuses the approval of {given}: the target is {target}")
             }
-            Self::Comparing => f.write_str("asks what the running pod was made from"),
+            Self::Comparing => f.write_str("compares the running pod with the desired template"),
             Self::Adopted { hash } => write!(f, "adopts the running pod as {hash}"),
             Self::RevisionMovedExternally { pod, statefulset } => write!(
                 f,
-                "leaves the pod at {pod} although new pods would be at {statefulset}: \
-                 the revision moved without a change of ours"
+                "keeps the pod at revision {pod}; new pods would get {statefulset}: \
+                 the revision changed without an update by the operator"
             ),
             Self::NodePaused => f.write_str("is stopped: spec.paused"),
             Self::StateSyncBlocked { why } => write!(f, "waits for state-sync witnesses: {why}"),
-            Self::Refused { why } => write!(f, "cannot be carried out: {why}"),
+            Self::Refused { why } => write!(f, "refused: {why}"),
             Self::WaitsForPod => {
-                f.write_str("waits for the StatefulSet controller to make the pod")
+                f.write_str("waits for the StatefulSet controller to create the pod")
             }
-            Self::WaitsForPeers => f.write_str("waits until its peers have told who they are"),
+            Self::WaitsForPeers => f.write_str("waits for the p2p ids of its peers"),
             Self::FailedForGood { why } => write!(
                 f,
-                "failed: {why}; change the spec, or set a new value of annotation sei.io/retry"
+                "failed: {why}; change the spec, or set annotation sei.io/retry to a new value"
             ),
-            Self::ConfigRidesNextRoll { settings } => {
-                write!(f, "{} changed; it arrives with the next roll", settings.join(", "))
+            Self::ConfigWaitsForRoll { settings } => {
+                write!(f, "{} changed; applied by the next roll", settings.join(", "))
             }
-            Self::VolumeGoing => f.write_str("leaves the pod alone: its volume would go with it"),
-            Self::VolumeLost { claim } => write!(f, "its volume {claim} is gone"),
+            Self::VolumeTerminating => {
+                f.write_str("keeps the pod: its volume is deleted when the pod stops")
+            }
+            Self::VolumeLost { claim } => write!(f, "claim {claim} is lost"),
             Self::SigningKeyConflict { with } => {
                 write!(f, "is not started: {with} has the same signing key or volume")
             }
-            Self::PlanAbandoned { why } => write!(f, "gives up the stored plan: {why}"),
+            Self::PlanAbandoned { why } => write!(f, "abandons the stored plan: {why}"),
         }
     }
 }

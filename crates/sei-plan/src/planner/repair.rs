@@ -1,5 +1,5 @@
-//! Repairs of what somebody changed or removed by hand: direct, without a plan, and never touching
-//! a template that is not the running one.
+//! Repairs of objects that were changed or removed by hand. They need no plan, and never write a
+//! template other than the running one.
 
 use std::collections::BTreeMap;
 
@@ -16,9 +16,9 @@ use crate::snapshot::Snapshot;
 use crate::tasks::in_bootstrap;
 use crate::view::StatefulSetView;
 
-/// The writes that set right what was changed by hand, in the order in which they are to be made.
-/// Each is harmless on an older view: an apply of the same content, a patch that carries the
-/// resourceVersion it was decided on, or a create that fails if the object is there.
+/// The writes that repair changes by hand, in order. Each is harmless if the snapshot is stale: an
+/// apply of the same content, a patch with the resourceVersion that it was decided on, or a create
+/// that fails if the object exists.
 pub fn repairs(snapshot: &Snapshot) -> Vec<Request> {
     let Ok(desired) = &snapshot.desired else { return Vec::new() };
     let deleting = snapshot.node.metadata.deletion_timestamp.is_some();
@@ -48,7 +48,7 @@ pub fn repairs(snapshot: &Snapshot) -> Vec<Request> {
 /// How many pods the node should have.
 pub fn desired_replicas(snapshot: &Snapshot, present: Option<i32>) -> i32 {
     let spec = &snapshot.node.spec;
-    // A bootstrap that failed may still have its Job on the volume.
+    // The Job of a failed bootstrap may still mount the volume.
     let plan = snapshot.status().plan.as_ref();
     let bootstrapping =
         plan.is_some_and(|plan| plan.phase != PlanPhase::Complete && in_bootstrap(plan));
@@ -56,8 +56,8 @@ pub fn desired_replicas(snapshot: &Snapshot, present: Option<i32>) -> i32 {
     if spec.is_paused() || bootstrapping || without_volume {
         return 0;
     }
-    // A node that signs is never scaled up beside another one with its key, nor on a volume that
-    // nobody could look at.
+    // A node that signs is never scaled up while another node has its key, nor if its volume could
+    // not be observed.
     let unsafe_to_start =
         snapshot.signing_conflict.is_some() || (spec.signs() && stall::volume_unknown(snapshot));
     if unsafe_to_start && present == Some(0) {
@@ -66,8 +66,8 @@ pub fn desired_replicas(snapshot: &Snapshot, present: Option<i32>) -> i32 {
     1
 }
 
-/// A StatefulSet that is gone is made again from what is desired now, unless the volume is gone too
-/// or another node has its key.
+/// Recreates a missing StatefulSet from the desired state, unless the volume is lost too or another
+/// node has the key.
 fn recreate(snapshot: &Snapshot, desired: &Desired) -> Option<Request> {
     if stall::volume_lost(snapshot).is_some() || snapshot.signing_conflict.is_some() {
         return None;
@@ -107,7 +107,7 @@ fn patch(snapshot: &Snapshot, desired: &Desired, statefulset: &StatefulSetView) 
         .into_iter()
         .filter(|(key, value)| statefulset.labels.get(*key) != Some(value))
         .collect();
-    // While an update waits, labels that come with it wait too: they may be what it is about.
+    // While an update waits, its labels wait too: they may be the reason for the update.
     if !differing.is_empty() && snapshot.status().pending_update.is_none() {
         metadata.insert("labels".to_owned(), json!(differing));
     }
@@ -115,7 +115,7 @@ fn patch(snapshot: &Snapshot, desired: &Desired, statefulset: &StatefulSetView) 
         metadata
             .insert("annotations".to_owned(), json!({ annotation::TEMPLATE_HASH: desired.hash }));
     }
-    if let Some(fields) = &statefulset.handover {
+    if let Some(fields) = &statefulset.transferred_fields {
         metadata.insert("managedFields".to_owned(), fields.clone());
     }
     if metadata.is_empty() && spec.is_empty() {
@@ -125,8 +125,8 @@ fn patch(snapshot: &Snapshot, desired: &Desired, statefulset: &StatefulSetView) 
     Some(json!({ "metadata": metadata, "spec": spec }))
 }
 
-/// The pod and the StatefulSet are what is desired, and only our stamp is missing or of an older
-/// algorithm: it is written without touching the template.
+/// Whether the pod and the StatefulSet match the desired template, and only our annotation is
+/// missing or of an older algorithm. It is then written without a change of the template.
 fn lacks_only_the_stamp(
     snapshot: &Snapshot,
     desired: &Desired,
@@ -141,7 +141,7 @@ fn lacks_only_the_stamp(
     observed && foreign && statefulset.observed_revision() == pod.revision.as_deref()
 }
 
-/// A template edited by hand is put right only where the right one is beyond doubt: R = A = O.
+/// Restores a template that was edited by hand, only where the right one is certain: R = A = O.
 fn restore_template(
     snapshot: &Snapshot,
     desired: &Desired,

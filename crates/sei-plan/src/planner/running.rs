@@ -1,4 +1,4 @@
-//! A running node without a plan: is something to be done?
+//! A running node without a plan.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::diff::cut_changes;
 use crate::snapshot::{Sidecar, Slot, Snapshot};
 use crate::view::is_owned;
 
-/// Decides for a running node: update it, open its gate, put its template back, or leave it.
+/// Decides for a running node: update it, open its gate, restore its template, or do nothing.
 pub(super) fn decide(snapshot: &Snapshot, decision: &mut Decision) {
     if let Some(note) = stall::volume_lost(snapshot) {
         decision.report.push(note);
@@ -26,14 +26,16 @@ pub(super) fn decide(snapshot: &Snapshot, decision: &mut Decision) {
         Err(why) => decision.report.push(Note::Refused { why: why.clone() }),
         Ok(desired) => match stall::changed_identity(snapshot, desired) {
             Some(why) => decision.report.push(Note::Refused { why }),
-            None if stall::volume_going(snapshot) => decision.report.push(Note::VolumeGoing),
+            None if stall::volume_terminating(snapshot) => {
+                decision.report.push(Note::VolumeTerminating);
+            }
             None if snapshot.has_foreign_statefulset() => {
                 decision.report.push(Note::Refused { why: FOREIGN_STATEFULSET.to_owned() });
             }
             None if waits_for_a_key(snapshot) => {
                 let with = snapshot.signing_conflict.clone().unwrap_or_default();
                 decision.report.push(Note::SigningKeyConflict { with });
-                // Nobody tells when the other one is gone.
+                // The end of the conflict triggers no event for this node.
                 decision.requeue_within(snapshot.timing.poll() * 6);
             }
             None if snapshot.node.spec.is_paused() => {
@@ -47,7 +49,7 @@ pub(super) fn decide(snapshot: &Snapshot, decision: &mut Decision) {
         decision.requeue_within(snapshot.timing.poll() * 6);
     }
     let idle = !matches!(decision.plan, PlanMove::Start(_));
-    // Never delayed by anything above: an evicted node must come back.
+    // Nothing above delays the gate: an evicted node must serve again.
     let stopped = snapshot.node.spec.is_paused();
     if idle && !stopped && snapshot.sidecar == Sidecar::NotReady && snapshot.pod().is_some() {
         let plan = build::mark_ready(snapshot);
@@ -59,11 +61,11 @@ pub(super) fn decide(snapshot: &Snapshot, decision: &mut Decision) {
     }
 }
 
-/// A node that cannot be updated at all must not keep others waiting behind it.
+/// Removes a node that cannot be updated from the queue of its chain: it must not block others.
 fn dequeue(decision: &mut Decision) {
     let why = decision.report.iter().find_map(|note| match note {
         Note::Refused { .. }
-        | Note::VolumeGoing
+        | Note::VolumeTerminating
         | Note::VolumeLost { .. }
         | Note::Comparing
         | Note::SigningKeyConflict { .. }
@@ -79,23 +81,23 @@ fn dequeue(decision: &mut Decision) {
     }
 }
 
-/// Why a node is left alone whose StatefulSet is not its own.
+/// Why a node with a foreign StatefulSet is not reconciled.
 pub(super) const FOREIGN_STATEFULSET: &str =
-    "a StatefulSet of its name is controlled by another object, or by none";
+    "a StatefulSet of this name is controlled by another object, or by none";
 
-/// Whether another node has the key, and this one does not sign with it yet: its pods have none, or
-/// it has no pod and gets none.
+/// Whether another node has the key, and this node does not sign with it yet: its template does not
+/// mount the key, or it is scaled to zero.
 fn waits_for_a_key(snapshot: &Snapshot) -> bool {
     let statefulset = snapshot.own_statefulset();
-    let mounted = statefulset.and_then(|one| one.identity().signing_secret);
+    let mounted = statefulset.and_then(|found| found.identity().signing_secret);
     let desired = snapshot.node.spec.signing_secret();
     let takes = desired.is_some() && mounted.as_deref() != desired;
-    let stopped = statefulset.is_none_or(|one| one.replicas == Some(0));
+    let stopped = statefulset.is_none_or(|found| found.replicas == Some(0));
     let paused = snapshot.node.spec.is_paused();
     snapshot.signing_conflict.is_some() && (takes || (stopped && !paused))
 }
 
-/// At rest, in sync, or on the way.
+/// Compares the pod with the desired template and acts on the difference.
 fn decide_drift(snapshot: &Snapshot, desired: &Desired, decision: &mut Decision) {
     match drift::classify(snapshot, desired) {
         Drift::NoPod | Drift::NotRunning => decision.report.push(Note::WaitsForPod),
@@ -114,7 +116,7 @@ fn decide_drift(snapshot: &Snapshot, desired: &Desired, decision: &mut Decision)
         },
         Drift::Reapply if waits_after_failure(snapshot, desired, decision) => {}
         Drift::Reapply => {
-            // Applied first of all: until then an eviction brings up what nobody wants any more.
+            // The apply comes first: until then an evicted pod gets an obsolete template.
             let late = build::Shape::Late;
             let plan = build::node_update(snapshot, desired, Cause::Spec, late, false);
             decision.pending_update = Some(pending(
@@ -122,28 +124,29 @@ fn decide_drift(snapshot: &Snapshot, desired: &Desired, decision: &mut Decision)
                 desired,
                 Cause::Spec,
                 UpdateState::Rolling,
-                "puts back the template of the running pod; nothing is restarted",
+                "restores the template of the running pod; no pod is restarted",
                 Vec::new(),
             ));
             set_drift(
                 decision,
                 ConditionStatus::True,
                 Reason::Rolling,
-                "puts back the running template",
+                "restores the running template",
             );
             set_update(
                 decision,
                 ConditionStatus::True,
                 Reason::UpdateStarted,
-                "puts back the template of the running pod; nothing is restarted".to_owned(),
+                "restores the template of the running pod; no pod is restarted".to_owned(),
             );
-            start(decision, plan, "the desired template is the running one, not the applied one");
+            start(decision, plan, "the running template is desired, but another one is applied");
         }
         Drift::Differs(difference) => differs(snapshot, desired, &difference, decision),
     }
 }
 
-/// An update that failed after its pod was replaced: the pod is right, its configuration is not.
+/// An update that failed after its pod was replaced: the pod has the desired template, but its
+/// configuration is not up to date.
 fn unfinished(snapshot: &Snapshot, desired: &Desired) -> Option<Difference> {
     let pending = snapshot.status().pending_update.as_ref()?;
     let failed = pending.attempts.unwrap_or(0) > 0 && pending.target_hash == desired.hash;
@@ -157,7 +160,7 @@ fn unfinished(snapshot: &Snapshot, desired: &Desired) -> Option<Difference> {
 fn in_sync(snapshot: &Snapshot, desired: &Desired, decision: &mut Decision) {
     let settings: Vec<_> = drift::config_changes(snapshot, desired)
         .into_iter()
-        // Peers come and go all the time; they ride on whatever rolls next.
+        // Peers change often; the next roll for another reason applies them.
         .filter(|name| name != "config.peers")
         .collect();
     decision.pending_update = (!settings.is_empty()).then(|| {
@@ -170,22 +173,22 @@ fn in_sync(snapshot: &Snapshot, desired: &Desired, decision: &mut Decision) {
             desired,
             Cause::Spec,
             UpdateState::Held,
-            "addresses arrive with the next roll; overrides reach a node when it is initialised",
+            "the next roll applies addresses; overrides apply when a node is initialised",
             changes,
         )
     });
     set_drift(decision, ConditionStatus::False, Reason::InSync, "");
-    let moved = snapshot.pod().zip(snapshot.own_statefulset()).and_then(|(pod, one)| {
-        let (own, newest) = (pod.revision.clone()?, one.observed_revision()?.to_owned());
+    let moved = snapshot.pod().zip(snapshot.own_statefulset()).and_then(|(pod, statefulset)| {
+        let (own, newest) = (pod.revision.clone()?, statefulset.observed_revision()?.to_owned());
         (own != newest).then_some(Note::RevisionMovedExternally { pod: own, statefulset: newest })
     });
     decision.report.push(moved.unwrap_or(Note::InSync));
     if !settings.is_empty() {
-        decision.report.push(Note::ConfigRidesNextRoll { settings });
+        decision.report.push(Note::ConfigWaitsForRoll { settings });
     }
 }
 
-/// The pod differs: roll it, or say why not.
+/// The pod differs: rolls it, or reports why it waits.
 fn differs(
     snapshot: &Snapshot,
     desired: &Desired,
@@ -195,56 +198,56 @@ fn differs(
     refuse_other_approvals(snapshot, desired, decision);
     let mut changes = difference.changes.clone();
     if changes.is_empty() {
-        // The fingerprints differ in form only, or nobody can tell any more where.
+        // The fingerprints differ in form only, or the differing fields are unknown.
         changes.push(FieldChange {
             path: "podTemplate".to_owned(),
             from: snapshot.status().pod_template_hash.clone(),
             to: Some(desired.hash.clone()),
         });
     }
-    let words = explain(&changes);
+    let summary = explain(&changes);
     let cause = difference.cause;
     let mut halted_by = None;
     let (state, why) = match drift::permit(snapshot, desired, difference) {
         Permit::Go { takes_slot } => {
-            set_drift(decision, ConditionStatus::True, Reason::Rolling, &words);
+            set_drift(decision, ConditionStatus::True, Reason::Rolling, &summary);
             set_update(
                 decision,
                 ConditionStatus::True,
                 Reason::UpdateStarted,
-                started(snapshot, desired, &words),
+                started(snapshot, desired, &summary),
             );
             let shape = shape(snapshot);
             let plan = build::node_update(snapshot, desired, cause, shape, takes_slot);
-            start(decision, plan, &words);
+            start(decision, plan, &summary);
             (UpdateState::Rolling, String::new())
         }
         Permit::AsksSlot => {
             decision.asks_slot = true;
-            (UpdateState::Queued, "asks for a slot of its chain".to_owned())
+            (UpdateState::Queued, "requests a slot of its chain".to_owned())
         }
         Permit::Paused => {
-            set_drift(decision, ConditionStatus::True, Reason::Paused, &words);
+            set_drift(decision, ConditionStatus::True, Reason::Paused, &summary);
             decision.report.push(Note::UpdatesPaused);
             (UpdateState::Held, "spec.update.paused".to_owned())
         }
         Permit::Held(why) => {
             let adopted = cause == Cause::Adoption;
             let reason = if adopted { Reason::AdoptedWithDrift } else { Reason::Held };
-            set_drift(decision, ConditionStatus::True, reason, format!("{why}: {words}"));
+            set_drift(decision, ConditionStatus::True, reason, format!("{why}: {summary}"));
             decision.report.push(Note::Held { cause, why: why.clone() });
             (UpdateState::Held, why)
         }
         Permit::Queued(slot) => {
             if !snapshot.is_ready() {
-                // Nobody tells when it will have been down for long enough to go.
+                // No event marks the time when it has been down long enough to roll at once.
                 decision.requeue_within(snapshot.timing.poll() * 6);
             }
             halted_by = slot.halted_by().map(str::to_owned);
             (UpdateState::Queued, queued(&slot, decision))
         }
         Permit::Settling(left) => {
-            // What it waited for before stays told: a new leader has no news of it yet.
+            // The previous reason is kept: a new leader has no newer one yet.
             let before = snapshot.status().pending_update.as_ref().filter(|pending| {
                 pending.state == UpdateState::Queued && pending.target_hash == desired.hash
             });
@@ -254,7 +257,9 @@ fn differs(
                 .unwrap_or_else(|| "waits until the operator has settled as leader".to_owned());
             set_drift(decision, ConditionStatus::True, Reason::WaitingForSlot, &why);
             decision.requeue_within(left);
-            decision.report.push(Note::WaitsForSlot { by: "the operator's own settling".into() });
+            decision
+                .report
+                .push(Note::WaitsForSlot { by: "the operator settles as leader".into() });
             (UpdateState::Queued, why)
         }
         Permit::BacksOff { attempts, seconds } => {
@@ -265,8 +270,8 @@ fn differs(
     decision.pending_update = Some(PendingUpdate { halted_by, ..update });
 }
 
-/// Says that an update waits after failures. It does not name the seconds left: they would change
-/// with every look.
+/// Reports that an update waits after failures. The message has no remaining seconds: they would
+/// change with every reconcile.
 fn backs_off(attempts: i32, seconds: i64, decision: &mut Decision) -> String {
     let why = format!("{attempts} failed attempts");
     set_drift(decision, ConditionStatus::True, Reason::BackingOff, &why);
@@ -275,7 +280,7 @@ fn backs_off(attempts: i32, seconds: i64, decision: &mut Decision) -> String {
     why
 }
 
-/// Whether putting a template back has failed too short a time ago to be tried again.
+/// Whether restoring a template failed recently and must not be retried yet.
 fn waits_after_failure(snapshot: &Snapshot, desired: &Desired, decision: &mut Decision) -> bool {
     let Some(Permit::BacksOff { attempts, seconds }) = drift::back_off(snapshot, desired) else {
         return false;
@@ -285,7 +290,8 @@ fn waits_after_failure(snapshot: &Snapshot, desired: &Desired, decision: &mut De
 }
 
 fn queued(slot: &Slot, decision: &mut Decision) -> String {
-    // What others in line do is not told here: each step of a fleet would be a write on each node.
+    // The message does not report the progress of other nodes in the queue: each step of a fleet
+    // would be a write on each node.
     let (note, why) = match slot {
         Slot::Granted => return String::new(),
         Slot::Taken { by } => {
@@ -293,9 +299,9 @@ fn queued(slot: &Slot, decision: &mut Decision) -> String {
         }
         Slot::InLine { limit } => {
             let why = format!(
-                "waits for its turn in its chain: {limit} at a time, nodes that sign go last"
+                "waits for its turn in its chain: {limit} at a time, nodes that sign roll last"
             );
-            (Note::WaitsForSlot { by: "others go first".to_owned() }, why)
+            (Note::WaitsForSlot { by: "other nodes roll first".to_owned() }, why)
         }
         Slot::Halted { by } => (Note::ChainHalted { by: by.clone() }, halted(by)),
     };
@@ -304,40 +310,41 @@ fn queued(slot: &Slot, decision: &mut Decision) -> String {
     why
 }
 
-/// Why a node waits whose chain is halted.
+/// Why a node of a halted chain waits.
 pub fn halted(by: &str) -> String {
     format!("the chain's rolls are halted: the roll of {by} failed")
 }
 
 fn refuse_other_approvals(snapshot: &Snapshot, desired: &Desired, decision: &mut Decision) {
-    if let Some(given) = snapshot.approved()
-        && given != desired.hash
-        && !is_spent(snapshot, given)
+    if let Some(approved) = snapshot.approved()
+        && approved != desired.hash
+        && !is_spent(snapshot, approved)
     {
-        decision
-            .report
-            .push(Note::ApprovalRefused { given: given.to_owned(), target: desired.hash.clone() });
+        decision.report.push(Note::ApprovalRefused {
+            given: approved.to_owned(),
+            target: desired.hash.clone(),
+        });
     }
 }
 
-/// The differing fields in words: the first few, and how many more.
+/// The differing fields as text: the first few, and the number of the rest.
 fn explain(changes: &[FieldChange]) -> String {
     const SHOWN: usize = 3;
-    let one = |change: &FieldChange| {
+    let text = |change: &FieldChange| {
         let value = |side: &Option<String>| side.clone().unwrap_or_else(|| "(none)".to_owned());
         format!("{} {} -> {}", change.path, value(&change.from), value(&change.to))
     };
-    let mut words = changes.iter().take(SHOWN).map(one).collect::<Vec<_>>().join("; ");
+    let mut summary = changes.iter().take(SHOWN).map(text).collect::<Vec<_>>().join("; ");
     if changes.len() > SHOWN {
         let more = changes.len() - SHOWN;
-        words = format!("{words}; and {more} more");
+        summary = format!("{summary}; and {more} more");
     }
-    words
+    summary
 }
 
-/// The message of an update that starts. Image drift is worded as the peer words it, because
-/// people search for it.
-fn started(snapshot: &Snapshot, desired: &Desired, words: &str) -> String {
+/// The message of an update that starts. Image drift has the text of the Go operator, because users
+/// search for it.
+fn started(snapshot: &Snapshot, desired: &Desired, summary: &str) -> String {
     let status = snapshot.status();
     let current = status.current_image.as_deref().unwrap_or_default();
     let current_sidecar = status.current_sidecar_image.as_deref().unwrap_or_default();
@@ -354,18 +361,18 @@ fn started(snapshot: &Snapshot, desired: &Desired, words: &str) -> String {
             "sidecar image drift detected: spec={} current={current_sidecar}",
             desired.sidecar_image
         ),
-        (false, false) => format!("pod template drift detected: {words}"),
+        (false, false) => format!("pod template drift detected: {summary}"),
     }
 }
 
-/// Early, unless the old pod's sidecar cannot answer.
+/// Early, unless the sidecar of the old pod cannot answer.
 pub(super) fn shape(snapshot: &Snapshot) -> build::Shape {
     let answers = snapshot.pod().is_some_and(|pod| pod.ip.is_some() && pod.sidecar.running)
         && !matches!(snapshot.sidecar, Sidecar::Unreachable(_));
     if answers { build::Shape::Early } else { build::Shape::Late }
 }
 
-/// A pending update; when it was first seen and how often it failed stay with its target.
+/// A pending update; it keeps its start and its failed attempts while the target is the same.
 pub(super) fn pending(
     snapshot: &Snapshot,
     desired: &Desired,
@@ -392,20 +399,20 @@ pub(super) fn pending(
         halted_by: None,
         refused_approval: snapshot
             .approved()
-            .filter(|given| *given != desired.hash && !is_spent(snapshot, given))
+            .filter(|approved| *approved != desired.hash && !is_spent(snapshot, approved))
             .map(crate::tasks::bounded),
     }
 }
 
-/// Whether an approval was for a roll that has ended: it stays on the node and means nothing more.
-fn is_spent(snapshot: &Snapshot, given: &str) -> bool {
+/// Whether an approval was for a roll that has ended: it stays on the node without effect.
+fn is_spent(snapshot: &Snapshot, approved: &str) -> bool {
     let status = snapshot.status();
     let rolled = status.last_update.as_ref().and_then(|last| last.to.as_deref());
-    [status.pod_template_hash.as_deref(), rolled].contains(&Some(given))
+    [status.pod_template_hash.as_deref(), rolled].contains(&Some(approved))
 }
 
-/// A stopped node: once its pod is gone, the StatefulSet gets the desired template at once, so that
-/// the next start is the right one.
+/// A stopped node: once its pod has ended, the StatefulSet gets the desired template, so that the
+/// next start uses it.
 fn decide_stopped(snapshot: &Snapshot, desired: &Desired, decision: &mut Decision) {
     decision.report.push(Note::NodePaused);
     let Some(statefulset) = snapshot.own_statefulset() else { return };
@@ -417,13 +424,13 @@ fn decide_stopped(snapshot: &Snapshot, desired: &Desired, decision: &mut Decisio
     }
 }
 
-/// While a change waits, the StatefulSet keeps the template of the running pod: an eviction then
-/// brings back what ran before.
+/// While a change waits, the StatefulSet keeps the template of the running pod, so that an evicted
+/// pod comes back unchanged.
 fn restore_template(snapshot: &Snapshot, desired: &Desired, decision: &mut Decision) {
     let waits = decision
         .pending_update
         .as_ref()
-        .is_some_and(|one| matches!(one.state, UpdateState::Held | UpdateState::Queued));
+        .is_some_and(|update| matches!(update.state, UpdateState::Held | UpdateState::Queued));
     let Some(statefulset) = snapshot.own_statefulset() else { return };
     let observed = match snapshot.pod() {
         Some(pod) => drift::observed_hash(snapshot, desired, pod),
@@ -436,12 +443,12 @@ fn restore_template(snapshot: &Snapshot, desired: &Desired, decision: &mut Decis
     let backs_off = decision
         .pending_update
         .as_ref()
-        .and_then(|one| one.next_attempt_at.as_ref())
+        .and_then(|update| update.next_attempt_at.as_ref())
         .is_some_and(|until| until.0 > snapshot.now);
     if waits && !backs_off && observed != desired.hash && differs && !statefulset.terminating {
         let observed = observed.to_owned();
         let plan = build::apply_template(snapshot, desired, &observed);
-        start(decision, plan, "the update waits; an eviction must bring back what ran before");
+        start(decision, plan, "the update waits; an evicted pod must come back unchanged");
     }
 }
 

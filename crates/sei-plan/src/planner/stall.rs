@@ -1,4 +1,4 @@
-//! What keeps a node from getting on, and since when.
+//! What blocks a node, and since when.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use sei_api::condition::{ConditionStatus, ConditionType, Reason, Verdict};
@@ -12,7 +12,7 @@ use crate::tasks::bounded;
 use crate::view::{ContainerView, PodView, TroubleKind, is_owned};
 
 /// Records what blocks the node, and reports it as stalled once its deadline has passed. The start
-/// lives in status, so that a restart of the operator does not begin to count anew.
+/// is stored in status, so that a restart of the operator does not reset it.
 pub(super) fn report(snapshot: &Snapshot, decision: &mut Decision) {
     let found = diagnose(snapshot, decision);
     decision.blocked = found.map(|(reason, message)| {
@@ -44,30 +44,30 @@ pub(super) fn report(snapshot: &Snapshot, decision: &mut Decision) {
     });
 }
 
-/// The cause that is worth naming: what somebody has to mend first comes first.
+/// The cause to report: the one that a user has to fix first.
 fn diagnose(snapshot: &Snapshot, decision: &Decision) -> Option<(Reason, String)> {
     let noted = decision.report.iter().find_map(|note| match note {
         Note::Refused { why } => Some((Reason::InvalidSpec, why.clone())),
         Note::SigningKeyConflict { with } => {
             Some((Reason::SigningKeyConflict, format!("{with} has the same signing key or volume")))
         }
-        Note::VolumeGoing => Some((
+        Note::VolumeTerminating => Some((
             Reason::DataVolumeLost,
-            "the claim is being deleted and goes with its pod, which is left alone".to_owned(),
+            "the claim is deleted once its pod stops; the operator keeps the pod".to_owned(),
         )),
         Note::VolumeLost { claim } => {
             let uid = lost_claim_uid(snapshot).unwrap_or_default();
-            Some((Reason::DataVolumeLost, format!("claim {claim} ({uid}) is gone")))
+            Some((Reason::DataVolumeLost, format!("claim {claim} ({uid}) is lost")))
         }
         _ => None,
     });
     let waiting = snapshot.waiting.as_ref();
-    let waits = waiting.and_then(|one| one.reason.map(|reason| (reason, one.message.clone())));
+    let waits = waiting.and_then(|wait| wait.reason.map(|reason| (reason, wait.message.clone())));
     let (by_sidecar, by_task) = match waits {
         Some((reason @ (Reason::SidecarUnreachable | Reason::SidecarAuth), message)) => {
             (Some((reason, message)), None)
         }
-        other => (None, other),
+        waits => (None, waits),
     };
     // A pod that cannot run explains a sidecar that does not answer.
     noted
@@ -77,8 +77,8 @@ fn diagnose(snapshot: &Snapshot, decision: &Decision) -> Option<(Reason, String)
         .or(by_sidecar)
 }
 
-/// A running node whose pod nobody makes: a quota, Pod Security, a webhook or a missing service
-/// account refuses it, and only the StatefulSet's events say so.
+/// A running node whose pod is not created: a quota, Pod Security, a webhook or a missing service
+/// account refuses it, and only the events of the StatefulSet report that.
 fn pod_missing(snapshot: &Snapshot) -> Option<(Reason, String)> {
     let statefulset = snapshot.own_statefulset()?;
     let runs = snapshot.status().phase == Some(SeiNodePhase::Running);
@@ -104,7 +104,7 @@ fn pod_trouble(snapshot: &Snapshot) -> Option<(Reason, String)> {
             return named(Reason::NodeLost, pod, &format!("{host} does not answer"));
         }
         if pod.is_terminating() {
-            return named(Reason::PodTerminating, pod, &format!("is being stopped on {host}"));
+            return named(Reason::PodTerminating, pod, &format!("is terminating on {host}"));
         }
         if let Some(text) = &pod.unschedulable {
             return named(Reason::Unschedulable, pod, text);
@@ -112,7 +112,7 @@ fn pod_trouble(snapshot: &Snapshot) -> Option<(Reason, String)> {
         if let Some(text) = &pod.volumes_missing {
             return named(Reason::VolumeAttach, pod, text);
         }
-        let Some(trouble) = pod.troubles.first() else { return crash_goes_on(pod, snapshot) };
+        let Some(trouble) = pod.troubles.first() else { return crash_continues(pod, snapshot) };
         let reason = match trouble.kind {
             TroubleKind::ImagePull => Reason::ImagePullFailed,
             TroubleKind::Crash => Reason::CrashLooping,
@@ -121,62 +121,66 @@ fn pod_trouble(snapshot: &Snapshot) -> Option<(Reason, String)> {
     })
 }
 
-/// Between two crashes the process runs for a while. A loop that was seen counts as over only once
-/// the pod is Ready or the process has outlived the kubelet's longest back-off.
-fn crash_goes_on(pod: &PodView, snapshot: &Snapshot) -> Option<(Reason, String)> {
+/// Between two crashes the process runs for a while. A crash loop ends only once the pod is Ready
+/// or the process has run for longer than the kubelet's longest back-off.
+fn crash_continues(pod: &PodView, snapshot: &Snapshot) -> Option<(Reason, String)> {
     let before = snapshot.status().blocked.as_ref();
-    let seen = before.filter(|one| one.reason == Reason::CrashLooping.as_str())?;
-    let crashed = |one: &ContainerView| {
-        let young = one
+    let seen = before.filter(|blocked| blocked.reason == Reason::CrashLooping.as_str())?;
+    let crashed = |container: &ContainerView| {
+        let young = container
             .running_since
             .is_some_and(|since| later(since, snapshot.timing.outage()) > snapshot.now);
-        one.restarts > 0 && (!one.running || young)
+        container.restarts > 0 && (!container.running || young)
     };
-    let goes_on = !pod.ready && (crashed(&pod.seid) || crashed(&pod.sidecar));
-    (goes_on && seen.message.contains(&pod.name))
+    let continues = !pod.ready && (crashed(&pod.seid) || crashed(&pod.sidecar));
+    (continues && seen.message.contains(&pod.name))
         .then(|| (Reason::CrashLooping, seen.message.clone()))
 }
 
-/// What of a running node's identity the spec would change. Such a change is refused, and nothing
-/// is touched.
+/// The part of a running node's identity that the spec would change. Such a change is refused, and
+/// no object is changed.
 pub(super) fn changed_identity(snapshot: &Snapshot, desired: &Desired) -> Option<String> {
     let running = snapshot.status().phase == Some(SeiNodePhase::Running);
     let statefulset = snapshot.own_statefulset().filter(|_| running)?;
     let now = statefulset.identity();
-    let asked = desired.identity();
+    let desired = desired.identity();
     let fields = [
-        ("spec.chainId", now.chain, asked.chain),
-        ("the mode", now.role, asked.role),
-        ("validator.signingKey", now.signing_secret, asked.signing_secret),
-        ("dataVolume.import", now.claim, asked.claim),
+        ("spec.chainId", now.chain, desired.chain),
+        ("the mode", now.role, desired.role),
+        ("validator.signingKey", now.signing_secret, desired.signing_secret),
+        ("dataVolume.import", now.claim, desired.claim),
     ];
-    fields.into_iter().find_map(|(field, now, asked)| {
-        let (now, asked) = now.zip(asked)?;
-        (now != asked).then(|| {
-            format!("{field} of a running node cannot change from {now} to {asked}; set it back to {now}")
+    fields.into_iter().find_map(|(field, now, desired)| {
+        let (now, desired) = now.zip(desired)?;
+        (now != desired).then(|| {
+            format!(
+                "{field} of a running node cannot change from {now} to {desired}; \
+                 set it back to {now}"
+            )
         })
     })
 }
 
-/// The uid of the claim that the node once had.
+/// The uid of the recorded claim of the node.
 pub(super) fn lost_claim_uid(snapshot: &Snapshot) -> Option<String> {
     snapshot.status().data_claim.as_ref().map(|claim| claim.uid.clone())
 }
 
-/// Whether the node's claim is on its way out. It lives for as long as its pod does, so nothing may
-/// stop that pod.
-pub(super) fn volume_going(snapshot: &Snapshot) -> bool {
+/// Whether the node's claim is terminating. Kubernetes deletes it once its pod stops, so nothing
+/// may stop that pod.
+pub(super) fn volume_terminating(snapshot: &Snapshot) -> bool {
     matches!(&snapshot.claim, Claim::Present(claim) if claim.terminating)
 }
 
-/// Whether the node had a claim of its own that could not be looked at.
+/// Whether the node has a recorded claim of its own that could not be observed.
 pub(super) fn volume_unknown(snapshot: &Snapshot) -> bool {
     snapshot.claim == Claim::Unknown
         && snapshot.status().data_claim.is_some()
         && snapshot.node.spec.imported_claim().is_none()
 }
 
-/// Whether the volume of a running node is gone: missing, lost, or another one under its name.
+/// Whether the volume of a running node is lost: the claim is missing, in phase `Lost`, or replaced
+/// by another claim of the same name.
 pub(super) fn volume_lost(snapshot: &Snapshot) -> Option<Note> {
     let recorded = snapshot.status().data_claim.as_ref()?;
     let lost = match &snapshot.claim {

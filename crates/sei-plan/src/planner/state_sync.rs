@@ -1,4 +1,4 @@
-//! The state-sync gate: no first start from a snapshot without two witnesses.
+//! The state-sync check: no first start from a snapshot without two witnesses.
 
 use std::collections::BTreeSet;
 
@@ -7,19 +7,19 @@ use sei_api::condition::{ConditionStatus, ConditionType, Reason, Verdict};
 
 use crate::snapshot::RegisteredWitnesses;
 
-/// Fewest witnesses that state sync can be trusted with: one alone could lie.
+/// Minimum number of witnesses for state sync: a single witness could serve a false state.
 const WITNESSES_MIN: usize = 2;
 
-/// The gate's verdict on a node.
+/// The result of the check for a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateSyncCheck {
     pub verdict: Verdict,
     pub witnesses: Option<Vec<String>>,
-    /// No first plan while this is so.
+    /// The first plan must wait.
     pub blocked: bool,
 }
 
-/// Judges the witnesses of a node: its own list if it is long enough, else the platform's.
+/// Checks the witnesses of a node: its own list if it is long enough, else the platform's.
 pub fn check_state_sync(spec: &SeiNodeSpec, registry: &RegisteredWitnesses) -> StateSyncCheck {
     let Some(source) = spec.snapshot() else {
         return result(
@@ -101,7 +101,7 @@ mod tests {
     }
 
     fn state_sync(servers: &[&str]) -> SeiNodeSpec {
-        let rpc_servers = servers.iter().map(|one| (*one).to_owned()).collect();
+        let rpc_servers = servers.iter().map(|server| (*server).to_owned()).collect();
         node(Some(SnapshotSource {
             state_sync: Some(Switch {}),
             rpc_servers: Some(rpc_servers),
@@ -110,7 +110,7 @@ mod tests {
     }
 
     fn known(entries: &[&str]) -> RegisteredWitnesses {
-        RegisteredWitnesses::Known(entries.iter().map(|one| (*one).to_owned()).collect())
+        RegisteredWitnesses::Known(entries.iter().map(|entry| (*entry).to_owned()).collect())
     }
 
     fn check(spec: &SeiNodeSpec, registry: &RegisteredWitnesses) -> String {
@@ -122,7 +122,7 @@ mod tests {
 
     // SS2
     #[test]
-    fn two_witnesses_of_the_platform_open_the_gate() {
+    fn two_witnesses_of_the_platform_suffice() {
         assert_eq!(check(&state_sync(&[]), &known(&["b:1", "a:1"])), "True/Ready a:1 b:1");
     }
 
@@ -161,7 +161,7 @@ mod tests {
 
     // SS7
     #[test]
-    fn an_unreadable_platform_blocks_and_says_so() {
+    fn an_unreadable_platform_blocks_and_is_reported() {
         let text = check(&state_sync(&[]), &RegisteredWitnesses::Unreadable("line 3: tab".into()));
         assert_eq!(text, "Unknown/SyncerSourceError none blocked");
     }
@@ -179,7 +179,7 @@ mod tests {
 
     // SS9
     #[test]
-    fn a_node_without_a_snapshot_is_not_gated() {
+    fn a_node_without_a_snapshot_needs_no_witnesses() {
         let text = check(&node(None), &RegisteredWitnesses::Unreadable(String::new()));
         assert_eq!(text, "False/NotApplicable none");
     }

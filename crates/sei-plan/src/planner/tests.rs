@@ -1,4 +1,4 @@
-//! The planner's rules, one by one. Ids in comments name the behaviour in `tests/ids.toml`.
+//! Tests of the planner's rules. Ids in comments name the behaviour in `tests/ids.toml`.
 
 mod drift;
 mod init;
@@ -20,7 +20,7 @@ fn after(snapshot: &Snapshot) -> SeiNodeStatus {
     status
 }
 
-/// The plan that a decision starts; every one is linted.
+/// The plan that a decision starts; every plan is linted.
 fn started(snapshot: &Snapshot) -> Option<TaskPlan> {
     match plan(snapshot).plan {
         PlanMove::Start(plan) => {
@@ -42,10 +42,10 @@ fn started_tasks(snapshot: &Snapshot) -> String {
 }
 
 /// A condition as `Status/Reason: message`.
-fn says(status: &SeiNodeStatus, kind: ConditionType) -> String {
+fn condition_text(status: &SeiNodeStatus, kind: ConditionType) -> String {
     condition::find(&status.conditions, kind).map_or_else(
         || "absent".to_owned(),
-        |one| format!("{}/{}: {}", one.status, one.reason, one.message),
+        |found| format!("{}/{}: {}", found.status, found.reason, found.message),
     )
 }
 

@@ -341,7 +341,7 @@ fn shown_effects(effects: &Effects) -> String {
         statefulset,
         claim,
         signing_identity: _,
-        signs_no_more,
+        signing_stopped,
         abandoned_cleared,
     } = effects;
     let parts = [
@@ -352,7 +352,7 @@ fn shown_effects(effects: &Effects) -> String {
         applied.as_ref().map(|applied| format!("applied {}@{}", applied.uid, applied.generation)),
         statefulset.as_ref().map(|set| format!("statefulset {}/{}", set.name, set.uid)),
         claim.as_ref().map(|claim| format!("claim {}/{}", claim.name, claim.uid)),
-        signs_no_more.then(|| "no longer signs".to_owned()),
+        signing_stopped.then(|| "no longer signs".to_owned()),
         abandoned_cleared.then(|| "abandoned cleared".to_owned()),
     ];
     let parts: Vec<_> = parts.into_iter().flatten().collect();

@@ -70,7 +70,7 @@ pub struct Effects {
     /// The identity that the node signs as.
     pub signing_identity: Option<String>,
     /// No pod of the node has a signing key any longer.
-    pub signs_no_more: bool,
+    pub signing_stopped: bool,
     /// The abandoned sidecar tasks of older plans are cleared.
     pub abandoned_cleared: bool,
 }

@@ -70,8 +70,8 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
     );
     // Its last pod with a key has ended: another node may use the key.
     let signed = seen.node.status.as_ref().is_some_and(|status| status.signing_identity.is_some());
-    let signs_no_more = signed && !seen.node.spec.signs() && plan.target.is_some();
-    Next::Done(Box::new(Effects { stamp, signs_no_more, ..Effects::default() }))
+    let signing_stopped = signed && !seen.node.spec.signs() && plan.target.is_some();
+    Next::Done(Box::new(Effects { stamp, signing_stopped, ..Effects::default() }))
 }
 
 /// What the fresh pod still lacks according to the caches: no live call while it starts.

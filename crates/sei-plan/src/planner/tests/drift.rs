@@ -88,7 +88,8 @@ fn a_changed_sidecar_image_rolls_from_the_platform_and_from_the_spec() {
 // P10, P12, P24
 #[test]
 fn the_condition_names_the_image_that_drifted() {
-    let message = |snapshot: &Snapshot| says(&after(snapshot), ConditionType::NodeUpdateInProgress);
+    let message =
+        |snapshot: &Snapshot| condition_text(&after(snapshot), ConditionType::NodeUpdateInProgress);
     let seid = message(&bumped(full_node()));
     assert!(seid.starts_with("True/UpdateStarted: image drift detected: spec=seid:2"), "{seid}");
     assert!(!seid.contains("sidecar"));
@@ -174,7 +175,7 @@ fn the_probe_result_sets_its_condition() {
         (Sidecar::Unreachable("refused".into()), "Unknown/Unreachable: refused"),
     ] {
         let snapshot = running(full_node()).with(|seen| seen.sidecar = sidecar);
-        assert_eq!(says(&after(&snapshot), ConditionType::SidecarReady), text);
+        assert_eq!(condition_text(&after(&snapshot), ConditionType::SidecarReady), text);
     }
 }
 
@@ -182,12 +183,12 @@ fn the_probe_result_sets_its_condition() {
 #[test]
 fn without_a_probe_the_condition_stays_unchanged() {
     let unknown = running(full_node()).with(|seen| seen.sidecar = Sidecar::Unknown);
-    assert_eq!(says(&after(&unknown), ConditionType::SidecarReady), "absent");
+    assert_eq!(condition_text(&after(&unknown), ConditionType::SidecarReady), "absent");
     let initializing = crate::planner::fixture::new_node(full_node()).with(|seen| {
         seen.status_mut().phase = Some(SeiNodePhase::Initializing);
         seen.sidecar = Sidecar::Ready;
     });
-    assert_eq!(says(&after(&initializing), ConditionType::SidecarReady), "absent");
+    assert_eq!(condition_text(&after(&initializing), ConditionType::SidecarReady), "absent");
 }
 
 #[test]
@@ -210,7 +211,7 @@ fn a_label_rolls_at_once_except_on_a_node_that_signs() {
     assert_eq!(started_tasks(&busy(validator())), "none");
     let status = after(&busy(validator()));
     assert_eq!(
-        says(&status, ConditionType::PodTemplateDrift),
+        condition_text(&status, ConditionType::PodTemplateDrift),
         "True/WaitingForSlot: is next in its chain: ns/other rolls"
     );
     assert_eq!(status.pending_update.unwrap().state, UpdateState::Queued);
@@ -253,7 +254,7 @@ fn a_hold_is_lifted_by_its_own_approval_only() {
         .platform("b")
         .with(|seen| seen.rollout.on_operator_change = OnOperatorChange::Hold);
     let status = after(&held);
-    assert!(says(&status, ConditionType::PodTemplateDrift).starts_with("True/Held"));
+    assert!(condition_text(&status, ConditionType::PodTemplateDrift).starts_with("True/Held"));
     let pending = status.pending_update.unwrap();
     assert_eq!(pending.state, UpdateState::Held);
     assert_eq!(pending.changes[0].path, "containers[seid].env[PLATFORM]");
@@ -315,7 +316,9 @@ fn the_running_template_is_restored_when_it_is_desired_again() {
     });
     assert_eq!(started_tasks(&failed), "none", "not at once after a failure");
     let status = after(&failed);
-    assert!(says(&status, ConditionType::PodTemplateDrift).starts_with("True/BackingOff"));
+    assert!(
+        condition_text(&status, ConditionType::PodTemplateDrift).starts_with("True/BackingOff")
+    );
 }
 
 #[test]
@@ -323,7 +326,7 @@ fn a_revision_that_changes_by_itself_is_reported_and_not_rolled() {
     let snapshot = running(full_node())
         .with(|seen| seen.statefulset.as_mut().unwrap().update_revision = Some("rev-9".into()));
     assert_eq!(started_tasks(&snapshot), "none");
-    assert!(report(&snapshot).contains("the revision moved without a change of ours"));
+    assert!(report(&snapshot).contains("the revision changed without an update by the operator"));
 }
 
 /// A running pod that this operator has never seen.
@@ -357,7 +360,7 @@ fn an_unknown_pod_is_compared_by_the_server_and_recorded_when_equal() {
     assert_eq!(started_tasks(&snapshot), "none");
     let status = after(&snapshot);
     assert_eq!(status.pod_template_hash, Some(snapshot.desired.unwrap().hash.clone()));
-    assert_eq!(says(&status, ConditionType::PodTemplateDrift), "False/InSync: ");
+    assert_eq!(condition_text(&status, ConditionType::PodTemplateDrift), "False/InSync: ");
 }
 
 #[test]
@@ -365,7 +368,7 @@ fn an_adopted_difference_waits_for_the_next_change_of_the_spec() {
     let snapshot = compared(adopted(full_node()), grace());
     assert_eq!(started_tasks(&snapshot), "none");
     let status = after(&snapshot);
-    let drift = says(&status, ConditionType::PodTemplateDrift);
+    let drift = condition_text(&status, ConditionType::PodTemplateDrift);
     assert!(drift.starts_with("True/AdoptedWithDrift"), "{drift}");
     assert!(drift.contains("terminationGracePeriodSeconds 30 -> 120"), "{drift}");
     let pending = status.pending_update.clone().unwrap();

@@ -171,7 +171,7 @@ fn a_spec_that_cannot_be_rendered_gets_a_condition_instead_of_a_plan() {
     let status = after(&snapshot);
     assert_eq!(status.phase, Some(SeiNodePhase::Pending));
     assert_eq!(
-        says(&status, ConditionType::Stalled),
+        condition_text(&status, ConditionType::Stalled),
         "True/InvalidSpec: spec: exactly one of the modes must be set"
     );
     for spec in [full_node(), archive(), validator(), replayer(), seed()] {
@@ -195,9 +195,9 @@ fn an_active_init_plan_is_kept() {
 fn a_new_node_is_seeded_and_initializing() {
     let status = after(&new_node(full_node()));
     assert_eq!(status.phase, Some(SeiNodePhase::Initializing));
-    assert_eq!(says(&status, ConditionType::PodTemplateDrift), "Unknown/NotObserved: ");
-    assert_eq!(says(&status, ConditionType::Stalled), "False/Progressing: ");
-    assert_eq!(says(&status, ConditionType::NodeUpdateInProgress), "absent");
+    assert_eq!(condition_text(&status, ConditionType::PodTemplateDrift), "Unknown/NotObserved: ");
+    assert_eq!(condition_text(&status, ConditionType::Stalled), "False/Progressing: ");
+    assert_eq!(condition_text(&status, ConditionType::NodeUpdateInProgress), "absent");
     assert_eq!(status.observed_generation, Some(1));
 }
 
@@ -215,7 +215,10 @@ fn without_witnesses_no_first_plan_is_built() {
     let status = after(&snapshot);
     assert_eq!(status.phase, Some(SeiNodePhase::Pending));
     assert_eq!(status.resolved_state_syncers, None);
-    assert!(says(&status, ConditionType::StateSyncReady).starts_with("False/NoSyncersConfigured"));
+    assert!(
+        condition_text(&status, ConditionType::StateSyncReady)
+            .starts_with("False/NoSyncersConfigured")
+    );
     assert_eq!(plan(&snapshot).requeue, Some(Duration::from_secs(30)));
     let unreadable = blocked()
         .with(|seen| seen.witnesses = RegisteredWitnesses::Unreadable("line 3: tab".into()));
@@ -233,11 +236,16 @@ fn a_stopped_new_node_still_reports_missing_witnesses() {
     let snapshot = blocked().edit(|spec| spec.paused = Some(true));
     assert_eq!(started_tasks(&snapshot), "none");
     let status = after(&snapshot);
-    assert!(says(&status, ConditionType::StateSyncReady).starts_with("False/NoSyncersConfigured"));
-    assert!(says(&status, ConditionType::Paused).starts_with("True/Paused"));
+    assert!(
+        condition_text(&status, ConditionType::StateSyncReady)
+            .starts_with("False/NoSyncersConfigured")
+    );
+    assert!(condition_text(&status, ConditionType::Paused).starts_with("True/Paused"));
     let ready = new_node(full_node_from(state_sync())).edit(|spec| spec.paused = Some(true));
     assert_eq!(started_tasks(&ready), "none");
-    assert!(says(&after(&ready), ConditionType::StateSyncReady).starts_with("True/Ready"));
+    assert!(
+        condition_text(&after(&ready), ConditionType::StateSyncReady).starts_with("True/Ready")
+    );
 }
 
 // SS14
@@ -332,7 +340,7 @@ fn a_node_with_the_signing_key_of_another_node_is_never_started() {
     let snapshot =
         new_node(validator()).with(|seen| seen.signing_conflict = Some("ns/other".into()));
     assert_eq!(started_tasks(&snapshot), "none");
-    let stalled = says(&after(&snapshot), ConditionType::Stalled);
+    let stalled = condition_text(&after(&snapshot), ConditionType::Stalled);
     assert!(stalled.starts_with("True/SigningKeyConflict: ns/other"), "{stalled}");
 }
 

@@ -66,7 +66,7 @@ fn a_complete_update_is_cleared_and_reported_as_complete() {
     let status = after(&snapshot);
     assert_eq!(status.plan, None);
     assert_eq!(
-        says(&status, ConditionType::NodeUpdateInProgress),
+        condition_text(&status, ConditionType::NodeUpdateInProgress),
         "False/UpdateComplete: runs seid:2"
     );
     let last = status.last_update.unwrap();
@@ -83,7 +83,7 @@ fn a_failed_update_is_seen_before_the_next_is_built() {
     let status = after(&snapshot);
     assert_eq!(status.plan, None);
     assert_eq!(
-        says(&status, ConditionType::NodeUpdateInProgress),
+        condition_text(&status, ConditionType::NodeUpdateInProgress),
         "False/UpdateFailed: apply-statefulset: refused"
     );
     assert_eq!(status.phase, Some(SeiNodePhase::Running));
@@ -91,9 +91,12 @@ fn a_failed_update_is_seen_before_the_next_is_built() {
     assert_eq!((pending.attempts, pending.state), (Some(1), UpdateState::Retrying));
     let waiting = snapshot.clone().with(|seen| seen.store(status.clone()));
     assert_eq!(started_tasks(&waiting), "none", "it backs off");
-    assert!(says(&after(&waiting), ConditionType::PodTemplateDrift).starts_with("True/BackingOff"));
     assert!(
-        says(&after(&waiting), ConditionType::NodeUpdateInProgress)
+        condition_text(&after(&waiting), ConditionType::PodTemplateDrift)
+            .starts_with("True/BackingOff")
+    );
+    assert!(
+        condition_text(&after(&waiting), ConditionType::NodeUpdateInProgress)
             .starts_with("False/UpdateFailed"),
         "the failure stays visible"
     );
@@ -126,7 +129,7 @@ fn an_active_plan_to_the_desired_target_is_resumed() {
     let snapshot = updating(full_node(), 2);
     let status = after(&snapshot);
     assert_eq!(status.plan, snapshot.status().plan);
-    assert!(report(&snapshot).contains("goes on with NodeUpdate at apply-statefulset"));
+    assert!(report(&snapshot).contains("resumes NodeUpdate at apply-statefulset"));
 }
 
 // P27
@@ -142,7 +145,8 @@ fn an_active_plan_to_another_target_is_superseded() {
         assert!(last.detail.unwrap().starts_with("superseded by v1:"));
         assert_eq!(status.pending_update.clone().unwrap().attempts, None, "no failure is counted");
         assert!(
-            says(&status, ConditionType::NodeUpdateInProgress).starts_with("True/UpdateStarted")
+            condition_text(&status, ConditionType::NodeUpdateInProgress)
+                .starts_with("True/UpdateStarted")
         );
     }
 }
@@ -153,7 +157,7 @@ fn a_revert_before_anything_was_applied_ends_the_update() {
     assert_eq!(started_tasks(&snapshot), "none");
     let status = after(&snapshot);
     assert_eq!(status.plan, None);
-    let text = says(&status, ConditionType::NodeUpdateInProgress);
+    let text = condition_text(&status, ConditionType::NodeUpdateInProgress);
     assert!(text.starts_with("False/UpdateSuperseded"), "{text}");
 }
 
@@ -189,7 +193,10 @@ fn the_end_of_another_plan_leaves_the_condition_unchanged() {
         seen.status_mut().plan = Some(plan);
     });
     let status = after(&snapshot);
-    assert_eq!(says(&status, ConditionType::NodeUpdateInProgress), "False/UpdateComplete: earlier");
+    assert_eq!(
+        condition_text(&status, ConditionType::NodeUpdateInProgress),
+        "False/UpdateComplete: earlier"
+    );
     assert_eq!(status.plan, None);
 }
 
@@ -202,7 +209,7 @@ fn an_init_plan_does_not_change_the_update_condition() {
         seen.status_mut().plan = Some(plan);
     });
     let status = after(&snapshot);
-    assert_eq!(says(&status, ConditionType::NodeUpdateInProgress), "absent");
+    assert_eq!(condition_text(&status, ConditionType::NodeUpdateInProgress), "absent");
     assert_eq!((status.plan, status.last_update), (None, None));
 }
 
@@ -365,7 +372,7 @@ fn pausing_updates_ends_a_plan_that_has_not_replaced_the_pod() {
     assert_eq!(started_tasks(&before), "none");
     let status = after(&before);
     assert_eq!(status.plan, None);
-    assert!(says(&status, ConditionType::PodTemplateDrift).starts_with("True/Paused"));
+    assert!(condition_text(&status, ConditionType::PodTemplateDrift).starts_with("True/Paused"));
     let applied = updating(full_node(), 3)
         .with(|seen| {
             let hash = seen.desired.as_ref().unwrap().hash.clone();
@@ -390,7 +397,7 @@ fn a_stopped_node_keeps_its_plan_unchanged() {
 fn a_changed_identity_of_a_running_node_is_refused() {
     let snapshot = running(full_node()).edit(|spec| spec.chain_id = "other-1".into());
     assert_eq!(started_tasks(&snapshot), "none");
-    let stalled = says(&after(&snapshot), ConditionType::Stalled);
+    let stalled = condition_text(&after(&snapshot), ConditionType::Stalled);
     assert_eq!(
         stalled,
         "True/InvalidSpec: spec.chainId of a running node cannot change from demo-1 to other-1; \
@@ -419,7 +426,7 @@ fn a_trouble_is_reported_as_stalled_after_its_deadline_and_its_start_survives_a_
         }];
     });
     let status = after(&trouble);
-    assert_eq!(says(&status, ConditionType::Stalled), "False/Progressing: ");
+    assert_eq!(condition_text(&status, ConditionType::Stalled), "False/Progressing: ");
     assert_eq!(status.blocked.as_ref().unwrap().since, Time(at(0)));
     assert_eq!(plan(&trouble).requeue, Some(Duration::from_secs(120)));
     let later = trouble.with(|seen| {
@@ -428,7 +435,7 @@ fn a_trouble_is_reported_as_stalled_after_its_deadline_and_its_start_survives_a_
     });
     let status = after(&later);
     assert_eq!(
-        says(&status, ConditionType::Stalled),
+        condition_text(&status, ConditionType::Stalled),
         "True/ImagePullFailed: pod n-0: seid: ErrImagePull not found"
     );
     assert_eq!(status.blocked.unwrap().since, Time(at(0)), "counted from its first snapshot");
@@ -453,8 +460,8 @@ fn a_lost_volume_is_reported_and_nothing_is_done() {
                 Some(sei_api::status::ClaimRef { name: "data-n".into(), uid: "old".into() });
         });
         assert_eq!(started_tasks(&snapshot), "none");
-        let stalled = says(&after(&snapshot), ConditionType::Stalled);
-        assert_eq!(stalled, "True/DataVolumeLost: claim data-n (old) is gone");
+        let stalled = condition_text(&after(&snapshot), ConditionType::Stalled);
+        assert_eq!(stalled, "True/DataVolumeLost: claim data-n (old) is lost");
     }
 }
 
@@ -565,7 +572,7 @@ fn no_update_takes_the_key_of_another_node() {
     assert!(started(&observer).is_some(), "keys can be added");
     let conflict = observer.with(|seen| seen.signing_conflict = Some("ns/a".into()));
     assert_eq!(started_tasks(&conflict), "none");
-    let stalled = says(&after(&conflict), ConditionType::Stalled);
+    let stalled = condition_text(&after(&conflict), ConditionType::Stalled);
     assert!(stalled.starts_with("True/SigningKeyConflict"), "{stalled}");
     let already = running(validator())
         .edit(|spec| spec.image = "seid:2".into())
@@ -600,7 +607,10 @@ fn a_terminating_volume_keeps_its_pod_running() {
             Some(sei_api::status::ClaimRef { name: "data-n".into(), uid: "old".into() });
     });
     assert_eq!(started_tasks(&snapshot), "none");
-    assert!(says(&after(&snapshot), ConditionType::Stalled).starts_with("True/DataVolumeLost"));
+    assert!(
+        condition_text(&after(&snapshot), ConditionType::Stalled)
+            .starts_with("True/DataVolumeLost")
+    );
     assert_eq!(
         repair::desired_replicas(&snapshot, Some(1)),
         1,
@@ -633,13 +643,13 @@ fn a_restored_volume_is_accepted_with_approval_and_without_a_new_init() {
 fn peers_by_ec2_tags_are_reported_as_not_resolved() {
     use sei_api::node::{Ec2TagPeers, PeerSource};
     let none = after(&running(full_node()));
-    assert_eq!(says(&none, ConditionType::PeersResolved), "absent");
+    assert_eq!(condition_text(&none, ConditionType::PeersResolved), "absent");
     let by_tags = running(full_node()).edit(|spec| {
         let ec2_tags = Some(Ec2TagPeers::default());
         spec.peers = Some(vec![PeerSource { ec2_tags, ..PeerSource::default() }]);
     });
     assert_eq!(
-        says(&after(&by_tags), ConditionType::PeersResolved),
+        condition_text(&after(&by_tags), ConditionType::PeersResolved),
         "False/Ec2TagsNotResolved: 1 of 1 sources are EC2 tags"
     );
 }
@@ -649,12 +659,12 @@ fn a_running_node_whose_pod_is_never_created_is_stalled() {
     let missing = running(full_node()).with(|seen| seen.pods.clear());
     let status = after(&missing);
     assert_eq!(status.blocked.as_ref().unwrap().reason, "StatefulSetNotObserved");
-    assert!(says(&status, ConditionType::Stalled).starts_with("False"), "not at once");
+    assert!(condition_text(&status, ConditionType::Stalled).starts_with("False"), "not at once");
     let late = missing.clone().with(|seen| {
         seen.store(status);
         seen.now = later(seen.now, Duration::from_secs(60));
     });
-    let stalled = says(&after(&late), ConditionType::Stalled);
+    let stalled = condition_text(&after(&late), ConditionType::Stalled);
     assert_eq!(stalled, "True/StatefulSetNotObserved: StatefulSet n has made no pod yet");
     let stopped = missing.edit(|spec| spec.paused = Some(true)).with(|seen| {
         seen.statefulset.as_mut().unwrap().replicas = Some(0);

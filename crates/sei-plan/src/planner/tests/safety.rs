@@ -12,7 +12,7 @@ use crate::tasks::Waiting;
 
 /// Why the node is stalled, as `True/Reason: message`.
 fn stalled(snapshot: &Snapshot) -> String {
-    says(&after(snapshot), ConditionType::Stalled)
+    condition_text(&after(snapshot), ConditionType::Stalled)
 }
 
 /// The StatefulSet of a roll to another platform's template, whose pod is never created.
@@ -183,7 +183,7 @@ fn a_statefulset_of_another_owner_is_reported() {
         .edit(|spec| spec.image = "seid:2".into())
         .with(|seen| seen.statefulset.as_mut().unwrap().controller = None);
     assert_eq!(started_tasks(&foreign), "none");
-    assert!(stalled(&foreign).starts_with("True/InvalidSpec: a StatefulSet of its name"));
+    assert!(stalled(&foreign).starts_with("True/InvalidSpec: a StatefulSet of this name"));
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn a_record_that_contradicts_the_pods_images_is_compared_by_the_server() {
 fn the_first_plan_waits_until_peers_have_reported_their_ids() {
     let unresolved = new_node(full_node()).with(|seen| seen.asks_peers = true);
     assert_eq!(started_tasks(&unresolved), "none");
-    assert!(report(&unresolved).contains("waits until its peers have told"));
+    assert!(report(&unresolved).contains("waits for the p2p ids of its peers"));
     assert!(started(&unresolved.with(|seen| seen.asks_peers = false)).is_some());
     let runs = running(full_node())
         .edit(|spec| spec.image = "seid:2".into())

@@ -339,7 +339,7 @@ fn the_proxys_configuration_is_applied_unless_it_is_as_desired() {
 fn fields_that_a_create_owns_are_transferred_before_an_apply() {
     let mut world = update();
     let entries = json!([{ "manager": "seinode-controller", "operation": "Apply" }]);
-    let created = StatefulSetView { handover: Some(entries.clone()), ..statefulset() };
+    let created = StatefulSetView { transferred_fields: Some(entries.clone()), ..statefulset() };
     world.seen.statefulset = Reading::Live(Some(created.into()));
     let answer = Outcome::StatefulSet(Some(statefulset().into()));
     let lines = world.transcript([Outcome::Accepted, answer]);

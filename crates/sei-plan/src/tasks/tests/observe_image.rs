@@ -221,7 +221,7 @@ fn a_stamp_needs_a_live_read_of_that_pod() {
             "no longer ours",
             |world| {
                 world.seen.pod =
-                    Reading::Live(Some(PodView { controller: None, ..pod(NEW) }.into()))
+                    Reading::Live(Some(PodView { controller: None, ..pod(NEW) }.into()));
             },
             "wait -: the pod was replaced…",
         ),
