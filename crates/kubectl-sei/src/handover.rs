@@ -205,12 +205,12 @@ mod tests {
             observed(node("rpc-4")),
             observed(node("rpc-5")),
         ];
-        let other = format!("v1:{}", "2".repeat(64));
+        let rendered_later = format!("v1:{}", "2".repeat(64));
         let sets = [
             ("rpc-0", set(Some(HASH), "rev-1")),
             ("rpc-1", set(Some(HASH), "rev-1")),
             ("rpc-2", set(None, "rev-1")),
-            ("rpc-3", set(Some(&other), "rev-2")),
+            ("rpc-3", set(Some(&rendered_later), "rev-2")),
             ("rpc-4", set(Some(HASH), "rev-2")),
         ];
         let sets = sets.map(|(name, set)| (("demo".to_owned(), name.to_owned()), set));

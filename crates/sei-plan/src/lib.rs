@@ -1,15 +1,15 @@
 //! The decisions of sei-operator: plain functions from what was observed to what is to be done.
 //!
-//! What it is for: rendering a node's objects, telling whether a running pod is what is desired,
+//! What it is for: rendering a node's objects, deciding whether a running pod is the desired one,
 //! choosing and building plans, and stepping through their tasks.
 //!
 //! What it never does: IO of any kind, read a clock, draw an id, iterate in random order. Time,
 //! ids and everything seen come in as values; what is to be done goes out as values.
 //!
-//! Where to look:
+//! Where it is decided:
 //! - "when exactly is a pod deleted?": [`tasks::replace_pod`];
 //! - "why does this node roll, or not?": [`planner`];
-//! - "what does the pod look like?": [`render`].
+//! - "what is in the pod?": [`render`].
 //!
 //! Invariants:
 //! - The same inputs give the same bytes, in any order of maps. Guarded by

@@ -2,7 +2,7 @@
 //!
 //! The order is always the same: add the finalizer, decide, repair, step the current task, decide
 //! again on what that brought, write the status once. A pass executes only the plan that was stored
-//! when it began, so after a crash at any point the stored plan says what was about to happen.
+//! when it began, so after a crash at any point the stored plan shows what was about to happen.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ pub struct Ending {
     pub waiting: Option<Waiting>,
     /// Progress that is not written yet: the next pass begins with it.
     pub deferred: Option<Box<SeiNodeStatus>>,
-    /// The node was written by somebody else since it was read; everything has to be read again.
+    /// Another client wrote the node since it was read; everything has to be read again.
     pub is_stale: bool,
     /// The node no longer has our finalizer: nothing of it is kept.
     pub is_released: bool,
@@ -84,7 +84,7 @@ enum Stage {
     End,
 }
 
-/// A question that the pass needs answered before it can go on with its stage.
+/// A question that the pass needs answered before its stage can continue.
 #[derive(Clone, Debug)]
 enum Question {
     /// What the running pod was made from; the body of its revision once that is read.
@@ -459,7 +459,7 @@ impl Pass {
             Request::ApplyStatefulSet(object) => {
                 takes_a_key(object, self.snapshot.own_statefulset())
             }
-            other => other.starts_a_pod(),
+            request => request.starts_a_pod(),
         }
     }
 
@@ -517,10 +517,10 @@ impl Pass {
                 return None;
             }
             let before = self.snapshot.node.status.as_ref();
-            self.seen.stored.identity = before.and_then(|one| one.signing_identity.as_ref())
+            self.seen.stored.identity = before.and_then(|stored| stored.signing_identity.as_ref())
                 == status.signing_identity.as_ref();
             self.seen.stored.replay =
-                before.and_then(|one| one.plan.as_ref()).is_some_and(has_replayed);
+                before.and_then(|stored| stored.plan.as_ref()).is_some_and(has_replayed);
             // The step reads the working status; it is moved there and back, not copied.
             self.seen.node.status = Some(std::mem::take(&mut self.snapshot.status));
             let status = self.seen.node.status.as_ref();
@@ -546,7 +546,7 @@ impl Pass {
         }
     }
 
-    /// Records a step in the status. False: the plan does not go on in this pass.
+    /// Records a step in the status. False: the plan does not continue in this pass.
     fn record(&mut self, next: Next) -> bool {
         let plan = self.snapshot.status.plan.as_ref();
         let opens_gate = matches!(next, Next::Done(_)) && plan.is_some_and(opens_gate);
@@ -617,7 +617,7 @@ impl Blocker {
         if plan.is_none() {
             return Self { plan, blocked: None, stalled: None };
         }
-        let stalled = status.conditions.iter().find(|one| is_stalled(one)).cloned();
+        let stalled = status.conditions.iter().find(|condition| is_stalled(condition)).cloned();
         Self { plan, blocked: status.blocked.clone(), stalled }
     }
 
@@ -626,7 +626,7 @@ impl Blocker {
             return;
         }
         status.blocked = self.blocked;
-        let now = status.conditions.iter_mut().find(|one| is_stalled(one));
+        let now = status.conditions.iter_mut().find(|condition| is_stalled(condition));
         if let (Some(before), Some(now)) = (self.stalled, now) {
             *now = before;
         }
@@ -685,8 +685,8 @@ fn opens_gate(plan: &TaskPlan) -> bool {
 ///
 /// Such progress need not be written at once: every task finds its work done when it is run again,
 /// so a crash loses nothing, and an update costs two writes instead of ten. How far the bootstrap
-/// has come is the exception: the Job that could tell is deleted, and while it counts as being there
-/// the node gets no pod of its own.
+/// has come is the exception: the Job that showed it is deleted, and while it counts as existing the
+/// node gets no pod of its own.
 pub fn is_deferrable(stored: &SeiNodeStatus, status: &SeiNodeStatus) -> bool {
     let (Some(old), Some(new)) = (&stored.plan, &status.plan) else { return false };
     if old.id != new.id || old.phase != new.phase || bootstrap_of(old) != bootstrap_of(new) {
@@ -696,24 +696,29 @@ pub fn is_deferrable(stored: &SeiNodeStatus, status: &SeiNodeStatus) -> bool {
     masked.plan.clone_from(&stored.plan);
     masked.blocked.clone_from(&stored.blocked);
     masked.stateful_set.clone_from(&stored.stateful_set);
-    if said(&masked.conditions) == said(&stored.conditions) {
+    if essentials(&masked.conditions) == essentials(&stored.conditions) {
         masked.conditions.clone_from(&stored.conditions);
     }
     masked == *stored
 }
 
-/// What conditions say to somebody who acts on them. That a sidecar is away while its pod is being
-/// replaced is no news.
-fn said(conditions: &[Condition]) -> Vec<(&str, &str, &str)> {
-    let told = conditions.iter().filter(|one| one.type_ != ConditionType::SidecarReady.as_str());
-    told.map(|one| (one.type_.as_str(), one.status.as_str(), one.reason.as_str())).collect()
+/// What users act on in conditions. A sidecar that is unreachable while its pod is replaced is not
+/// part of it.
+fn essentials(conditions: &[Condition]) -> Vec<(&str, &str, &str)> {
+    let sidecar = ConditionType::SidecarReady.as_str();
+    let shown = conditions.iter().filter(|condition| condition.type_ != sidecar);
+    shown
+        .map(|condition| {
+            (condition.type_.as_str(), condition.status.as_str(), condition.reason.as_str())
+        })
+        .collect()
 }
 
 fn has_replayed(plan: &TaskPlan) -> bool {
     plan.has_completed(TaskType::AwaitBootstrapComplete)
 }
 
-/// Whether the Job is known to be complete, and to be gone.
+/// Whether the Job is known to be complete, and to be deleted.
 fn bootstrap_of(plan: &TaskPlan) -> (bool, bool) {
     (has_replayed(plan), plan.has_completed(TaskType::TeardownBootstrap))
 }

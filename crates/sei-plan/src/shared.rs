@@ -4,7 +4,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 /// An immutable value behind an `Arc`. A clone is a pointer; a change through `DerefMut` copies the
-/// value first if anybody else holds it, so nobody ever sees a value change.
+/// value first if anybody else holds it, so a reader never sees a value change.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Shared<T>(Arc<T>);
 
@@ -14,8 +14,8 @@ impl<T> Shared<T> {
     }
 
     /// Whether both are the same allocation: equal without a comparison.
-    pub fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+    pub fn is_same(&self, right: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &right.0)
     }
 }
 

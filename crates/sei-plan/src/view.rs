@@ -52,7 +52,7 @@ pub struct StatefulSetView {
 impl StatefulSetView {
     /// Whether both are equal in everything but their version: most updates of a status change
     /// nothing that decisions read.
-    pub fn equals_but_version(&self, other: &Self) -> bool {
+    pub fn equals_but_version(&self, before: &Self) -> bool {
         let Self {
             name,
             uid,
@@ -70,20 +70,20 @@ impl StatefulSetView {
             template,
             transferred_fields,
         } = self;
-        *name == other.name
-            && *uid == other.uid
-            && *generation == other.generation
-            && *observed_generation == other.observed_generation
-            && *controller == other.controller
-            && *replicas == other.replicas
-            && *on_delete == other.on_delete
-            && *selector == other.selector
-            && *labels == other.labels
-            && *template_hash == other.template_hash
-            && *terminating == other.terminating
-            && *update_revision == other.update_revision
-            && *template == other.template
-            && *transferred_fields == other.transferred_fields
+        *name == before.name
+            && *uid == before.uid
+            && *generation == before.generation
+            && *observed_generation == before.observed_generation
+            && *controller == before.controller
+            && *replicas == before.replicas
+            && *on_delete == before.on_delete
+            && *selector == before.selector
+            && *labels == before.labels
+            && *template_hash == before.template_hash
+            && *terminating == before.terminating
+            && *update_revision == before.update_revision
+            && *template == before.template
+            && *transferred_fields == before.transferred_fields
     }
 
     /// The revision of new pods, once the StatefulSet controller has observed the newest template.
@@ -156,7 +156,7 @@ pub struct PodView {
 
 impl PodView {
     /// Whether both are equal in everything but their version.
-    pub fn equals_but_version(&self, other: &Self) -> bool {
+    pub fn equals_but_version(&self, before: &Self) -> bool {
         let Self {
             name,
             uid,
@@ -176,22 +176,22 @@ impl PodView {
             sidecar,
             troubles,
         } = self;
-        *name == other.name
-            && *uid == other.uid
-            && *controller == other.controller
-            && *revision == other.revision
-            && *is_bootstrap == other.is_bootstrap
-            && *deleted_at == other.deleted_at
-            && *ip == other.ip
-            && *ready == other.ready
-            && *ready_since == other.ready_since
-            && *host == other.host
-            && *unschedulable == other.unschedulable
-            && *host_lost == other.host_lost
-            && *volumes_missing == other.volumes_missing
-            && *seid == other.seid
-            && *sidecar == other.sidecar
-            && *troubles == other.troubles
+        *name == before.name
+            && *uid == before.uid
+            && *controller == before.controller
+            && *revision == before.revision
+            && *is_bootstrap == before.is_bootstrap
+            && *deleted_at == before.deleted_at
+            && *ip == before.ip
+            && *ready == before.ready
+            && *ready_since == before.ready_since
+            && *host == before.host
+            && *unschedulable == before.unschedulable
+            && *host_lost == before.host_lost
+            && *volumes_missing == before.volumes_missing
+            && *seid == before.seid
+            && *sidecar == before.sidecar
+            && *troubles == before.troubles
     }
 
     pub fn is_terminating(&self) -> bool {

@@ -16,7 +16,7 @@ const MINOR: &str = "1.34";
 /// Every scenario of the sandbox.
 const SCENARIOS: [&str; 4] = ["chain-upgrade", "template-drift", "bad-image", "rollback"];
 
-/// What the sandbox says last when it stays up.
+/// The last line of a sandbox that keeps running.
 const STAYS: &str = "Press Ctrl-C to stop.";
 
 /// Builds the missing programs, which takes minutes the first time, and starts the sandbox.

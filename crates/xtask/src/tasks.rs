@@ -106,7 +106,7 @@ fn parse_fleet(options: &[&str]) -> Result<Task> {
                 _ => bail!("--nodes takes a number above 0, not `{given}`"),
             },
             [option @ ("--kubernetes" | "--nodes")] => bail!("{option} needs a value"),
-            [other, ..] => bail!("`bench fleet` takes --nodes and --kubernetes, not `{other}`"),
+            [flag, ..] => bail!("`bench fleet` takes --nodes and --kubernetes, not `{flag}`"),
             [] => {}
         }
     }

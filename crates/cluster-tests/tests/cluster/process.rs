@@ -37,7 +37,7 @@ impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        // Shown for a failed test only. Without it, a crashed operator looks like a timeout.
+        // Shown for a failed test only. Without it, a crashed operator shows as a timeout.
         eprintln!("{}", std::fs::read_to_string(&self.log).unwrap_or_default());
     }
 }

@@ -53,7 +53,7 @@ async fn a_key_in_use_is_not_taken_by_an_older_node() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_key_handed_over_is_taken_when_its_last_pod_has_ended() -> Result<()> {
+async fn a_moved_key_is_taken_when_its_last_pod_has_ended() -> Result<()> {
     let scenario = observer_and_signer("key-moves").await?;
     let rule = scenario.set_node_behaviour("b", Behaviour::StuckTerminating);
     scenario.edit("b", without_keys()).await?;

@@ -472,11 +472,11 @@ fn an_error_is_one_line() {
             error: SeiNode rpc-9 is not among the 4 nodes of this preview
         "#]],
     );
-    let flags = PreviewFlags { config: PathBuf::from("gone.yaml"), ..fleet.flags(PLATFORM) };
+    let flags = PreviewFlags { config: PathBuf::from("missing.yaml"), ..fleet.flags(PLATFORM) };
     fleet.check_flags(
         &flags,
         &expect![[r#"
-        error: gone.yaml: No such file or directory (os error 2)
+        error: missing.yaml: No such file or directory (os error 2)
     "#]],
     );
     Fleet::new().check(

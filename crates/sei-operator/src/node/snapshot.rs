@@ -50,7 +50,7 @@ impl Rendered {
     }
 }
 
-/// What was last compared with the rendered node, and how that went.
+/// What was last compared with the rendered node, and the result.
 #[derive(Debug, Default)]
 pub(crate) struct Compared {
     desired: Option<Shared<Desired>>,

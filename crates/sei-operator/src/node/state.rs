@@ -51,8 +51,8 @@ impl NodeState {
 
     /// The status that a reconcile begins with, and what else the last one leaves to it.
     pub(crate) fn resume(&mut self, node: &SeiNode) -> (SeiNodeStatus, Carried) {
-        let deferred = self.deferred.as_mut().filter(|one| one.node.status == node.status);
-        let deferred = deferred.and_then(|one| Some((one.status.take()?, one.since.elapsed())));
+        let deferred = self.deferred.as_mut().filter(|kept| kept.node.status == node.status);
+        let deferred = deferred.and_then(|kept| Some((kept.status.take()?, kept.since.elapsed())));
         let delete_conflicts = self.delete_conflicts;
         match deferred {
             Some((status, deferred_for)) => (status, Carried { deferred_for, delete_conflicts }),

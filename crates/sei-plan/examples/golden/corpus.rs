@@ -1,7 +1,7 @@
 //! The golden corpus: what manifests render to on platforms, pinned byte for byte.
 //!
 //! `hashes.json` holds the digest of each node's inputs and the fingerprint of its template on each
-//! platform; beside it lies one file per pair with the template itself, so that a diff of the
+//! platform; beside it is one file per pair with the template itself, so that a diff of the
 //! fingerprints can be understood. Every manifest of `testdata/nodes` is rendered on every
 //! platform, those of `testdata/edges` on one, because they cover the node and not the platform.
 //!

@@ -127,7 +127,7 @@ fn series_of_older_label_values_disappear() {
             "plan": { "id": "p", "phase": "Failed", "tasks": [] },
             "conditions": [
                 condition("PodTemplateDrift", "False", "InSync"),
-                condition("Stalled", "Unknown", "TypedByHand"),
+                condition("Stalled", "Unknown", "UnknownReason"),
                 condition("SidecarReady", "False", "NotReady"),
             ],
         }),
