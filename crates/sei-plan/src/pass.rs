@@ -64,7 +64,7 @@ pub struct Ending {
 }
 
 /// What earlier passes leave to the next one, in memory. All of it can be lost.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Carried {
     /// How long the progress in the snapshot's status has been unwritten.
     pub deferred_for: Duration,

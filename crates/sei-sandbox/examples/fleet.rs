@@ -25,8 +25,8 @@ use sei_api::status::SeiNodePhase;
 use sei_rig::{AuditEntry, AuditLog, ControlPlane, Lane, User};
 use serde_json::json;
 
-const CRD: &str = include_str!("../../../deploy/crds/seinodes.sei.io.yaml");
-const ROLE: &str = include_str!("../../../deploy/rbac/cluster-role.yaml");
+const CRD: &str = include_str!("../../../config/crd/bases/seinodes.sei.io.yaml");
+const ROLE: &str = include_str!("../../../config/rbac/cluster-role.yaml");
 const PLATFORM: &str = include_str!("../src/platform.yaml");
 const NAMESPACE: &str = "default";
 const OLD: &str = "registry.example.org/seid:v1";

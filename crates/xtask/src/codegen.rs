@@ -89,7 +89,7 @@ fn wrapped(version: &str, kind: &str, name: &str, spec: &str) -> Result<String> 
     ))
 }
 
-/// The deletion of the CRD deletes every node and its volume. These annotations keep GitOps tools from
+/// The deletion of the CRD deletes every node and its volume. These annotations keep `GitOps` tools from
 /// deleting the CRD when it is removed from a repository.
 const GUARDS: &[(&str, &str)] = &[
     ("argocd.argoproj.io/sync-options", "Prune=false,Delete=false"),

@@ -54,14 +54,12 @@ impl NodeState {
         let deferred = self.deferred.as_mut().filter(|kept| kept.node.status == node.status);
         let deferred = deferred.and_then(|kept| Some((kept.status.take()?, kept.since.elapsed())));
         let delete_conflicts = self.delete_conflicts;
-        match deferred {
-            Some((status, deferred_for)) => (status, Carried { deferred_for, delete_conflicts }),
-            None => {
-                self.deferred = None;
-                let status = node.status.clone().unwrap_or_default();
-                (status, Carried { delete_conflicts, ..Carried::default() })
-            }
+        if let Some((status, deferred_for)) = deferred {
+            return (status, Carried { deferred_for, delete_conflicts });
         }
+        self.deferred = None;
+        let status = node.status.clone().unwrap_or_default();
+        (status, Carried { delete_conflicts, ..Carried::default() })
     }
 
     /// Keeps progress for the next reconcile, or drops what is written.

@@ -56,7 +56,7 @@ fn check(sources: &[Source], roots: &[&str]) -> Vec<Finding> {
     let is_rooted = |path: &str| roots.iter().any(|root| path.starts_with(root));
     let is_exempt = |path: &str| EXEMPT.iter().any(|(exempt, _)| path == *exempt);
     let is_read = |source: &&Source| {
-        (source.is_rust() || source.path.ends_with(".md"))
+        (source.is_rust() || source.path.to_ascii_lowercase().ends_with(".md"))
             && is_rooted(&source.path)
             && !is_exempt(&source.path)
     };
