@@ -1,3 +1,4 @@
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
 
 use super::*;
@@ -214,6 +215,46 @@ fn crashing_after_any_call_ends_in_the_same_world() {
         }
         world.converge();
         assert_eq!(world.deleted.len(), 1, "after {calls} calls");
+    }
+}
+
+#[test]
+fn crashing_after_any_call_of_a_deletion_ends_in_the_same_world() {
+    for calls in 0..8 {
+        let mut world = running(validator());
+        world.node.metadata.deletion_timestamp = Some(Time(world.now));
+        world.pass_crashing_after(calls);
+        world.pass();
+        assert_eq!(world.claim, None, "after {calls} calls");
+        assert_eq!(world.node.metadata.finalizers.as_deref(), Some([].as_slice()));
+        assert_eq!(world.status().phase, Some(SeiNodePhase::Terminating));
+        assert!(world.deleted.is_empty(), "its pod is left to the garbage collector");
+    }
+}
+
+/// A younger node with the same signing key.
+fn rival(world: &World) -> SeiNode {
+    let mut rival = world.node.clone();
+    let (name, uid) = ("rival".to_owned(), "rival-uid".to_owned());
+    rival.metadata.name = Some(name);
+    rival.metadata.uid = Some(uid);
+    rival.metadata.creation_timestamp = Some(Time(world.now));
+    rival
+}
+
+#[test]
+fn crashing_after_any_call_never_starts_a_signer_beside_another() {
+    for calls in 0..40 {
+        let mut world = World::new(validator());
+        world.node.metadata.creation_timestamp = Some(Time(fixture::at(-1)));
+        world.rival = Some(rival(&world));
+        world.rival_started = true;
+        world.pass_crashing_after(calls);
+        run(&mut world, 8);
+        assert_eq!(world.statefulset, None, "after {calls} calls");
+        // The rival is deleted, and its last pod has ended.
+        (world.rival, world.rival_started) = (None, false);
+        world.converge();
     }
 }
 
