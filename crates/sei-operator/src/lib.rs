@@ -9,8 +9,8 @@
 //! Invariants:
 //! - Only one reconcile of an object runs at a time, and a request that arrives meanwhile is kept.
 //!   Guarded by `an_object_is_never_reconciled_twice_at_once`.
-//! - A reconcile that waits for a sidecar holds no slot. Guarded by
-//!   `a_reconcile_that_waits_outside_its_slot_blocks_no_other`.
+//! - A reconcile that waits for a sidecar holds no permit. Guarded by
+//!   `a_reconcile_that_waits_without_its_permit_blocks_no_other`.
 //! - Controllers of several kinds run side by side. Guarded by
 //!   `two_kinds_are_reconciled_side_by_side`.
 //! - What is kept in memory can be lost: a reconcile uses the stored status, or progress that it

@@ -9,7 +9,6 @@ use std::time::Instant;
 use anyhow::Context as _;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
 use sei_api::SeiNode;
@@ -35,10 +34,12 @@ mod platform_file;
 mod reconcile;
 mod snapshot;
 mod state;
+mod watched_pod;
 
 use platform_file::PlatformFile;
 pub use platform_file::read_platform;
 use reconcile::NodeController;
+use watched_pod::WatchedPod;
 
 /// The objects of nodes, as far as decisions read them.
 #[derive(Clone, Debug, Default)]
@@ -84,7 +85,7 @@ impl Caches {
         let scope = Scope { client, namespace, owner_label: label::NODE, queue, metrics };
         vec![
             scope.follow(&self.statefulsets, |set: &StatefulSet| set.into()),
-            scope.follow(&self.pods, |pod: &Pod| pod.into()),
+            scope.follow(&self.pods, WatchedPod::view),
             scope.follow(&self.services, snapshot::service_json),
             scope.follow(&self.config_maps, snapshot::config_map_json),
             scope.follow(&self.claims, claim_view),

@@ -24,7 +24,7 @@ use super::peer_ids::PeerIds;
 use super::platform_file::PlatformFile;
 use super::state::{NodeState, is_current};
 use crate::Options;
-use crate::runtime::controller::{Error, Queue, Reconcile, Slot, reference};
+use crate::runtime::controller::{Error, Permit, Queue, Reconcile, reference};
 use crate::runtime::events::Events;
 use crate::runtime::guarded::Guarded;
 use crate::runtime::state::States;
@@ -53,7 +53,7 @@ impl Reconcile for NodeController {
     async fn reconcile(
         self: &Arc<Self>,
         cached: &Shared<SeiNode>,
-        slot: &mut Slot,
+        permit: &mut Permit,
     ) -> Result<Option<Duration>, Error> {
         let key = ObjectKey::of(&cached.metadata);
         let node = self.states.with(&key, |state| state.newest(cached));
@@ -66,7 +66,7 @@ impl Reconcile for NodeController {
             let snapshot = self.snapshot(&node, status, &key);
             Conversation::Pass(Box::new(Pass::begin(snapshot, carried)))
         };
-        self.drive(conversation, &key, slot).await
+        self.drive(conversation, &key, permit).await
     }
 
     fn finished(&self, key: &ObjectKey, succeeded: bool) {
@@ -129,7 +129,7 @@ impl NodeController {
         &self,
         mut conversation: Conversation,
         key: &ObjectKey,
-        slot: &mut Slot,
+        permit: &mut Permit,
     ) -> Result<Option<Duration>, Error> {
         let (client, sidecar) = (self.client.clone(), self.sidecar.clone());
         let cluster = Cluster::new(client, sidecar, key, self.options.namespace.as_deref());
@@ -144,7 +144,7 @@ impl NodeController {
                         Request::TakeSlot => {
                             Outcome::Slot(self.ledger.take(conversation.node(), key, self))
                         }
-                        Request::Sidecar(_) => slot.outside(cluster.perform(&request)).await,
+                        Request::Sidecar(_) => permit.outside(cluster.perform(&request)).await,
                         _ => cluster.perform(&request).await,
                     };
                     conversation.absorb(outcome);

@@ -93,7 +93,7 @@ pub trait Reconcile: Send + Sync + 'static {
     fn reconcile(
         self: &Arc<Self>,
         object: &Shared<Self::Kind>,
-        slot: &mut Slot,
+        permit: &mut Permit,
     ) -> impl Future<Output = Result<Option<Duration>, Error>> + Send;
 
     /// A reconcile of this object has ended.
@@ -132,7 +132,7 @@ pub fn reference<K: Kind>(key: &ObjectKey) -> ObjectRef<Guarded<K>> {
 /// What all controllers of the process share.
 #[derive(Debug)]
 pub struct Runtime {
-    slots: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     tasks: TaskTracker,
     /// What is being reconciled, by kind and name.
     in_flight: Mutex<BTreeSet<String>>,
@@ -142,7 +142,7 @@ pub struct Runtime {
 impl Runtime {
     pub fn new(metrics: Metrics) -> Arc<Self> {
         Arc::new(Self {
-            slots: Arc::new(Semaphore::new(CONCURRENCY)),
+            permits: Arc::new(Semaphore::new(CONCURRENCY)),
             tasks: TaskTracker::new(),
             in_flight: Mutex::default(),
             metrics,
@@ -185,26 +185,26 @@ impl Drop for InFlight<'_> {
 }
 
 /// The right of one reconcile to work. It is released while the reconcile waits for a sidecar, so
-/// that a sidecar that hangs never holds a slot.
+/// that a sidecar that hangs never holds a permit.
 #[derive(Debug)]
-pub struct Slot {
-    slots: Arc<Semaphore>,
+pub struct Permit {
+    permits: Arc<Semaphore>,
     permit: Option<OwnedSemaphorePermit>,
 }
 
-impl Slot {
-    async fn take(slots: &Arc<Semaphore>) -> Self {
-        let mut slot = Self { slots: slots.clone(), permit: None };
-        slot.retake().await;
-        slot
+impl Permit {
+    async fn take(permits: &Arc<Semaphore>) -> Self {
+        let mut taken = Self { permits: permits.clone(), permit: None };
+        taken.retake().await;
+        taken
     }
 
     async fn retake(&mut self) {
-        let permit = self.slots.clone().acquire_owned().await;
+        let permit = self.permits.clone().acquire_owned().await;
         self.permit = Some(permit.expect("the semaphore is never closed"));
     }
 
-    /// Waits for something slow without the slot.
+    /// Waits for something slow without the permit.
     pub async fn outside<T>(&mut self, slow: impl Future<Output = T>) -> T {
         self.permit = None;
         let value = slow.await;
@@ -370,8 +370,8 @@ async fn reconcile_task<R: Reconcile>(
     let _in_flight = InFlight::new(&context.runtime, name);
     // Also after a panic: others may wait for this object.
     let mut finished = Finished { context: &context, key: &key, succeeded: false };
-    let mut slot = Slot::take(&context.runtime.slots).await;
-    let requeue = Box::pin(context.reconciler.reconcile(object, &mut slot)).await?;
+    let mut permit = Permit::take(&context.runtime.permits).await;
+    let requeue = Box::pin(context.reconciler.reconcile(object, &mut permit)).await?;
     finished.succeeded = true;
     context.succeeded(&key);
     Ok(requeue.map_or_else(Action::await_change, Action::requeue))

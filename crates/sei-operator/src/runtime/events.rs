@@ -42,7 +42,7 @@ impl Events {
         }
     }
 
-    /// Waits until every event is published, but not longer than [`PATIENCE`].
+    /// Waits until every event is published, but not longer than five seconds.
     pub async fn flush(&self) {
         let flushed = async {
             let (sender, receiver) = oneshot::channel();

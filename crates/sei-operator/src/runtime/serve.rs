@@ -151,7 +151,7 @@ pub async fn listen(address: &Address) -> Result<TcpListener, Error> {
     listener.map_err(|source| Error::Listen { address: address.clone(), source })
 }
 
-/// Serves until `stop`, and then gives requests in flight [`GRACE`] to end.
+/// Serves until `stop`, and then gives requests in flight `GRACE` to end.
 pub async fn serve_on(
     listener: TcpListener,
     router: Router,

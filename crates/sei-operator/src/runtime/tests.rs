@@ -15,7 +15,7 @@ use sei_api::key::ObjectKey;
 use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
 
-use super::controller::{self, Error, Kind, Reconcile, Runtime, Slot, Source};
+use super::controller::{self, Error, Kind, Permit, Reconcile, Runtime, Source};
 use super::metrics::Metrics;
 
 /// A server that lists these objects of every kind and reports no change.
@@ -92,14 +92,14 @@ where
     async fn reconcile(
         self: &Arc<Self>,
         object: &sei_plan::shared::Shared<K>,
-        slot: &mut Slot,
+        permit: &mut Permit,
     ) -> Result<Option<Duration>, Error> {
         let key = ObjectKey::of(object.meta());
         let before = self.running.lock().unwrap().insert(key.clone(), 1);
         assert_eq!(before, None, "{key} is reconciled twice at once");
         self.started.fetch_add(1, Ordering::SeqCst);
         self.changed.notify_waiters();
-        let requeue = slot.outside((self.work)(object.name_any())).await;
+        let requeue = permit.outside((self.work)(object.name_any())).await;
         self.running.lock().unwrap().remove(&key);
         self.ended.fetch_add(1, Ordering::SeqCst);
         self.changed.notify_waiters();
@@ -167,8 +167,8 @@ async fn an_object_is_never_reconciled_twice_at_once() {
 }
 
 #[tokio::test]
-async fn a_reconcile_that_waits_outside_its_slot_blocks_no_other() {
-    // More objects than slots, and all but one wait for ever.
+async fn a_reconcile_that_waits_without_its_permit_blocks_no_other() {
+    // More objects than permits, and all but one wait for ever.
     const NAMES: [&str; 40] = [
         "a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p", "q", "r",
         "s", "t", "u", "v", "w", "x", "y", "z", "a1", "b1", "c1", "d1", "e1", "f1", "g1", "h1",

@@ -1,0 +1,141 @@
+//! Pods as the watch delivers them: only the fields that [`PodView`] reads are decoded.
+//!
+//! Every phase of every pod of a fleet is an event. A whole pod, with its volumes, probes and managed
+//! fields, costs four times as much to decode and is dropped right after.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
+use kube::Resource;
+use sei_plan::view::PodView;
+use serde::{Deserialize, Deserializer};
+
+/// A pod with the fields that a view needs.
+#[derive(Clone, Debug)]
+pub(crate) struct WatchedPod(Pod);
+
+impl WatchedPod {
+    pub(crate) fn view(&self) -> PodView {
+        PodView::from(&self.0)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Fields {
+    metadata: Metadata,
+    spec: Option<Spec>,
+    status: Option<PodStatus>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Metadata {
+    name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<String>,
+    resource_version: Option<String>,
+    labels: Option<BTreeMap<String, String>>,
+    owner_references: Option<Vec<OwnerReference>>,
+    deletion_timestamp: Option<Time>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Spec {
+    node_name: Option<String>,
+    #[serde(default)]
+    containers: Vec<NamedImage>,
+    init_containers: Option<Vec<NamedImage>>,
+}
+
+#[derive(Deserialize)]
+struct NamedImage {
+    name: String,
+    image: Option<String>,
+}
+
+impl From<NamedImage> for Container {
+    fn from(NamedImage { name, image }: NamedImage) -> Self {
+        Self { name, image, ..Self::default() }
+    }
+}
+
+impl<'de> Deserialize<'de> for WatchedPod {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let Fields { metadata, spec, status } = Fields::deserialize(deserializer)?;
+        let containers =
+            |images: Vec<NamedImage>| images.into_iter().map(Container::from).collect();
+        let spec = spec.map(|spec| PodSpec {
+            node_name: spec.node_name,
+            containers: containers(spec.containers),
+            init_containers: spec.init_containers.map(containers),
+            ..PodSpec::default()
+        });
+        let metadata = ObjectMeta {
+            name: metadata.name,
+            namespace: metadata.namespace,
+            uid: metadata.uid,
+            resource_version: metadata.resource_version,
+            labels: metadata.labels,
+            owner_references: metadata.owner_references,
+            deletion_timestamp: metadata.deletion_timestamp,
+            ..ObjectMeta::default()
+        };
+        Ok(Self(Pod { metadata, spec, status }))
+    }
+}
+
+impl Resource for WatchedPod {
+    type DynamicType = ();
+    type Scope = k8s_openapi::NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        Pod::kind(&())
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        Pod::group(&())
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        Pod::version(&())
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        Pod::plural(&())
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.0.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.0.metadata
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POD: &str = include_str!("../../../sei-plan/testdata/view/pod.yaml");
+    /// Its statuses in every state that views are tested with.
+    const STATUSES: &str = include_str!("../../../sei-plan/testdata/view/pod-status.yaml");
+
+    #[test]
+    fn a_watched_pod_has_the_view_of_the_whole_pod() {
+        let mut pod: serde_json::Value = serde_saphyr::from_str(POD).expect("a pod");
+        let statuses: BTreeMap<String, serde_json::Value> =
+            serde_saphyr::from_str(STATUSES).expect("statuses");
+        assert!(statuses.len() > 5, "{}", statuses.len());
+        for (name, status) in statuses {
+            pod["status"] = status;
+            let whole: Pod = serde_json::from_value(pod.clone()).expect("a pod");
+            let watched: WatchedPod = serde_json::from_value(pod.clone()).expect("a pod");
+            assert_eq!(watched.view(), PodView::from(&whole), "{name}");
+        }
+    }
+}
