@@ -4,10 +4,11 @@ use std::borrow::Cow;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
-use kube::core::DeserializeGuard;
 use kube::core::error_boundary::InvalidObject;
 use sei_plan::shared::Shared;
+use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 
 /// An object that may not decode: one bad object must not end the watch of all others.
 ///
@@ -23,11 +24,23 @@ impl<K> Guarded<K> {
     }
 }
 
-impl<'de, K: Resource + Deserialize<'de>> Deserialize<'de> for Guarded<K> {
+impl<'de, K: DeserializeOwned> Deserialize<'de> for Guarded<K> {
+    /// Buffers the object as JSON and decodes it from there. (kube's `DeserializeGuard` also copies the
+    /// buffer, for the case of an error.)
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let mut decoded = DeserializeGuard::<K>::deserialize(deserializer)?;
-        decoded.meta_mut().managed_fields = None;
-        Ok(Self(decoded.0.map(Shared::new)))
+        let mut json = Value::deserialize(deserializer)?;
+        if let Some(metadata) = json.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.remove("managedFields");
+        }
+        let decoded = K::deserialize(&json).map(Shared::new).map_err(|error| error.to_string());
+        decoded
+            .map(Ok)
+            .or_else(|error| {
+                let metadata =
+                    ObjectMeta::deserialize(&json["metadata"]).map_err(D::Error::custom)?;
+                Ok(Err(InvalidObject { error, metadata }))
+            })
+            .map(Self)
     }
 }
 
