@@ -62,6 +62,8 @@ pub struct Member {
 /// The state of a node in its chain's budget.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
+    /// This process has not reconciled it yet.
+    Unknown,
     Idle,
     /// It has a change that waits for a slot.
     Waits,
@@ -104,7 +106,7 @@ impl Member {
             Standing::Rolls => "rolls",
             Standing::Down => "signs and is down",
             Standing::Failed => "failed to roll",
-            Standing::Idle | Standing::Waits => "rolls first",
+            Standing::Idle | Standing::Waits | Standing::Unknown => "rolls first",
         };
         format!("{} {state}", self.name)
     }
@@ -115,6 +117,10 @@ pub fn grant(node: &Member, others: &[Member], budget: &Budget) -> Slot {
     // A node that rolls keeps its slot, so that the next target can repair a failed roll.
     if node.rolls() {
         return Slot::Granted;
+    }
+    // Before all members were reconciled it is not known which of them wait, and so whose turn it is.
+    if others.iter().any(|member| member.standing == Standing::Unknown) {
+        return Slot::InLine { limit: budget.limit };
     }
     let failed: Vec<_> = in_turn(others, |member| member.standing == Standing::Failed);
     if failed.len() >= budget.halt_after {

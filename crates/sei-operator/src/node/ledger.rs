@@ -58,11 +58,11 @@ impl Ledger {
             if member_key == *key {
                 continue;
             }
-            if !books.reconciled.contains(&member_key) && !me.rolls() {
-                return Slot::InLine { limit: budget.limit };
-            }
             if books.granted.contains(&member_key) {
                 member.standing = Standing::Rolls;
+            }
+            if !books.reconciled.contains(&member_key) {
+                member.standing = Standing::Unknown;
             }
             others.push(member);
         }

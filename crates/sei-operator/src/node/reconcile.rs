@@ -22,7 +22,7 @@ use super::events::status_events;
 use super::ledger::Ledger;
 use super::peer_ids::PeerIds;
 use super::platform_file::PlatformFile;
-use super::state::{NodeState, is_current};
+use super::state::NodeState;
 use crate::Options;
 use crate::runtime::controller::{Error, Permit, Queue, Reconcile, reference};
 use crate::runtime::events::Events;
@@ -76,10 +76,7 @@ impl Reconcile for NodeController {
 
     fn is_own_write(&self, node: &SeiNode) -> bool {
         let key = ObjectKey::of(&node.metadata);
-        let known = self.states.find(&key, |state| {
-            state.latest.as_ref().is_some_and(|latest| is_current(latest, node))
-        });
-        known.unwrap_or(false)
+        self.states.find(&key, |state| state.is_own_write(node)).unwrap_or(false)
     }
 
     fn sweep(&self) {
@@ -151,13 +148,13 @@ impl NodeController {
                     if !conversation.is_exclusive() {
                         starting = None;
                     }
-                    self.remember(key, conversation.node());
+                    self.states.with(key, |state| state.wrote(conversation.node()));
                 }
                 Ask::Write(status) => {
                     match self.write(&cluster, conversation.node(), &status).await {
                         Ok(Some(node)) => {
                             conversation.absorb(Outcome::Node(Some(Box::new(node))));
-                            self.remember(key, conversation.node());
+                            self.states.with(key, |state| state.wrote(conversation.node()));
                         }
                         Ok(None) => {}
                         Err(WriteError::Stale) => {
@@ -189,15 +186,6 @@ impl NodeController {
             self.events.publish(&node.object_ref(&()), status_events(&before, status));
         }
         Ok(written)
-    }
-
-    /// Keeps the newest version of the node.
-    fn remember(&self, key: &ObjectKey, node: &Shared<SeiNode>) {
-        self.states.with(key, |state| {
-            if !state.latest.as_ref().is_some_and(|latest| latest.is_same(node)) {
-                state.latest = Some(node.clone());
-            }
-        });
     }
 
     async fn end(
@@ -242,7 +230,7 @@ impl NodeController {
         let (pause, ask) =
             self.states.with(key, |state| (state.stale_read(), state.needs_live_read()));
         if ask && let Ok(Some(live)) = find("get seinode", cluster.nodes().get(&key.name)).await {
-            self.remember(key, &Shared::new(live));
+            self.states.with(key, |state| state.latest = Some(Shared::new(live)));
         }
         pause
     }

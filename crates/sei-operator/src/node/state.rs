@@ -17,6 +17,8 @@ pub(crate) struct NodeState {
     /// The newest version of the node that this process has seen: from the watch, from our own
     /// write, or from a live read.
     pub(crate) latest: Option<Shared<SeiNode>>,
+    /// The version that our own last write of the node returned.
+    written: Option<String>,
     pub(crate) deferred: Option<Deferred>,
     pub(crate) delete_conflicts: u32,
     /// Reconciles in a row that ended because another client had written the node.
@@ -77,6 +79,20 @@ impl NodeState {
         pause.min(Duration::from_secs(60))
     }
 
+    /// Keeps the node as our own write returned it.
+    pub(crate) fn wrote(&mut self, node: &Shared<SeiNode>) {
+        if !self.latest.as_ref().is_some_and(|latest| latest.is_same(node)) {
+            self.written.clone_from(&node.metadata.resource_version);
+            self.latest = Some(node.clone());
+        }
+    }
+
+    /// Whether this version of the node is the one that our own last write returned. A version from
+    /// a live read is not: the reconcile that made the read has ended, and none has acted on it yet.
+    pub(crate) fn is_own_write(&self, node: &SeiNode) -> bool {
+        self.written.is_some() && self.written == node.metadata.resource_version
+    }
+
     /// Whether the watch has not shown the newer version in time, so that the server is read.
     pub(crate) fn needs_live_read(&self) -> bool {
         self.stale_reads > 1
@@ -122,6 +138,18 @@ mod tests {
         assert_eq!(newest(node("a", "9")), "12");
         assert_eq!(newest(node("a", "100")), "100");
         assert_eq!(newest(node("b", "9")), "9", "created again under its name");
+    }
+
+    #[test]
+    fn only_the_version_of_our_own_write_is_dropped() {
+        let mut state = NodeState::default();
+        state.newest(&node("a", "7").into());
+        assert!(!state.is_own_write(&node("a", "7")), "read from the watch");
+        state.latest = Some(node("a", "8").into());
+        assert!(!state.is_own_write(&node("a", "8")), "read from the server");
+        state.wrote(&node("a", "9").into());
+        assert!(state.is_own_write(&node("a", "9")));
+        assert!(!state.is_own_write(&node("a", "10")), "another client's write");
     }
 
     #[test]

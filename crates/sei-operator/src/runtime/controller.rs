@@ -14,10 +14,11 @@ use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures::{StreamExt as _, future};
+use futures::{FutureExt as _, StreamExt as _, future};
 use k8s_openapi::NamespaceResourceScope;
 use kube::runtime::controller::{Action, Config, Controller};
 use kube::runtime::reflector::{self, ObjectRef, Store, store::Writer};
@@ -350,10 +351,7 @@ async fn reconcile<R: Reconcile>(
     let task = context.runtime.tasks.spawn(reconcile_task(object, context.clone()));
     match task.await {
         Ok(result) => result,
-        Err(error) => Err(Error::Panicked(match error.try_into_panic() {
-            Ok(panic) => panic_message(panic.as_ref()),
-            Err(error) => error.to_string(),
-        })),
+        Err(error) => Err(Error::Panicked(error.to_string())),
     }
 }
 
@@ -368,25 +366,15 @@ async fn reconcile_task<R: Reconcile>(
     };
     let name = format!("{} {key}", R::Kind::kind(&()));
     let _in_flight = InFlight::new(&context.runtime, name);
-    // Also after a panic: others may wait for this object.
-    let mut finished = Finished { context: &context, key: &key, succeeded: false };
     let mut permit = Permit::take(&context.runtime.permits).await;
-    let requeue = Box::pin(context.reconciler.reconcile(object, &mut permit)).await?;
-    finished.succeeded = true;
+    let reconcile = Box::pin(context.reconciler.reconcile(object, &mut permit));
+    let result = AssertUnwindSafe(reconcile).catch_unwind().await;
+    let result = result.unwrap_or_else(|panic| Err(Error::Panicked(panic_message(panic.as_ref()))));
+    // Also after a panic: others may wait for this object.
+    context.reconciler.finished(&key, result.is_ok());
+    let requeue = result?;
     context.succeeded(&key);
     Ok(requeue.map_or_else(Action::await_change, Action::requeue))
-}
-
-struct Finished<'a, R: Reconcile> {
-    context: &'a Loop<R>,
-    key: &'a ObjectKey,
-    succeeded: bool,
-}
-
-impl<R: Reconcile> Drop for Finished<'_, R> {
-    fn drop(&mut self) {
-        self.context.reconciler.finished(self.key, self.succeeded);
-    }
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> String {

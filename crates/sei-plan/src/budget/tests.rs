@@ -38,15 +38,29 @@ fn check(limit: usize, chain: &str, expected: &Expect) {
 fn member(line: &str) -> Member {
     let fields: Vec<_> = line.split_whitespace().collect();
     let standing = match fields[3] {
+        "unknown" => Standing::Unknown,
         "idle" => Standing::Idle,
         "waits" => Standing::Waits,
         "rolls" => Standing::Rolls,
         "down" => Standing::Down,
         "failed" => Standing::Failed,
-        unknown => panic!("unknown standing {unknown}"),
+        standing => panic!("no standing {standing}"),
     };
     let (signs, is_out) = (fields[1] == "signs", fields[2] == "out");
     Member { name: fields[0].to_owned(), signs, is_out, standing }
+}
+
+#[test]
+fn no_slot_is_granted_before_every_node_of_the_chain_was_reconciled() {
+    check(
+        1,
+        "a serves up waits
+         b serves up unknown",
+        &expect![[r"
+            a: InLine { limit: 1 }
+            next: a
+        "]],
+    );
 }
 
 #[test]
