@@ -5,9 +5,11 @@
 
 use std::collections::BTreeSet;
 
-use sei_api::plan::{PlanKind, PlanPhase, TaskPlan, TaskStatus, task_id};
+use sei_api::plan::{PlanPhase, TaskPlan, TaskStatus, task_id};
 use sei_api::status::SeiNodePhase;
 use sei_api::task::TaskType;
+
+use crate::planner::kind::rules;
 
 use TaskType as T;
 
@@ -110,40 +112,33 @@ fn check_progress(plan: &TaskPlan, notes: &mut Vec<PlanNote>) {
 fn check_shape(plan: &TaskPlan, notes: &mut Vec<PlanNote>) {
     let Some(kind) = plan.kind else { return };
     let count = |task: TaskType| plan.tasks.iter().filter(|planned| planned.is(task)).count();
-    if plan.target.is_none() != (kind == PlanKind::MarkReady) {
+    let rules = rules(kind);
+    if plan.target.is_some() != rules.has_target {
         wrong(
             notes,
             "every plan except MarkReady must have a target, and MarkReady must have none",
         );
     }
-    if plan.failed_phase.is_some() != (kind == PlanKind::Init) {
+    if plan.failed_phase.is_some() != rules.fails_node {
         wrong(notes, "only an init plan may set a phase on failure");
     }
     if plan.target_phase != Some(SeiNodePhase::Running) {
         wrong(notes, "the target phase of every plan must be Running");
     }
-    let last = plan.tasks.last().and_then(sei_api::PlannedTask::task_type);
-    match kind {
-        PlanKind::Init | PlanKind::NodeUpdate => {
-            for task in [T::ApplyStatefulSet, T::ApplyService, T::ReplacePod, T::ObserveImage] {
-                if count(task) != 1 {
-                    wrong(notes, format!("{kind:?} has {task} {} times", count(task)));
-                }
-            }
-            if last != Some(T::MarkReady) {
-                wrong(notes, format!("{kind:?} does not end with mark-ready"));
-            }
-        }
-        PlanKind::MarkReady | PlanKind::ApplyTemplate => {
-            let only = if kind == PlanKind::MarkReady { T::MarkReady } else { T::ApplyStatefulSet };
-            if plan.tasks.len() != 1 || last != Some(only) {
-                wrong(notes, format!("{kind:?} may hold only {only}"));
-            }
+    for task in rules.once {
+        if count(*task) != 1 {
+            wrong(notes, format!("{kind:?} has {task} {} times", count(*task)));
         }
     }
-    let is_init = kind == PlanKind::Init;
+    let last = plan.tasks.last().and_then(sei_api::PlannedTask::task_type);
+    if last != Some(rules.last) {
+        wrong(notes, format!("{kind:?} does not end with {}", rules.last));
+    }
+    if rules.single && plan.tasks.len() != 1 {
+        wrong(notes, format!("{kind:?} may hold only {}", rules.last));
+    }
     for task in [T::EnsureDataPvc, T::ApplyRbacProxyConfig] {
-        if (count(task) == 1) != is_init {
+        if count(task) > 0 && !rules.once.contains(&task) {
             wrong(notes, format!("{task} may occur only in init plans, and only once"));
         }
     }
@@ -205,7 +200,7 @@ fn check_order(plan: &TaskPlan, notes: &mut Vec<PlanNote>) {
 
 #[cfg(test)]
 mod tests {
-    use sei_api::plan::{PlanTarget, PlannedTask};
+    use sei_api::plan::{PlanKind, PlanTarget, PlannedTask};
     use sei_api::status::Cause;
     use serde_json::{Value, json};
 

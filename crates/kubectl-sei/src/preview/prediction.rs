@@ -3,7 +3,8 @@
 use sei_api::plan::PlanKind;
 use sei_api::status::PendingUpdate;
 use sei_plan::planner::drift::{self, Drift};
-use sei_plan::planner::{self, Decision, Note, PlanMove};
+use sei_plan::planner::kind::rules;
+use sei_plan::planner::{self, Blocker, Decision, Note, PlanMove};
 use sei_plan::snapshot::Snapshot;
 use sei_plan::tasks::kind_of;
 
@@ -55,8 +56,7 @@ pub(super) fn predict(snapshot: &Snapshot) -> Prediction {
 /// decides anything else.
 fn without_small_plan(snapshot: &Snapshot) -> Snapshot {
     let mut snapshot = snapshot.clone();
-    let small = |kind| matches!(kind, PlanKind::MarkReady | PlanKind::ApplyTemplate);
-    if snapshot.status.plan.as_ref().is_some_and(|plan| small(kind_of(plan))) {
+    if snapshot.status.plan.as_ref().is_some_and(|plan| rules(kind_of(plan)).single) {
         snapshot.status.plan = None;
     }
     snapshot
@@ -130,17 +130,12 @@ fn effect_of(note: &Note) -> Option<Effect> {
         Note::BacksOff { .. } => Effect::RollsAgain,
         Note::WaitsForSlot { .. } | Note::ChainHalted { .. } => Effect::RollsInTurn,
         Note::Resumes { kind: PlanKind::NodeUpdate, .. } => Effect::Rolling,
-        Note::Resumes { kind: PlanKind::Init, .. }
-        | Note::WaitsForPod
-        | Note::WaitsForPeers
-        | Note::NodePaused
-        | Note::StateSyncBlocked { .. }
-        | Note::Deleting => Effect::NoPod,
-        Note::Refused { .. }
-        | Note::FailedForGood { .. }
-        | Note::VolumeLost { .. }
-        | Note::VolumeTerminating
-        | Note::SigningKeyConflict { .. } => Effect::Stuck,
+        Note::Blocked(Blocker::Comparison) => return None,
+        Note::Blocked(blocker) if blocker.stalls().is_some() => Effect::Stuck,
+        Note::Resumes { kind: PlanKind::Init, .. } | Note::Blocked(_) | Note::Deleting => {
+            Effect::NoPod
+        }
+        Note::FailedForGood { .. } => Effect::Stuck,
         Note::InSync | Note::Adopted { .. } | Note::RevisionMovedExternally { .. } => {
             Effect::Nothing
         }
@@ -151,7 +146,6 @@ fn effect_of(note: &Note) -> Option<Effect> {
         | Note::Superseded { .. }
         | Note::ContinuesLate { .. }
         | Note::ApprovalRefused { .. }
-        | Note::Comparing
         | Note::ConfigWaitsForRoll { .. }
         | Note::PlanAbandoned { .. } => return None,
     })

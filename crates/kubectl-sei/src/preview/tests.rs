@@ -438,7 +438,7 @@ fn stopped_and_refused_nodes_are_listed_with_the_reason() {
         With DIR/next.yaml nothing would roll (2 nodes checked).
 
         Cannot be changed
-          demo/rpc-1: refused: spec.chainId of a running node cannot change from pacific-1 to atlantic-2; set it back to pacific-1
+          demo/rpc-1: spec.chainId of a running node cannot change from pacific-1 to atlantic-2; set it back to pacific-1
 
         Without a pod to roll
           demo/rpc-0: is stopped: spec.paused

@@ -24,11 +24,12 @@ use prometheus_client::registry::{self, Registry, Unit};
 use sei_api::condition::{self, ConditionStatus, ConditionType, Reason};
 use sei_api::key::ObjectKey;
 use sei_api::metric::{self, Metric};
-use sei_api::plan::{PlanKind, PlanPhase};
+use sei_api::plan::PlanPhase;
 use sei_api::status::{Cause, PendingUpdate, SeiNodePhase, UpdateOutcome, UpdateState};
 use sei_api::task::TaskType;
 use sei_api::{SeiNode, SeiNodeStatus, TaskPlan};
 use sei_exec::sidecar::Health;
+use sei_plan::planner::kind::rules;
 
 /// Value of the label `controller`: the Go operator distinguishes its controllers by it.
 const CONTROLLER: &str = "seinode";
@@ -252,13 +253,7 @@ fn outcome_without_record(after: &SeiNodeStatus) -> &'static str {
 
 /// The Go operator's name for the kind of a plan. Its own plans do not record a kind.
 fn plan_type(plan: &TaskPlan) -> &'static str {
-    match plan.kind {
-        Some(PlanKind::Init) => "init",
-        Some(PlanKind::NodeUpdate) => "node-update",
-        Some(PlanKind::MarkReady) => "mark-ready-reapply",
-        Some(PlanKind::ApplyTemplate) => "unknown",
-        None => plan_type_by_tasks(plan),
-    }
+    plan.kind.map_or_else(|| plan_type_by_tasks(plan), |kind| rules(kind).metric)
 }
 
 fn plan_type_by_tasks(plan: &TaskPlan) -> &'static str {

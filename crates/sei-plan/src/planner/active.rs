@@ -1,13 +1,13 @@
 //! A node with an active plan: resume the plan, or supersede it by a newer desired state.
 
-use sei_api::condition::{ConditionStatus, Reason};
+use sei_api::condition::Reason;
 use sei_api::plan::{PlanKind, PlanTarget, PlannedTask, TaskPlan};
-use sei_api::status::{Cause, UpdateOutcome, UpdateState};
+use sei_api::status::{Cause, PendingUpdate, UpdateOutcome, UpdateState};
 use sei_api::task::{Side, TaskType};
 
 use super::{
-    Decision, Note, PlanMove, build, decide_at_rest, ended, is_updating, running, set_drift,
-    set_update, stall, without_plan,
+    Blocker, Decision, Note, PlanMove, build, decide_at_rest, ended, init, is_updating, kind,
+    stall, without_plan,
 };
 use crate::budget;
 use crate::check_plan::{Severity, check_plan};
@@ -16,26 +16,71 @@ use crate::snapshot::{Sidecar, Snapshot};
 use crate::tasks::{before_replacement, in_bootstrap, kind_of};
 use crate::view::is_owned;
 
+/// What becomes of an active plan.
+pub(super) enum Fate {
+    Resume,
+    /// Nothing happens until the pod of the stopped node has ended.
+    Freeze,
+    /// The plan is ended, and what follows is decided without it.
+    Supersede(String),
+    /// An init plan is ended, and another one is built.
+    InitAgain,
+    /// The update is ended, the gate of the pod that it would replace is opened, and the update is
+    /// built again after that.
+    OpenGate,
+    /// The update continues with the sidecar of the new pod.
+    ContinueLate,
+    /// Another plan takes its place.
+    GiveWay(Box<Decision>),
+    /// The plan is resumed unless the answer to the questions of this decision starts another.
+    Ask(Box<Decision>),
+}
+
 /// Decides what becomes of an active plan.
-pub(super) fn decide(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
+pub(super) fn decide(snapshot: &Snapshot, plan: &TaskPlan) -> Decision {
     if let Some(why) = broken(plan) {
-        decision.report.push(Note::PlanAbandoned { why: why.clone() });
-        supersede(snapshot, plan, &why, decision);
-        return;
+        let abandoned = Decision::keep(snapshot).note(Note::PlanAbandoned { why: why.clone() });
+        return abandoned.then(supersede(snapshot, plan, &why));
     }
+    let kind = kind_of(plan);
+    let decision = match fate(snapshot, plan) {
+        Fate::Resume => resume(snapshot, plan),
+        Fate::Freeze => Decision::blocked(snapshot, Blocker::NodePaused),
+        Fate::Supersede(by) => supersede(snapshot, plan, &by),
+        Fate::InitAgain => init_again(snapshot, plan),
+        Fate::OpenGate => open_gate_first(snapshot, plan),
+        Fate::ContinueLate => continue_late(snapshot, plan),
+        Fate::GiveWay(instead) => {
+            let by = format!("{:?}", instead.plan.started().unwrap_or(kind));
+            let superseded = Decision::keep(snapshot).note(Note::Superseded { kind, by });
+            superseded.then(with_abandoned_tasks(*instead, plan))
+        }
+        Fate::Ask(questions) => Decision {
+            asks_slot: questions.asks_slot,
+            compare: questions.compare,
+            ..resume(snapshot, plan)
+        },
+    };
+    let blocker = decision.blocker.clone().or_else(|| refused_edit(snapshot, plan));
+    Decision { blocker, ..decision }
+}
+
+fn fate(snapshot: &Snapshot, plan: &TaskPlan) -> Fate {
     let kind = kind_of(plan);
     if plan.kind.is_none() && matches!(kind, PlanKind::NodeUpdate | PlanKind::MarkReady) {
         // Without a target the plan cannot be compared with the desired state.
-        supersede(snapshot, plan, "a plan with a target", decision);
-        return;
+        return Fate::Supersede("a plan with a target".to_owned());
     }
-    match kind {
-        PlanKind::Init => decide_init(snapshot, plan, decision),
-        PlanKind::NodeUpdate => decide_update(snapshot, plan, decision),
-        PlanKind::MarkReady | PlanKind::ApplyTemplate => {
-            decide_single_task(snapshot, plan, decision);
-        }
+    (kind::rules(kind).fate)(snapshot, plan)
+}
+
+/// An edit during an update that a running node cannot follow.
+fn refused_edit(snapshot: &Snapshot, plan: &TaskPlan) -> Option<Blocker> {
+    let (Ok(desired), Some(target)) = (&snapshot.desired, &plan.target) else { return None };
+    if kind_of(plan) != PlanKind::NodeUpdate || !has_other_target(target, desired) {
+        return None;
     }
+    stall::changed_identity(snapshot, desired).map(|why| Blocker::InvalidSpec { why })
 }
 
 /// Why a stored plan cannot be trusted: it was forged, damaged, or made by a newer operator.
@@ -46,10 +91,9 @@ fn broken(plan: &TaskPlan) -> Option<String> {
 
 /// An init plan is superseded by other images, and by any change while its pod does not run. A
 /// running pod may have spent hours on a restore, which a changed label must not discard.
-fn decide_init(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
+pub(super) fn fate_of_init(snapshot: &Snapshot, plan: &TaskPlan) -> Fate {
     let (Ok(desired), Some(target)) = (&snapshot.desired, &plan.target) else {
-        resume(snapshot, plan, decision);
-        return;
+        return Fate::Resume;
     };
     let superseded = if snapshot.node.spec.is_paused() {
         false
@@ -69,59 +113,43 @@ fn decide_init(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
         // A plan whose template was overwritten would wait for its own pod for ever.
         images || moved || is_overwritten(snapshot, plan)
     };
-    if !superseded {
-        resume(snapshot, plan, decision);
-        return;
-    }
-    decision.report.push(Note::Superseded { kind: PlanKind::Init, by: desired.hash.clone() });
-    decision.plan = PlanMove::Clear;
-    super::init::decide(&without_plan(snapshot), Some(plan), decision);
-    transfer_abandoned_tasks(plan, decision);
+    if superseded { Fate::InitAgain } else { Fate::Resume }
 }
 
-fn decide_update(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
+pub(super) fn fate_of_update(snapshot: &Snapshot, plan: &TaskPlan) -> Fate {
     let spec = &snapshot.node.spec;
-    let Some(target) = &plan.target else { return resume(snapshot, plan, decision) };
+    let supersede = |by: &str| Fate::Supersede(by.to_owned());
+    let Some(target) = &plan.target else { return Fate::Resume };
     if spec.is_paused() {
-        decide_stopped(snapshot, plan, decision);
-        return;
+        // Frozen until the pod has ended.
+        let statefulset = snapshot.own_statefulset();
+        let ended =
+            statefulset.is_some_and(|owner| !snapshot.pods().any(|pod| is_owned(pod, owner)));
+        return if ended { supersede("spec.paused") } else { Fate::Freeze };
     }
     let replaceable = before_replacement(plan) && snapshot.pod().is_some();
     // A plan that restores the running template implements the pause; the pause does not hold it.
     let restores_running = snapshot.status().pod_template_hash.as_ref() == Some(&target.hash);
     if spec.updates_are_paused() && replaceable && !restores_running {
-        supersede(snapshot, plan, "spec.update.paused", decision);
-        return;
+        return supersede("spec.update.paused");
     }
     if replaceable && stall::volume_terminating(snapshot) {
         // Kubernetes deletes the claim once this pod stops.
-        supersede(snapshot, plan, "the deletion of its volume", decision);
-        return;
+        return supersede("the deletion of its volume");
     }
     if let Ok(desired) = &snapshot.desired
         && has_other_target(target, desired)
+        && stall::changed_identity(snapshot, desired).is_none()
     {
-        match stall::changed_identity(snapshot, desired) {
-            None => {
-                supersede(snapshot, plan, &desired.hash, decision);
-                return;
-            }
-            Some(why) => decision.report.push(Note::Refused { why }),
-        }
+        return supersede(&desired.hash);
     }
     if is_overwritten(snapshot, plan) {
-        supersede(snapshot, plan, "another template on the StatefulSet", decision);
-        return;
+        return supersede("another template on the StatefulSet");
     }
     if replaceable && must_open_gate_first(snapshot, plan) {
-        open_gate_first(snapshot, plan, decision);
-        return;
+        return Fate::OpenGate;
     }
-    if config_is_unanswered(snapshot, plan) {
-        continue_late(snapshot, plan, decision);
-        return;
-    }
-    resume(snapshot, plan, decision);
+    if config_is_unanswered(snapshot, plan) { Fate::ContinueLate } else { Fate::Resume }
 }
 
 /// Whether the target of a plan differs from the desired state. The fingerprint covers the images,
@@ -140,17 +168,6 @@ fn is_overwritten(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
         let newer = statefulset.uid != applied.uid || statefulset.generation >= applied.generation;
         newer && statefulset.template_hash.as_ref() != Some(&target.hash)
     })
-}
-
-/// Freezes the update of a stopped node until its pod has ended, and then ends the plan.
-fn decide_stopped(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
-    let statefulset = snapshot.own_statefulset();
-    let has_pod = statefulset.is_none_or(|owner| snapshot.pods().any(|pod| is_owned(pod, owner)));
-    if has_pod {
-        decision.report.push(Note::NodePaused);
-    } else {
-        supersede(snapshot, plan, "spec.paused", decision);
-    }
 }
 
 /// Whether the plan waits while the gate of the pod that it would replace is closed. The gate is
@@ -179,30 +196,17 @@ fn is_older_than_pod(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
 }
 
 /// A plan of a single task is superseded as soon as it waits and another kind of plan could start.
-fn decide_single_task(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
+pub(super) fn fate_of_single_task(snapshot: &Snapshot, plan: &TaskPlan) -> Fate {
     if is_obsolete(snapshot, plan) {
-        supersede(snapshot, plan, "a newer desired state", decision);
-        return;
+        return Fate::Supersede("a newer desired state".to_owned());
     }
     if snapshot.waiting.is_none() || snapshot.node.spec.is_paused() {
-        resume(snapshot, plan, decision);
-        return;
+        return Fate::Resume;
     }
-    let mut instead = decision.clone();
-    decide_at_rest(&without_plan(snapshot), &mut instead);
-    let kind = kind_of(plan);
-    match &instead.plan {
-        PlanMove::Start(next) if kind_of(next) != kind => {
-            let by = format!("{:?}", kind_of(next));
-            instead.report.insert(0, Note::Superseded { kind, by });
-            *decision = instead;
-            transfer_abandoned_tasks(plan, decision);
-        }
-        _ => {
-            decision.asks_slot = instead.asks_slot;
-            decision.compare = instead.compare;
-            resume(snapshot, plan, decision);
-        }
+    let instead = Box::new(decide_at_rest(&without_plan(snapshot)));
+    match instead.plan.started() {
+        Some(kind) if kind != kind_of(plan) => Fate::GiveWay(instead),
+        _ => Fate::Ask(instead),
     }
 }
 
@@ -217,22 +221,22 @@ fn is_obsolete(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
     target != desired && target != snapshot.status().pod_template_hash.as_ref()
 }
 
-fn resume(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
-    let task = plan.current().map_or("its end", |(_, task)| task.r#type.as_str());
-    decision.report.push(Note::Resumes { kind: kind_of(plan), task: task.to_owned() });
-    if kind_of(plan) == PlanKind::NodeUpdate
-        && let Some(pending) = decision.pending_update.as_mut()
-    {
-        pending.state = UpdateState::Rolling;
-        if let Ok(desired) = &snapshot.desired
-            && desired.hash == pending.target_hash
-        {
-            set_drift(decision, ConditionStatus::True, Reason::Rolling, drift_message(snapshot));
-        }
-    }
+fn resume(snapshot: &Snapshot, plan: &TaskPlan) -> Decision {
+    let kind = kind_of(plan);
+    let task = plan.current().map_or("its end", |(_, task)| task.r#type.as_str()).to_owned();
+    let mut decision = Decision::keep(snapshot).note(Note::Resumes { kind, task });
     if let Some(again) = snapshot.waiting.as_ref().and_then(|waiting| waiting.again) {
         decision.requeue = Some(again);
     }
+    let Some(pending) = decision.pending_update.take().filter(|_| kind == PlanKind::NodeUpdate)
+    else {
+        return Decision { pending_update: snapshot.status().pending_update.clone(), ..decision };
+    };
+    let hash = snapshot.desired.as_ref().ok().map(|desired| &desired.hash);
+    if hash == Some(&pending.target_hash) {
+        decision = decision.drift(Reason::Rolling, drift_message(snapshot));
+    }
+    decision.pending(PendingUpdate { state: UpdateState::Rolling, ..pending })
 }
 
 fn drift_message(snapshot: &Snapshot) -> String {
@@ -243,54 +247,62 @@ fn drift_message(snapshot: &Snapshot) -> String {
         .unwrap_or_default()
 }
 
+/// Ends an init plan in favour of another one.
+fn init_again(snapshot: &Snapshot, plan: &TaskPlan) -> Decision {
+    let hash = snapshot.desired.as_ref().map_or_else(|_| String::new(), |d| d.hash.clone());
+    let superseded = Note::Superseded { kind: PlanKind::Init, by: hash };
+    let cleared = Decision { plan: PlanMove::Clear, ..Decision::keep(snapshot) }.note(superseded);
+    let next = init::decide(&without_plan(snapshot), Some(plan));
+    cleared.then(with_abandoned_tasks(next, plan))
+}
+
 /// Ends a plan in favour of a newer state. This counts as no failure, and the same decision
 /// determines what follows.
-fn supersede(snapshot: &Snapshot, plan: &TaskPlan, by: &str, decision: &mut Decision) {
+fn supersede(snapshot: &Snapshot, plan: &TaskPlan, by: &str) -> Decision {
     let kind = kind_of(plan);
-    decision.report.push(Note::Superseded { kind, by: by.to_owned() });
-    decision.plan = PlanMove::Clear;
+    let superseded = Note::Superseded { kind, by: by.to_owned() };
+    let mut decision =
+        Decision { plan: PlanMove::Clear, ..Decision::keep(snapshot) }.note(superseded);
+    let mut after = without_plan(snapshot);
     if kind == PlanKind::NodeUpdate {
         let detail = Some(format!("superseded by {by}"));
         decision.last_update = Some(ended(snapshot, plan, UpdateOutcome::Superseded, detail));
+        after.status.last_update.clone_from(&decision.last_update);
     }
-    let mut after = without_plan(snapshot);
-    if let Some(last) = &decision.last_update {
-        after.status.last_update = Some(last.clone());
+    decision = decision.then(with_abandoned_tasks(decide_at_rest(&after), plan));
+    if is_updating(snapshot) && decision.plan.started() != Some(PlanKind::NodeUpdate) {
+        return decision.not_updating(Reason::UpdateSuperseded, format!("superseded by {by}"));
     }
-    decide_at_rest(&after, decision);
-    transfer_abandoned_tasks(plan, decision);
-    let updates =
-        matches!(&decision.plan, PlanMove::Start(next) if kind_of(next) == PlanKind::NodeUpdate);
-    if is_updating(snapshot) && !updates {
-        let message = format!("superseded by {by}");
-        set_update(decision, ConditionStatus::False, Reason::UpdateSuperseded, message);
-    }
+    decision
 }
 
 /// Ends an update that waits and opens the gate. The update is built again after that.
-fn open_gate_first(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
+fn open_gate_first(snapshot: &Snapshot, plan: &TaskPlan) -> Decision {
     let by = "the closed gate of the running pod";
-    decision.report.push(Note::Superseded { kind: kind_of(plan), by: by.to_owned() });
+    let superseded = Note::Superseded { kind: kind_of(plan), by: by.to_owned() };
     let detail = format!("superseded by {by}");
-    let record = ended(snapshot, plan, UpdateOutcome::Superseded, Some(detail.clone()));
-    decision.last_update = Some(record);
+    let last = ended(snapshot, plan, UpdateOutcome::Superseded, Some(detail.clone()));
+    let mut decision =
+        Decision { last_update: Some(last), ..Decision::keep(snapshot) }.note(superseded);
     if is_updating(snapshot) {
-        set_update(decision, ConditionStatus::False, Reason::UpdateSuperseded, detail);
+        decision = decision.not_updating(Reason::UpdateSuperseded, detail);
     }
-    running::start(decision, build::mark_ready(snapshot), "the gate is closed");
-    transfer_abandoned_tasks(plan, decision);
+    let decision = decision.start(build::mark_ready(snapshot), "the gate is closed");
+    with_abandoned_tasks(decision, plan)
 }
 
 /// Transfers the sidecar tasks of the old plan to the new plan, which has to delete them.
-fn transfer_abandoned_tasks(plan: &TaskPlan, decision: &mut Decision) {
-    let PlanMove::Start(next) = &mut decision.plan else { return };
-    next.abandoned.extend(plan.abandoned.iter().cloned());
-    // This includes a task without a recorded submission: the operator may have crashed between the
-    // submission and the record.
-    let unfinished = plan.current().filter(|(_, task)| is_of_sidecar(task));
-    if let Some((index, task)) = unfinished {
-        next.abandoned.push(crate::tasks::sidecar::attempt_id(plan, index, task));
+fn with_abandoned_tasks(mut decision: Decision, plan: &TaskPlan) -> Decision {
+    if let PlanMove::Start(next) = &mut decision.plan {
+        next.abandoned.extend(plan.abandoned.iter().cloned());
+        // This includes a task without a recorded submission: the operator may have crashed between
+        // the submission and the record.
+        let unfinished = plan.current().filter(|(_, task)| is_of_sidecar(task));
+        if let Some((index, task)) = unfinished {
+            next.abandoned.push(crate::tasks::sidecar::attempt_id(plan, index, task));
+        }
     }
+    decision
 }
 
 fn is_of_sidecar(task: &PlannedTask) -> bool {
@@ -327,27 +339,21 @@ fn config_is_unanswered(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
 }
 
 /// Replaces an early update by a late update to the same target.
-pub(super) fn continue_late(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
-    let Ok(desired) = &snapshot.desired else { return resume(snapshot, plan, decision) };
+pub(super) fn continue_late(snapshot: &Snapshot, plan: &TaskPlan) -> Decision {
+    let Ok(desired) = &snapshot.desired else { return resume(snapshot, plan) };
     let cause = plan.target.as_ref().map_or(Cause::Spec, |target| target.cause);
     let why = match &plan.failed_task_detail {
         Some(_) => super::failure_text(plan),
         None => "the old sidecar does not answer".to_owned(),
     };
-    decision.report.push(Note::ContinuesLate { why: why.clone() });
-    let moved = plan.target.as_ref().is_some_and(|target| has_other_target(target, desired));
-    if moved {
-        supersede(snapshot, plan, &desired.hash, decision);
-        return;
+    let decision = Decision::keep(snapshot).note(Note::ContinuesLate { why: why.clone() });
+    if plan.target.as_ref().is_some_and(|target| has_other_target(target, desired)) {
+        return decision.then(supersede(snapshot, plan, &desired.hash));
     }
     let (late, slot) = (build::Shape::Late, budget::has_slot(plan));
     let next = build::node_update(snapshot, desired, cause, late, slot);
-    running::start(decision, next, &why);
-    set_update(
-        decision,
-        ConditionStatus::True,
-        Reason::UpdateStarted,
-        format!("continues without the old pod's sidecar: {why}"),
-    );
-    transfer_abandoned_tasks(plan, decision);
+    let decision = decision
+        .updating(format!("continues without the old pod's sidecar: {why}"))
+        .start(next, &why);
+    with_abandoned_tasks(decision, plan)
 }

@@ -298,10 +298,21 @@ pub enum Permit {
     Queued(Slot),
     /// The lease is too young to trust the operator's view of the fleet; for how much longer.
     Settling(Duration),
-    BacksOff {
-        attempts: i32,
-        seconds: i64,
-    },
+    BacksOff(Pause),
+}
+
+/// The pause after failed attempts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pause {
+    pub attempts: i32,
+    pub seconds: i64,
+}
+
+impl std::fmt::Display for Pause {
+    /// Without the remaining seconds, which would change with every reconcile.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} failed attempts", self.attempts)
+    }
 }
 
 /// Decides whether a difference may roll now.
@@ -311,7 +322,7 @@ pub fn permit(snapshot: &Snapshot, desired: &Desired, difference: &Difference) -
         return Permit::Paused;
     }
     if let Some(pause) = back_off(snapshot, desired) {
-        return pause;
+        return Permit::BacksOff(pause);
     }
     let approved = snapshot.approved() == Some(desired.hash.as_str());
     match difference.cause {
@@ -340,12 +351,11 @@ pub fn permit(snapshot: &Snapshot, desired: &Desired, difference: &Difference) -
 }
 
 /// The remaining back-off if the last attempt at this target failed recently.
-pub(super) fn back_off(snapshot: &Snapshot, desired: &Desired) -> Option<Permit> {
+pub(super) fn back_off(snapshot: &Snapshot, desired: &Desired) -> Option<Pause> {
     let pending = snapshot.status().pending_update.as_ref()?;
     let until = pending.next_attempt_at.as_ref().filter(|_| pending.target_hash == desired.hash)?;
     let seconds = until.0.duration_since(snapshot.now).as_secs();
-    (until.0 > snapshot.now)
-        .then_some(Permit::BacksOff { attempts: pending.attempts.unwrap_or(0), seconds })
+    (until.0 > snapshot.now).then_some(Pause { attempts: pending.attempts.unwrap_or(0), seconds })
 }
 
 /// Why a change that does not come from the spec of this node waits for an approval.

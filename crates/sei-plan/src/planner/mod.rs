@@ -1,8 +1,7 @@
 //! The planner: decides the next action for a node from a snapshot of it.
 //!
-//! [`plan`] maps the phase of the node and its observed state to an action; each case is a
-//! function. The [`Decision`] holds the complete result, with a report that also explains why
-//! nothing is done.
+//! [`plan`] maps the phase of the node and its observed state to a [`Decision`]; each case is a
+//! function that returns one.
 
 use std::time::Duration;
 
@@ -12,17 +11,20 @@ use sei_api::SeiNodeSpec;
 use sei_api::condition::{self, ConditionStatus, ConditionType, Reason, Verdict};
 use sei_api::plan::{PlanKind, PlanPhase, TaskPlan};
 use sei_api::status::{
-    Blocked, Cause, ClaimRef, LastUpdate, PendingUpdate, SeiNodePhase, SeiNodeStatus, UpdateOutcome,
+    Cause, LastUpdate, PendingUpdate, SeiNodePhase, SeiNodeStatus, UpdateOutcome, UpdateState,
 };
 
 use crate::budget;
 use crate::snapshot::{Sidecar, Snapshot};
-use crate::tasks::{Stamp, kind_of};
+use crate::tasks::kind_of;
 
 mod active;
+mod blocker;
 pub mod build;
+mod decision;
 pub mod drift;
 mod init;
+pub mod kind;
 mod note;
 pub mod repair;
 mod running;
@@ -34,133 +36,113 @@ pub(crate) mod fixture;
 #[cfg(test)]
 mod tests;
 
+pub use blocker::Blocker;
+pub(crate) use decision::enter;
+pub use decision::{Decision, PlanMove};
 pub use note::Note;
 pub use running::halted;
-
-/// The next action for a node, and the changes to its status.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Decision {
-    pub plan: PlanMove,
-    pub phase: Option<SeiNodePhase>,
-    pub conditions: Vec<Verdict>,
-    /// The pending update that the status records from now on.
-    pub pending_update: Option<PendingUpdate>,
-    pub stamp: Option<Stamp>,
-    pub last_update: Option<LastUpdate>,
-    pub blocked: Option<Blocked>,
-    /// The claim that counts as the node's from now on.
-    pub claim: Option<ClaimRef>,
-    pub witnesses: Option<Vec<String>>,
-    /// The uid of a pod whose template the server must compare before a decision is possible.
-    pub compare: Option<String>,
-    /// A slot of the chain's budget must be requested before a decision is possible.
-    pub asks_slot: bool,
-    /// What is done and why, or why nothing is done.
-    pub report: Vec<Note>,
-    /// When to reconcile again if no event arrives.
-    pub requeue: Option<Duration>,
-}
-
-/// The change to the stored plan.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub enum PlanMove {
-    #[default]
-    Keep,
-    Clear,
-    /// Stored now, executed from the next pass on.
-    Start(Box<TaskPlan>),
-}
 
 /// Decides what happens next to a node.
 pub fn plan(snapshot: &Snapshot) -> Decision {
     let status = snapshot.status();
-    let mut decision = Decision {
-        pending_update: status.pending_update.clone(),
-        requeue: Some(snapshot.timing.resync()),
-        ..Decision::default()
-    };
-    mirror(snapshot, &mut decision);
+    let observed = mirror(snapshot);
     if snapshot.node.metadata.deletion_timestamp.is_some() {
-        decision.report.push(Note::Deleting);
-        return decision;
+        return observed.note(Note::Deleting);
     }
-    match status.plan.as_ref().map(|plan| (plan.phase, plan)) {
-        Some((PlanPhase::Active, plan)) => active::decide(snapshot, plan, &mut decision),
+    let decided = match status.plan.as_ref().map(|plan| (plan.phase, plan)) {
+        Some((PlanPhase::Active, plan)) => active::decide(snapshot, plan),
         Some((PlanPhase::Failed, plan)) if status.phase == Some(SeiNodePhase::Failed) => {
-            init::decide_failed(snapshot, Some(plan), &mut decision);
+            init::decide_failed(snapshot, Some(plan))
         }
-        Some((_, plan)) => settle(snapshot, plan, &mut decision),
-        None => decide_at_rest(snapshot, &mut decision),
-    }
-    release_slot(snapshot, &mut decision);
-    mirror_sidecar(snapshot, &mut decision);
-    stall::report(snapshot, &mut decision);
-    decision
+        Some((_, plan)) => settle(snapshot, plan),
+        None => decide_at_rest(snapshot),
+    };
+    let mut decision = release_slot(snapshot, observed.then(decided));
+    decision.conditions.extend(sidecar_verdict(snapshot, decision.phase));
+    stall::report(snapshot, decision)
 }
 
 /// Decides for a node without an active plan, by its phase.
-fn decide_at_rest(snapshot: &Snapshot, decision: &mut Decision) {
-    let phase = match snapshot.status().phase {
+fn decide_at_rest(snapshot: &Snapshot) -> Decision {
+    let stored = snapshot.status().phase;
+    let phase = match stored {
         None | Some(SeiNodePhase::Pending) => init::rebuilt_phase(snapshot),
         phase => phase,
     };
-    if phase != snapshot.status().phase {
-        decision.phase = phase;
-    }
-    match phase {
-        Some(SeiNodePhase::Running) => running::decide(snapshot, decision),
-        Some(SeiNodePhase::Failed) => init::decide_failed(snapshot, None, decision),
-        Some(SeiNodePhase::Terminating) => decision.report.push(Note::Deleting),
+    let decision = match phase {
+        Some(SeiNodePhase::Running) => running::decide(snapshot),
+        Some(SeiNodePhase::Failed) => init::decide_failed(snapshot, None),
+        Some(SeiNodePhase::Terminating) => Decision::keep(snapshot).note(Note::Deleting),
         None | Some(SeiNodePhase::Pending | SeiNodePhase::Initializing) => {
-            init::decide(snapshot, None, decision);
+            init::decide(snapshot, None)
         }
+    };
+    let rebuilt = phase.filter(|_| phase != stored);
+    Decision { phase: decision.phase.or(rebuilt), ..decision }
+}
+
+/// Clears a plan that has ended, and reports its outcome.
+fn settle(snapshot: &Snapshot, plan: &TaskPlan) -> Decision {
+    let cleared = Decision { plan: PlanMove::Clear, ..Decision::keep(snapshot) };
+    if plan.phase == PlanPhase::Complete {
+        settle_complete(snapshot, plan, cleared)
+    } else if active::continues_late(plan) && snapshot.desired.is_ok() {
+        cleared.then(active::continue_late(snapshot, plan))
+    } else {
+        settle_failed(snapshot, plan, cleared)
     }
 }
 
-/// Clears a plan that has ended, and reports its outcome. After a failure the next plan is built
-/// only after the failure was written, so that users can see it.
-fn settle(snapshot: &Snapshot, plan: &TaskPlan, decision: &mut Decision) {
-    decision.plan = PlanMove::Clear;
+fn settle_complete(snapshot: &Snapshot, plan: &TaskPlan, mut decision: Decision) -> Decision {
     let kind = kind_of(plan);
-    if plan.phase == PlanPhase::Complete {
-        if is_updating(snapshot) {
-            set_update(
-                decision,
-                ConditionStatus::False,
-                Reason::UpdateComplete,
-                completed_message(plan),
-            );
-        }
-        if kind == PlanKind::NodeUpdate || changed_template(snapshot, plan) {
-            decision.last_update = Some(ended(snapshot, plan, UpdateOutcome::Complete, None));
-        }
-        decision.report.push(Note::PlanComplete { kind });
-        let mut after = without_plan(snapshot);
-        if kind == PlanKind::NodeUpdate {
-            decision.pending_update = None;
-            after.status.pending_update = None;
-        }
-        decide_at_rest(&after, decision);
-        return;
+    if is_updating(snapshot) {
+        let image = plan.target.as_ref().map(|target| format!("runs {}", target.image));
+        decision = decision.not_updating(Reason::UpdateComplete, image.unwrap_or_default());
     }
-    if active::continues_late(plan) && snapshot.desired.is_ok() {
-        active::continue_late(snapshot, plan, decision);
-        return;
+    if kind == PlanKind::NodeUpdate || changed_template(snapshot, plan) {
+        decision.last_update = Some(ended(snapshot, plan, UpdateOutcome::Complete, None));
     }
+    let mut after = without_plan(snapshot);
+    if kind == PlanKind::NodeUpdate {
+        after.status.pending_update = None;
+    }
+    decision.note(Note::PlanComplete { kind }).then(decide_at_rest(&after))
+}
+
+/// The next plan is built only after the failure was written, so that users can see it.
+fn settle_failed(snapshot: &Snapshot, plan: &TaskPlan, mut decision: Decision) -> Decision {
+    let kind = kind_of(plan);
     let detail = failure_text(plan);
     if is_updating(snapshot) {
-        set_update(decision, ConditionStatus::False, Reason::UpdateFailed, detail.clone());
+        decision = decision.not_updating(Reason::UpdateFailed, detail.clone());
     }
-    if kind == PlanKind::ApplyTemplate {
-        back_off(snapshot, decision);
+    if matches!(kind, PlanKind::ApplyTemplate | PlanKind::NodeUpdate)
+        && let Some(pending) = decision.pending_update.take()
+    {
+        let (pending, message) = back_off(snapshot, pending);
+        decision = decision.pending(pending).drift(Reason::BackingOff, message);
     }
     if kind == PlanKind::NodeUpdate {
-        back_off(snapshot, decision);
-        decision.last_update =
-            Some(ended(snapshot, plan, UpdateOutcome::Failed, Some(detail.clone())));
+        let failed = ended(snapshot, plan, UpdateOutcome::Failed, Some(detail.clone()));
+        decision.last_update = Some(failed);
     }
-    decision.report.push(Note::PlanFailed { kind, detail });
-    decision.requeue = Some(snapshot.timing.poll());
+    let requeue = Some(snapshot.timing.poll());
+    Decision { requeue, ..decision.note(Note::PlanFailed { kind, detail }) }
+}
+
+/// Counts a failed attempt and sets the time of the next.
+fn back_off(snapshot: &Snapshot, pending: PendingUpdate) -> (PendingUpdate, String) {
+    let attempts = pending.attempts.unwrap_or(0).saturating_add(1);
+    let message = format!("{attempts} failed attempts");
+    let pause = snapshot.timing.update_retry(attempts);
+    let pending = PendingUpdate {
+        attempts: Some(attempts),
+        state: UpdateState::Retrying,
+        next_attempt_at: Some(Time(later(snapshot.now, pause))),
+        reason: Some(message.clone()),
+        ..pending
+    };
+    (pending, message)
 }
 
 /// Whether a plan without a roll has changed the template of the next pod: a stopped node got its
@@ -185,20 +167,6 @@ fn without_plan(snapshot: &Snapshot) -> Snapshot {
     after
 }
 
-/// Counts a failed attempt and sets the time of the next.
-fn back_off(snapshot: &Snapshot, decision: &mut Decision) {
-    if let Some(pending) = decision.pending_update.as_mut() {
-        let attempts = pending.attempts.unwrap_or(0).saturating_add(1);
-        pending.attempts = Some(attempts);
-        pending.state = sei_api::status::UpdateState::Retrying;
-        let pause = snapshot.timing.update_retry(attempts);
-        pending.next_attempt_at = Some(Time(later(snapshot.now, pause)));
-        let message = format!("{attempts} failed attempts");
-        pending.reason = Some(message.clone());
-        set_drift(decision, ConditionStatus::True, Reason::BackingOff, message);
-    }
-}
-
 /// `now` plus a pause; `now` itself if the sum is out of range.
 pub(crate) fn later(now: Timestamp, pause: Duration) -> Timestamp {
     SignedDuration::try_from(pause)
@@ -207,27 +175,25 @@ pub(crate) fn later(now: Timestamp, pause: Duration) -> Timestamp {
         .unwrap_or(now)
 }
 
-/// Sets the conditions that only repeat what was observed.
-fn mirror(snapshot: &Snapshot, decision: &mut Decision) {
-    let paused = snapshot.node.spec.is_paused();
-    decision.conditions.push(if paused {
-        Verdict::new(
-            ConditionType::Paused,
-            ConditionStatus::True,
-            Reason::Paused,
-            "spec.paused is true",
-        )
+/// The conditions that only repeat what was observed.
+fn mirror(snapshot: &Snapshot) -> Decision {
+    let spec = &snapshot.node.spec;
+    let (status, reason, message) = if spec.is_paused() {
+        (ConditionStatus::True, Reason::Paused, "spec.paused is true")
     } else {
-        Verdict::new(ConditionType::Paused, ConditionStatus::False, Reason::NotPaused, "")
-    });
-    let state_sync = state_sync::check_state_sync(&snapshot.node.spec, &snapshot.witnesses);
-    decision.witnesses = state_sync.witnesses;
-    decision.conditions.push(state_sync.verdict);
-    decision.conditions.extend(peers_verdict(&snapshot.node.spec));
+        (ConditionStatus::False, Reason::NotPaused, "")
+    };
+    let state_sync = state_sync::check_state_sync(spec, &snapshot.witnesses);
     let conditions = &snapshot.status().conditions;
-    if condition::find(conditions, ConditionType::PodTemplateDrift).is_none() {
-        set_drift(decision, ConditionStatus::Unknown, Reason::NotObserved, "");
-    }
+    let unobserved = condition::find(conditions, ConditionType::PodTemplateDrift).is_none();
+    let drift = decision::drift_is(ConditionStatus::Unknown, Reason::NotObserved, "");
+    let mut decision = Decision::keep(snapshot)
+        .condition(Verdict::new(ConditionType::Paused, status, reason, message))
+        .condition(state_sync.verdict);
+    decision.witnesses = state_sync.witnesses;
+    decision.conditions.extend(peers_verdict(spec));
+    decision.conditions.extend(unobserved.then_some(drift));
+    decision
 }
 
 /// Whether every source of peers can be resolved; `None` for a node without sources.
@@ -244,44 +210,19 @@ fn peers_verdict(spec: &SeiNodeSpec) -> Option<Verdict> {
 }
 
 /// The last health probe of a node that runs.
-fn mirror_sidecar(snapshot: &Snapshot, decision: &mut Decision) {
-    if decision.phase.or(snapshot.status().phase) != Some(SeiNodePhase::Running) {
-        return;
+fn sidecar_verdict(snapshot: &Snapshot, phase: Option<SeiNodePhase>) -> Option<Verdict> {
+    if phase.or(snapshot.status().phase) != Some(SeiNodePhase::Running) {
+        return None;
     }
     let (status, reason, message) = match &snapshot.sidecar {
-        Sidecar::Unknown => return,
+        Sidecar::Unknown => return None,
         Sidecar::Ready => (ConditionStatus::True, Reason::Ready, ""),
         Sidecar::NotReady => (ConditionStatus::False, Reason::NotReady, "the gate is closed"),
         Sidecar::Unreachable(text) => {
             (ConditionStatus::Unknown, Reason::Unreachable, text.as_str())
         }
     };
-    let condition = ConditionType::SidecarReady;
-    decision.conditions.push(Verdict::new(condition, status, reason, message));
-}
-
-pub(crate) fn set_update(
-    decision: &mut Decision,
-    status: ConditionStatus,
-    reason: Reason,
-    message: String,
-) {
-    let condition = ConditionType::NodeUpdateInProgress;
-    decision.conditions.push(Verdict::new(condition, status, reason, message));
-}
-
-pub(crate) fn set_drift(
-    decision: &mut Decision,
-    status: ConditionStatus,
-    reason: Reason,
-    message: impl Into<String>,
-) {
-    let condition = ConditionType::PodTemplateDrift;
-    decision.conditions.push(Verdict::new(condition, status, reason, message));
-}
-
-fn completed_message(plan: &TaskPlan) -> String {
-    plan.target.as_ref().map_or_else(String::new, |target| format!("runs {}", target.image))
+    Some(Verdict::new(ConditionType::SidecarReady, status, reason, message))
 }
 
 /// Why a plan failed: type and error of its task.
@@ -317,7 +258,7 @@ pub(crate) fn ended(
 
 /// Releases the slot of the last roll once the node is Ready. Until then the node is requeued for
 /// the deadline by which it should be Ready.
-fn release_slot(snapshot: &Snapshot, decision: &mut Decision) {
+fn release_slot(snapshot: &Snapshot, decision: Decision) -> Decision {
     let status = snapshot.status();
     let plan = match &decision.plan {
         PlanMove::Start(plan) => Some(&**plan),
@@ -339,69 +280,16 @@ fn release_slot(snapshot: &Snapshot, decision: &mut Decision) {
             // A node that its user stops keeps no slot.
             if snapshot.node.spec.is_paused() || (back && !failed) {
                 let ready_at = Some(Time(snapshot.now));
-                decision.last_update = last.map(|last| LastUpdate { ready_at, ..last });
-                return;
+                let last_update = last.map(|last| LastUpdate { ready_at, ..last });
+                return Decision { last_update, ..decision };
             }
             Some(open.finished_at.0)
         }
         _ => None,
     };
     let due = since.map(|since| later(since, snapshot.rollout.ready_deadline));
-    if let Some(due) = due.filter(|due| *due > snapshot.now) {
-        let left = due.duration_since(snapshot.now).unsigned_abs();
-        decision.requeue_within(left);
-    }
-}
-
-impl Decision {
-    /// Requeues the node after this time at the latest.
-    fn requeue_within(&mut self, time: Duration) {
-        self.requeue = Some(self.requeue.map_or(time, |requeue| requeue.min(time)));
-    }
-
-    /// The status as this decision leaves it.
-    pub fn apply(&self, status: &mut SeiNodeStatus, generation: i64, now: Timestamp) {
-        match &self.plan {
-            PlanMove::Keep => {}
-            PlanMove::Clear => status.plan = None,
-            PlanMove::Start(plan) => status.plan = Some((**plan).clone()),
-        }
-        if let Some(phase) = self.phase {
-            enter(status, phase, now);
-        }
-        for verdict in &self.conditions {
-            condition::set(&mut status.conditions, verdict, generation, now);
-        }
-        status.pending_update.clone_from(&self.pending_update);
-        if let Some(stamp) = &self.stamp {
-            stamp.apply(status);
-        }
-        if self.last_update.is_some() {
-            status.last_update.clone_from(&self.last_update);
-        }
-        status.blocked.clone_from(&self.blocked);
-        if self.claim.is_some() {
-            status.data_claim.clone_from(&self.claim);
-        }
-        status.resolved_state_syncers.clone_from(&self.witnesses);
-        status.observed_generation = Some(status.observed_generation.unwrap_or(0).max(generation));
-    }
-}
-
-impl Stamp {
-    /// Records what was observed running. These fields change nowhere else.
-    pub fn apply(&self, status: &mut SeiNodeStatus) {
-        status.current_image = Some(self.image.clone());
-        status.current_sidecar_image = Some(self.sidecar_image.clone());
-        status.pod_template_hash = Some(self.hash.clone());
-        status.pod_template = Some(self.template.clone());
-    }
-}
-
-/// Moves a node to a phase; the time moves only if the phase does.
-pub(crate) fn enter(status: &mut SeiNodeStatus, phase: SeiNodePhase, now: Timestamp) {
-    if status.phase != Some(phase) {
-        status.phase = Some(phase);
-        status.phase_transition_time = Some(Time(now));
+    match due.filter(|due| *due > snapshot.now) {
+        Some(due) => decision.requeue_within(due.duration_since(snapshot.now).unsigned_abs()),
+        None => decision,
     }
 }

@@ -5,10 +5,13 @@ use std::fmt;
 use sei_api::plan::PlanKind;
 use sei_api::status::Cause;
 
+use super::Blocker;
+
 /// One decision of the planner, or the reason for doing nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
     Deleting,
+    Blocked(Blocker),
     /// The node matches the desired state.
     InSync,
     Starts {
@@ -52,8 +55,6 @@ pub enum Note {
         given: String,
         target: String,
     },
-    /// The server has to compare the template of the running pod.
-    Comparing,
     Adopted {
         hash: String,
     },
@@ -62,27 +63,11 @@ pub enum Note {
         pod: String,
         statefulset: String,
     },
-    NodePaused,
-    StateSyncBlocked {
-        why: String,
-    },
-    Refused {
-        why: String,
-    },
-    WaitsForPod,
-    WaitsForPeers,
     FailedForGood {
         why: String,
     },
     ConfigWaitsForRoll {
         settings: Vec<String>,
-    },
-    VolumeLost {
-        claim: String,
-    },
-    VolumeTerminating,
-    SigningKeyConflict {
-        with: String,
     },
     /// The stored plan cannot be trusted and was abandoned.
     PlanAbandoned {
@@ -94,6 +79,7 @@ impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Deleting => f.write_str("is being deleted"),
+            Self::Blocked(blocker) => blocker.fmt(f),
             Self::InSync => f.write_str("in sync"),
             Self::Starts { kind, why } => write!(f, "starts {kind:?}: {why}"),
             Self::Resumes { kind, task } => write!(f, "resumes {kind:?} at {task}"),
@@ -113,33 +99,18 @@ impl fmt::Display for Note {
             Self::ApprovalRefused { given, target } => {
                 write!(f, "refuses the approval of {given}: the target is {target}")
             }
-            Self::Comparing => f.write_str("compares the running pod with the desired template"),
             Self::Adopted { hash } => write!(f, "adopts the running pod as {hash}"),
             Self::RevisionMovedExternally { pod, statefulset } => write!(
                 f,
                 "keeps the pod at revision {pod}; new pods would get {statefulset}: \
                  the revision changed without an update by the operator"
             ),
-            Self::NodePaused => f.write_str("is stopped: spec.paused"),
-            Self::StateSyncBlocked { why } => write!(f, "waits for state-sync witnesses: {why}"),
-            Self::Refused { why } => write!(f, "refused: {why}"),
-            Self::WaitsForPod => {
-                f.write_str("waits for the StatefulSet controller to create the pod")
-            }
-            Self::WaitsForPeers => f.write_str("waits for the p2p ids of its peers"),
             Self::FailedForGood { why } => write!(
                 f,
                 "failed: {why}; change the spec, or set annotation sei.io/retry to a new value"
             ),
             Self::ConfigWaitsForRoll { settings } => {
                 write!(f, "{} changed; applied by the next roll", settings.join(", "))
-            }
-            Self::VolumeTerminating => {
-                f.write_str("keeps the pod: its volume is deleted when the pod stops")
-            }
-            Self::VolumeLost { claim } => write!(f, "claim {claim} is lost"),
-            Self::SigningKeyConflict { with } => {
-                write!(f, "is not started: {with} has the same signing key or volume")
             }
             Self::PlanAbandoned { why } => write!(f, "abandons the stored plan: {why}"),
         }

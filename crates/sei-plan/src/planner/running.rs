@@ -4,80 +4,80 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use sei_api::condition::{ConditionStatus, Reason};
-use sei_api::plan::{PlanKind, TaskPlan};
 use sei_api::status::{Cause, FieldChange, PendingUpdate, UpdateState};
 
+use super::decision::drift_is;
 use super::drift::{self, Difference, Drift, Permit};
-use super::{Decision, Note, PlanMove, build, init, set_drift, set_update, stall};
+use super::{Blocker, Decision, Note, build, init, stall};
 use crate::desired::Desired;
 use crate::diff::cut_changes;
 use crate::snapshot::{Sidecar, Slot, Snapshot};
 use crate::view::is_owned;
 
 /// Decides for a running node: update it, open its gate, restore its template, or do nothing.
-pub(super) fn decide(snapshot: &Snapshot, decision: &mut Decision) {
-    if let Some(note) = stall::volume_lost(snapshot) {
-        decision.report.push(note);
-        init::decide_lost_volume(snapshot, decision);
-        dequeue(decision);
-        return;
+pub(super) fn decide(snapshot: &Snapshot) -> Decision {
+    if let Some(lost) = stall::volume_lost(snapshot) {
+        let blocked = Decision::blocked(snapshot, lost);
+        return leave_queue(blocked.then(init::decide_lost_volume(snapshot)));
     }
-    match &snapshot.desired {
-        Err(why) => decision.report.push(Note::Refused { why: why.clone() }),
-        Ok(desired) => match stall::changed_identity(snapshot, desired) {
-            Some(why) => decision.report.push(Note::Refused { why }),
-            None if stall::volume_terminating(snapshot) => {
-                decision.report.push(Note::VolumeTerminating);
-            }
-            None if snapshot.has_foreign_statefulset() => {
-                decision.report.push(Note::Refused { why: FOREIGN_STATEFULSET.to_owned() });
-            }
-            None if waits_for_a_key(snapshot) => {
-                let with = snapshot.signing_conflict.clone().unwrap_or_default();
-                decision.report.push(Note::SigningKeyConflict { with });
-                // The end of the conflict triggers no event for this node.
-                decision.requeue_within(snapshot.timing.poll() * 6);
-            }
-            None if snapshot.node.spec.is_paused() => {
-                decide_stopped(snapshot, desired, decision);
-            }
-            None => decide_drift(snapshot, desired, decision),
-        },
+    let paused = snapshot.node.spec.is_paused();
+    let mut decision = leave_queue(match may_change(snapshot) {
+        Err(blocker) => Decision::blocked(snapshot, blocker),
+        Ok(desired) if paused => decide_stopped(snapshot, desired),
+        Ok(desired) => decide_drift(snapshot, desired),
+    });
+    let conflict = matches!(decision.blocker, Some(Blocker::SigningKeyConflict { .. }));
+    if conflict || stall::volume_unknown(snapshot) {
+        // The end of it triggers no event for this node.
+        decision = decision.requeue_within(snapshot.timing.poll() * 6);
     }
-    dequeue(decision);
-    if stall::volume_unknown(snapshot) {
-        decision.requeue_within(snapshot.timing.poll() * 6);
-    }
-    let idle = !matches!(decision.plan, PlanMove::Start(_));
     // Nothing above delays the gate: an evicted node must serve again.
-    let stopped = snapshot.node.spec.is_paused();
-    if idle && !stopped && snapshot.sidecar == Sidecar::NotReady && snapshot.pod().is_some() {
-        let plan = build::mark_ready(snapshot);
-        start(decision, plan, "the gate is closed");
+    let gate_closed = snapshot.sidecar == Sidecar::NotReady && snapshot.pod().is_some();
+    if decision.plan.started().is_none() && !paused && gate_closed {
+        decision = decision.start(build::mark_ready(snapshot), "the gate is closed");
     }
-    let idle = !matches!(decision.plan, PlanMove::Start(_));
-    if idle && let Ok(desired) = &snapshot.desired {
-        restore_template(snapshot, desired, decision);
+    if decision.plan.started().is_none()
+        && let Ok(desired) = &snapshot.desired
+    {
+        decision = restore_template(snapshot, desired, decision);
     }
+    decision
 }
 
-/// Removes a node that cannot be updated from the queue of its chain: it must not block others.
-fn dequeue(decision: &mut Decision) {
-    let why = decision.report.iter().find_map(|note| match note {
-        Note::Refused { .. }
-        | Note::VolumeTerminating
-        | Note::VolumeLost { .. }
-        | Note::Comparing
-        | Note::SigningKeyConflict { .. }
-        | Note::NodePaused => Some(note.to_string()),
-        _ => None,
-    });
-    if let (Some(why), Some(pending)) = (why, decision.pending_update.as_mut())
-        && pending.state == UpdateState::Queued
-    {
-        pending.state = UpdateState::Held;
-        pending.reason = Some(why.clone());
-        set_drift(decision, ConditionStatus::True, Reason::Held, why);
+/// The desired state, if the running node may be changed to it at all.
+fn may_change(snapshot: &Snapshot) -> Result<&Desired, Blocker> {
+    let refused = |why: String| Err(Blocker::InvalidSpec { why });
+    let desired = match &snapshot.desired {
+        Err(why) => return refused(why.clone()),
+        Ok(desired) => desired,
+    };
+    if let Some(why) = stall::changed_identity(snapshot, desired) {
+        return refused(why);
+    }
+    if stall::volume_terminating(snapshot) {
+        return Err(Blocker::VolumeTerminating);
+    }
+    if snapshot.has_foreign_statefulset() {
+        return refused(FOREIGN_STATEFULSET.to_owned());
+    }
+    if waits_for_a_key(snapshot) {
+        let with = snapshot.signing_conflict.clone().unwrap_or_default();
+        return Err(Blocker::SigningKeyConflict { with });
+    }
+    Ok(desired)
+}
+
+/// Removes a node that cannot be updated from the queue of its chain.
+fn leave_queue(decision: Decision) -> Decision {
+    let why = decision.blocker.as_ref().filter(|blocker| !blocker.keeps_queue());
+    let why = why.map(ToString::to_string);
+    match (why, &decision.pending_update) {
+        (Some(why), Some(pending)) if pending.state == UpdateState::Queued => {
+            let reason = Some(why.clone());
+            let held = PendingUpdate { state: UpdateState::Held, reason, ..pending.clone() };
+            decision.pending(held).drift(Reason::Held, why)
+        }
+        _ => decision,
     }
 }
 
@@ -98,51 +98,42 @@ fn waits_for_a_key(snapshot: &Snapshot) -> bool {
 }
 
 /// Compares the pod with the desired template and acts on the difference.
-fn decide_drift(snapshot: &Snapshot, desired: &Desired, decision: &mut Decision) {
+fn decide_drift(snapshot: &Snapshot, desired: &Desired) -> Decision {
     match drift::classify(snapshot, desired) {
-        Drift::NoPod | Drift::NotRunning => decision.report.push(Note::WaitsForPod),
-        Drift::Unknown => {
-            decision.compare = snapshot.pod().map(|pod| pod.uid.clone());
-            decision.report.push(Note::Comparing);
-        }
+        Drift::NoPod | Drift::NotRunning => Decision::blocked(snapshot, Blocker::Pod),
+        Drift::Unknown => Decision {
+            compare: snapshot.pod().map(|pod| pod.uid.clone()),
+            ..Decision::blocked(snapshot, Blocker::Comparison)
+        },
         Drift::Record(stamp) => {
-            decision.report.push(Note::Adopted { hash: stamp.hash.clone() });
-            decision.stamp = Some(*stamp);
-            in_sync(snapshot, desired, decision);
+            let adopted = Note::Adopted { hash: stamp.hash.clone() };
+            let recorded = Decision { stamp: Some(*stamp), ..Decision::keep(snapshot) };
+            recorded.note(adopted).then(in_sync(snapshot, desired))
         }
         Drift::InSync => match unfinished(snapshot, desired) {
-            Some(difference) => differs(snapshot, desired, &difference, decision),
-            None => in_sync(snapshot, desired, decision),
+            Some(difference) => differs(snapshot, desired, &difference),
+            None => in_sync(snapshot, desired),
         },
-        Drift::Reapply if waits_after_failure(snapshot, desired, decision) => {}
-        Drift::Reapply => {
-            // The apply comes first: until then an evicted pod gets an obsolete template.
-            let late = build::Shape::Late;
-            let plan = build::node_update(snapshot, desired, Cause::Spec, late, false);
-            decision.pending_update = Some(pending(
-                snapshot,
-                desired,
-                Cause::Spec,
-                UpdateState::Rolling,
-                "restores the template of the running pod; no pod is restarted",
-                Vec::new(),
-            ));
-            set_drift(
-                decision,
-                ConditionStatus::True,
-                Reason::Rolling,
-                "restores the running template",
-            );
-            set_update(
-                decision,
-                ConditionStatus::True,
-                Reason::UpdateStarted,
-                "restores the template of the running pod; no pod is restarted".to_owned(),
-            );
-            start(decision, plan, "the running template is desired, but another one is applied");
-        }
-        Drift::Differs(difference) => differs(snapshot, desired, &difference, decision),
+        Drift::Reapply => match drift::back_off(snapshot, desired) {
+            Some(pause) => backs_off(snapshot, pause),
+            None => reapply(snapshot, desired),
+        },
+        Drift::Differs(difference) => differs(snapshot, desired, &difference),
     }
+}
+
+/// Applies the template that the pod was made from. The apply comes first: until then an evicted pod
+/// gets an obsolete template.
+fn reapply(snapshot: &Snapshot, desired: &Desired) -> Decision {
+    let why = "restores the template of the running pod; no pod is restarted";
+    let (cause, late) = (Cause::Spec, build::Shape::Late);
+    let update = pending(snapshot, desired, cause, UpdateState::Rolling, why, Vec::new());
+    let plan = build::node_update(snapshot, desired, cause, late, false);
+    Decision::keep(snapshot)
+        .pending(update)
+        .drift(Reason::Rolling, "restores the running template")
+        .updating(why)
+        .start(plan, "the running template is desired, but another one is applied")
 }
 
 /// An update that failed after its pod was replaced: the pod has the desired template, but its
@@ -157,45 +148,32 @@ fn unfinished(snapshot: &Snapshot, desired: &Desired) -> Option<Difference> {
     })
 }
 
-fn in_sync(snapshot: &Snapshot, desired: &Desired, decision: &mut Decision) {
+fn in_sync(snapshot: &Snapshot, desired: &Desired) -> Decision {
     let settings: Vec<_> = drift::config_changes(snapshot, desired)
         .into_iter()
         // Peers change often; the next roll for another reason applies them.
         .filter(|name| name != "config.peers")
         .collect();
-    decision.pending_update = (!settings.is_empty()).then(|| {
-        let changes = settings
-            .iter()
-            .map(|path| FieldChange { path: path.clone(), ..FieldChange::default() })
-            .collect();
-        pending(
-            snapshot,
-            desired,
-            Cause::Spec,
-            UpdateState::Held,
-            "the next roll applies addresses; overrides apply when a node is initialised",
-            changes,
-        )
-    });
-    set_drift(decision, ConditionStatus::False, Reason::InSync, "");
     let moved = snapshot.pod().zip(snapshot.own_statefulset()).and_then(|(pod, statefulset)| {
         let (own, newest) = (pod.revision.clone()?, statefulset.observed_revision()?.to_owned());
         (own != newest).then_some(Note::RevisionMovedExternally { pod: own, statefulset: newest })
     });
-    decision.report.push(moved.unwrap_or(Note::InSync));
-    if !settings.is_empty() {
-        decision.report.push(Note::ConfigWaitsForRoll { settings });
+    let decision = Decision { pending_update: None, ..Decision::keep(snapshot) }
+        .condition(drift_is(ConditionStatus::False, Reason::InSync, ""))
+        .note(moved.unwrap_or(Note::InSync));
+    if settings.is_empty() {
+        return decision;
     }
+    let change = |path: &String| FieldChange { path: path.clone(), ..FieldChange::default() };
+    let changes = settings.iter().map(change).collect();
+    let why = "the next roll applies addresses; overrides apply when a node is initialised";
+    decision
+        .pending(pending(snapshot, desired, Cause::Spec, UpdateState::Held, why, changes))
+        .note(Note::ConfigWaitsForRoll { settings })
 }
 
 /// The pod differs: rolls it, or reports why it waits.
-fn differs(
-    snapshot: &Snapshot,
-    desired: &Desired,
-    difference: &Difference,
-    decision: &mut Decision,
-) {
-    refuse_other_approvals(snapshot, desired, decision);
+fn differs(snapshot: &Snapshot, desired: &Desired, difference: &Difference) -> Decision {
     let mut changes = difference.changes.clone();
     if changes.is_empty() {
         // The fingerprints differ in form only, or the differing fields are unknown.
@@ -207,44 +185,37 @@ fn differs(
     }
     let summary = explain(&changes);
     let cause = difference.cause;
+    let decision = refuse_other_approvals(snapshot, desired);
     let mut halted_by = None;
-    let (state, why) = match drift::permit(snapshot, desired, difference) {
+    let (decision, state, why) = match drift::permit(snapshot, desired, difference) {
         Permit::Go { takes_slot } => {
-            set_drift(decision, ConditionStatus::True, Reason::Rolling, &summary);
-            set_update(
-                decision,
-                ConditionStatus::True,
-                Reason::UpdateStarted,
-                started(snapshot, desired, &summary),
-            );
-            let shape = shape(snapshot);
-            let plan = build::node_update(snapshot, desired, cause, shape, takes_slot);
-            start(decision, plan, &summary);
-            (UpdateState::Rolling, String::new())
+            let plan = build::node_update(snapshot, desired, cause, shape(snapshot), takes_slot);
+            let decision = decision
+                .drift(Reason::Rolling, &summary)
+                .updating(started(snapshot, desired, &summary))
+                .start(plan, &summary);
+            (decision, UpdateState::Rolling, String::new())
         }
         Permit::AsksSlot => {
-            decision.asks_slot = true;
-            (UpdateState::Queued, "requests a slot of its chain".to_owned())
+            let decision = Decision { asks_slot: true, ..decision };
+            (decision, UpdateState::Queued, "requests a slot of its chain".to_owned())
         }
         Permit::Paused => {
-            set_drift(decision, ConditionStatus::True, Reason::Paused, &summary);
-            decision.report.push(Note::UpdatesPaused);
-            (UpdateState::Held, "spec.update.paused".to_owned())
+            let decision = decision.drift(Reason::Paused, &summary).note(Note::UpdatesPaused);
+            (decision, UpdateState::Held, "spec.update.paused".to_owned())
         }
         Permit::Held(why) => {
             let adopted = cause == Cause::Adoption;
             let reason = if adopted { Reason::AdoptedWithDrift } else { Reason::Held };
-            set_drift(decision, ConditionStatus::True, reason, format!("{why}: {summary}"));
-            decision.report.push(Note::Held { cause, why: why.clone() });
-            (UpdateState::Held, why)
+            let decision = decision
+                .drift(reason, format!("{why}: {summary}"))
+                .note(Note::Held { cause, why: why.clone() });
+            (decision, UpdateState::Held, why)
         }
         Permit::Queued(slot) => {
-            if !snapshot.is_ready() {
-                // No event marks the time when it has been down long enough to roll at once.
-                decision.requeue_within(snapshot.timing.poll() * 6);
-            }
             halted_by = slot.halted_by().map(str::to_owned);
-            (UpdateState::Queued, queued(&slot, decision))
+            let (decision, why) = queued(snapshot, &slot, decision);
+            (decision, UpdateState::Queued, why)
         }
         Permit::Settling(left) => {
             // The previous reason is kept: a new leader has no newer one yet.
@@ -255,45 +226,35 @@ fn differs(
             let why = before
                 .and_then(|pending| pending.reason.clone())
                 .unwrap_or_else(|| "waits until the operator has settled as leader".to_owned());
-            set_drift(decision, ConditionStatus::True, Reason::WaitingForSlot, &why);
-            decision.requeue_within(left);
-            decision
-                .report
-                .push(Note::WaitsForSlot { by: "the operator settles as leader".into() });
-            (UpdateState::Queued, why)
+            let decision = decision
+                .drift(Reason::WaitingForSlot, &why)
+                .requeue_within(left)
+                .note(Note::WaitsForSlot { by: "the operator settles as leader".into() });
+            (decision, UpdateState::Queued, why)
         }
-        Permit::BacksOff { attempts, seconds } => {
-            (UpdateState::Retrying, backs_off(attempts, seconds, decision))
+        Permit::BacksOff(pause) => {
+            (decision.then(backs_off(snapshot, pause)), UpdateState::Retrying, pause.to_string())
         }
     };
     let update = pending(snapshot, desired, cause, state, &why, changes);
-    decision.pending_update = Some(PendingUpdate { halted_by, ..update });
+    decision.pending(PendingUpdate { halted_by, ..update })
 }
 
-/// Reports that an update waits after failures. The message has no remaining seconds: they would
-/// change with every reconcile.
-fn backs_off(attempts: i32, seconds: i64, decision: &mut Decision) -> String {
-    let why = format!("{attempts} failed attempts");
-    set_drift(decision, ConditionStatus::True, Reason::BackingOff, &why);
-    decision.report.push(Note::BacksOff { attempts, seconds });
-    decision.requeue = Some(Duration::from_secs(u64::try_from(seconds).unwrap_or(0) + 1));
-    why
+/// Reports that an update waits after failures.
+fn backs_off(snapshot: &Snapshot, pause: drift::Pause) -> Decision {
+    let drift::Pause { attempts, seconds } = pause;
+    let requeue = Some(Duration::from_secs(u64::try_from(seconds).unwrap_or(0) + 1));
+    let decision = Decision::keep(snapshot)
+        .drift(Reason::BackingOff, pause.to_string())
+        .note(Note::BacksOff { attempts, seconds });
+    Decision { requeue, ..decision }
 }
 
-/// Whether restoring a template failed recently and must not be retried yet.
-fn waits_after_failure(snapshot: &Snapshot, desired: &Desired, decision: &mut Decision) -> bool {
-    let Some(Permit::BacksOff { attempts, seconds }) = drift::back_off(snapshot, desired) else {
-        return false;
-    };
-    backs_off(attempts, seconds, decision);
-    true
-}
-
-fn queued(slot: &Slot, decision: &mut Decision) -> String {
+fn queued(snapshot: &Snapshot, slot: &Slot, decision: Decision) -> (Decision, String) {
     // The message does not report the progress of other nodes in the queue: each step of a fleet
     // would be a write on each node.
     let (note, why) = match slot {
-        Slot::Granted => return String::new(),
+        Slot::Granted => return (decision, String::new()),
         Slot::Taken { by } => {
             (Note::WaitsForSlot { by: by.clone() }, format!("is next in its chain: {by}"))
         }
@@ -305,9 +266,12 @@ fn queued(slot: &Slot, decision: &mut Decision) -> String {
         }
         Slot::Halted { by } => (Note::ChainHalted { by: by.clone() }, halted(by)),
     };
-    set_drift(decision, ConditionStatus::True, Reason::WaitingForSlot, &why);
-    decision.report.push(note);
-    why
+    let decision = decision.drift(Reason::WaitingForSlot, &why).note(note);
+    if snapshot.is_ready() {
+        return (decision, why);
+    }
+    // No event marks the time when it has been down long enough to roll at once.
+    (decision.requeue_within(snapshot.timing.poll() * 6), why)
 }
 
 /// Why a node of a halted chain waits.
@@ -315,16 +279,19 @@ pub fn halted(by: &str) -> String {
     format!("the chain's rolls are halted: the roll of {by} failed")
 }
 
-fn refuse_other_approvals(snapshot: &Snapshot, desired: &Desired, decision: &mut Decision) {
-    if let Some(approved) = snapshot.approved()
-        && approved != desired.hash
-        && !is_spent(snapshot, approved)
-    {
-        decision.report.push(Note::ApprovalRefused {
-            given: approved.to_owned(),
-            target: desired.hash.clone(),
-        });
+fn refuse_other_approvals(snapshot: &Snapshot, desired: &Desired) -> Decision {
+    let decision = Decision::keep(snapshot);
+    match refused_approval(snapshot, desired) {
+        None => decision,
+        Some(given) => decision
+            .note(Note::ApprovalRefused { given: given.to_owned(), target: desired.hash.clone() }),
     }
+}
+
+/// An approval of another target than the desired one.
+fn refused_approval<'a>(snapshot: &'a Snapshot, desired: &Desired) -> Option<&'a str> {
+    let approved = snapshot.approved().filter(|approved| *approved != desired.hash);
+    approved.filter(|approved| !is_spent(snapshot, approved))
 }
 
 /// The differing fields as text: the first few, and the number of the rest.
@@ -397,10 +364,7 @@ pub(super) fn pending(
         attempts: same.and_then(|pending| pending.attempts),
         next_attempt_at: same.and_then(|pending| pending.next_attempt_at.clone()),
         halted_by: None,
-        refused_approval: snapshot
-            .approved()
-            .filter(|approved| *approved != desired.hash && !is_spent(snapshot, approved))
-            .map(crate::tasks::bounded),
+        refused_approval: refused_approval(snapshot, desired).map(crate::tasks::bounded),
     }
 }
 
@@ -413,49 +377,38 @@ fn is_spent(snapshot: &Snapshot, approved: &str) -> bool {
 
 /// A stopped node: once its pod has ended, the StatefulSet gets the desired template, so that the
 /// next start uses it.
-fn decide_stopped(snapshot: &Snapshot, desired: &Desired, decision: &mut Decision) {
-    decision.report.push(Note::NodePaused);
-    let Some(statefulset) = snapshot.own_statefulset() else { return };
+fn decide_stopped(snapshot: &Snapshot, desired: &Desired) -> Decision {
+    let decision = Decision::blocked(snapshot, Blocker::NodePaused);
+    let Some(statefulset) = snapshot.own_statefulset() else { return decision };
     let has_pod = snapshot.pods().any(|pod| is_owned(pod, statefulset));
     let stopped = statefulset.replicas == Some(0) && !has_pod && !statefulset.terminating;
-    if stopped && statefulset.template_hash.as_ref() != Some(&desired.hash) {
-        let plan = build::apply_template(snapshot, desired, &desired.hash);
-        start(decision, plan, "the node is stopped; its next start is prepared");
+    if !stopped || statefulset.template_hash.as_ref() == Some(&desired.hash) {
+        return decision;
     }
+    let plan = build::apply_template(snapshot, desired, &desired.hash);
+    decision.start(plan, "the node is stopped; its next start is prepared")
 }
 
 /// While a change waits, the StatefulSet keeps the template of the running pod, so that an evicted
 /// pod comes back unchanged.
-fn restore_template(snapshot: &Snapshot, desired: &Desired, decision: &mut Decision) {
-    let waits = decision
-        .pending_update
-        .as_ref()
-        .is_some_and(|update| matches!(update.state, UpdateState::Held | UpdateState::Queued));
-    let Some(statefulset) = snapshot.own_statefulset() else { return };
+fn restore_template(snapshot: &Snapshot, desired: &Desired, decision: Decision) -> Decision {
     let observed = match snapshot.pod() {
         Some(pod) => drift::observed_hash(snapshot, desired, pod),
         None => snapshot.status().pod_template_hash.as_deref(),
     };
-    let Some(observed) = observed else { return };
+    let (Some(statefulset), Some(observed), Some(update)) =
+        (snapshot.own_statefulset(), observed, &decision.pending_update)
+    else {
+        return decision;
+    };
+    let waits = matches!(update.state, UpdateState::Held | UpdateState::Queued);
+    let backs_off = update.next_attempt_at.as_ref().is_some_and(|until| until.0 > snapshot.now);
     let applied = statefulset.template_hash.as_deref();
     let differs =
         applied.is_some_and(|hash| hash != observed && drift::same_algorithm(hash, observed));
-    let backs_off = decision
-        .pending_update
-        .as_ref()
-        .and_then(|update| update.next_attempt_at.as_ref())
-        .is_some_and(|until| until.0 > snapshot.now);
     if waits && !backs_off && observed != desired.hash && differs && !statefulset.terminating {
-        let observed = observed.to_owned();
-        let plan = build::apply_template(snapshot, desired, &observed);
-        start(decision, plan, "the update waits; an evicted pod must come back unchanged");
+        let plan = build::apply_template(snapshot, desired, observed);
+        return decision.start(plan, "the update waits; an evicted pod must come back unchanged");
     }
-}
-
-/// Starts a plan: stored now, executed from the next pass on.
-pub(super) fn start(decision: &mut Decision, plan: TaskPlan, why: &str) {
-    let kind = plan.kind.unwrap_or(PlanKind::NodeUpdate);
-    decision.report.push(Note::Starts { kind, why: why.to_owned() });
-    decision.plan = PlanMove::Start(Box::new(plan));
-    decision.requeue = Some(Duration::ZERO);
+    decision
 }

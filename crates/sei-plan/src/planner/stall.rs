@@ -5,7 +5,7 @@ use sei_api::condition::{ConditionStatus, ConditionType, Reason, Verdict};
 use sei_api::names::data_claim;
 use sei_api::status::{Blocked, SeiNodePhase};
 
-use super::{Decision, Note, later};
+use super::{Blocker, Decision, later};
 use crate::desired::Desired;
 use crate::snapshot::{Claim, Snapshot};
 use crate::tasks::bounded;
@@ -13,54 +13,34 @@ use crate::view::{ContainerView, PodView, TroubleKind, is_owned};
 
 /// Records what blocks the node, and reports it as stalled once its deadline has passed. The start
 /// is stored in status, so that a restart of the operator does not reset it.
-pub(super) fn report(snapshot: &Snapshot, decision: &mut Decision) {
-    let found = diagnose(snapshot, decision);
-    decision.blocked = found.map(|(reason, message)| {
-        let before = snapshot.status().blocked.as_ref();
-        let same = before.filter(|blocked| blocked.reason == reason.as_str());
-        Blocked {
-            reason: reason.as_str().to_owned(),
-            since: same.map_or(Time(snapshot.now), |blocked| blocked.since.clone()),
-            message: bounded(&message),
-        }
-    });
-    let stalled = decision.blocked.as_ref().and_then(|blocked| {
-        let reason = Reason::parse(&blocked.reason)?;
-        let due = later(blocked.since.0, snapshot.timing.stall_deadline(reason));
-        if due > snapshot.now {
-            let left = due.duration_since(snapshot.now).unsigned_abs();
-            decision.requeue = Some(decision.requeue.map_or(left, |requeue| requeue.min(left)));
-            return None;
-        }
-        Some((reason, blocked.message.clone()))
-    });
-    decision.conditions.push(match stalled {
-        Some((reason, message)) => {
-            Verdict::new(ConditionType::Stalled, ConditionStatus::True, reason, message)
-        }
-        None => {
-            Verdict::new(ConditionType::Stalled, ConditionStatus::False, Reason::Progressing, "")
-        }
-    });
+pub(super) fn report(snapshot: &Snapshot, decision: Decision) -> Decision {
+    let Some((reason, message)) = diagnose(snapshot, &decision) else {
+        return Decision { blocked: None, ..decision }.condition(progressing());
+    };
+    let before = snapshot.status().blocked.as_ref();
+    let same = before.filter(|blocked| blocked.reason == reason.as_str());
+    let since = same.map_or(Time(snapshot.now), |blocked| blocked.since.clone());
+    let due = later(since.0, snapshot.timing.stall_deadline(reason));
+    let message = bounded(&message);
+    let blocked =
+        Some(Blocked { reason: reason.as_str().to_owned(), since, message: message.clone() });
+    let decision = Decision { blocked, ..decision };
+    if due > snapshot.now {
+        let left = due.duration_since(snapshot.now).unsigned_abs();
+        return decision.requeue_within(left).condition(progressing());
+    }
+    let stalled = ConditionType::Stalled;
+    decision.condition(Verdict::new(stalled, ConditionStatus::True, reason, message))
+}
+
+fn progressing() -> Verdict {
+    Verdict::new(ConditionType::Stalled, ConditionStatus::False, Reason::Progressing, "")
 }
 
 /// The cause to report: the one that a user has to fix first.
 fn diagnose(snapshot: &Snapshot, decision: &Decision) -> Option<(Reason, String)> {
-    let noted = decision.report.iter().find_map(|note| match note {
-        Note::Refused { why } => Some((Reason::InvalidSpec, why.clone())),
-        Note::SigningKeyConflict { with } => {
-            Some((Reason::SigningKeyConflict, format!("{with} has the same signing key or volume")))
-        }
-        Note::VolumeTerminating => Some((
-            Reason::DataVolumeLost,
-            "the claim is deleted once its pod stops; the operator keeps the pod".to_owned(),
-        )),
-        Note::VolumeLost { claim } => {
-            let uid = lost_claim_uid(snapshot).unwrap_or_default();
-            Some((Reason::DataVolumeLost, format!("claim {claim} ({uid}) is lost")))
-        }
-        _ => None,
-    });
+    let by_state =
+        decision.blocker.as_ref().and_then(|found| Some((found.stalls()?, found.to_string())));
     let waiting = snapshot.waiting.as_ref();
     let waits = waiting.and_then(|wait| wait.reason.map(|reason| (reason, wait.message.clone())));
     let (by_sidecar, by_task) = match waits {
@@ -70,7 +50,7 @@ fn diagnose(snapshot: &Snapshot, decision: &Decision) -> Option<(Reason, String)
         waits => (None, waits),
     };
     // A pod that cannot run explains a sidecar that does not answer.
-    noted
+    by_state
         .or(by_task)
         .or_else(|| pod_trouble(snapshot))
         .or_else(|| pod_missing(snapshot))
@@ -161,11 +141,6 @@ pub(super) fn changed_identity(snapshot: &Snapshot, desired: &Desired) -> Option
     })
 }
 
-/// The uid of the recorded claim of the node.
-pub(super) fn lost_claim_uid(snapshot: &Snapshot) -> Option<String> {
-    snapshot.status().data_claim.as_ref().map(|claim| claim.uid.clone())
-}
-
 /// Whether the node's claim is terminating. Kubernetes deletes it once its pod stops, so nothing
 /// may stop that pod.
 pub(super) fn volume_terminating(snapshot: &Snapshot) -> bool {
@@ -181,7 +156,7 @@ pub(super) fn volume_unknown(snapshot: &Snapshot) -> bool {
 
 /// Whether the volume of a running node is lost: the claim is missing, in phase `Lost`, or replaced
 /// by another claim of the same name.
-pub(super) fn volume_lost(snapshot: &Snapshot) -> Option<Note> {
+pub(super) fn volume_lost(snapshot: &Snapshot) -> Option<Blocker> {
     let recorded = snapshot.status().data_claim.as_ref()?;
     let lost = match &snapshot.claim {
         Claim::Unknown => false,
@@ -192,5 +167,5 @@ pub(super) fn volume_lost(snapshot: &Snapshot) -> Option<Note> {
         || data_claim(snapshot.node.metadata.name.as_deref().unwrap_or_default()),
         str::to_owned,
     );
-    lost.then_some(Note::VolumeLost { claim: name })
+    lost.then(|| Blocker::VolumeLost { claim: name, uid: recorded.uid.clone() })
 }

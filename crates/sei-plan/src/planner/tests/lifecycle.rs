@@ -1,6 +1,7 @@
 //! Plans from their start to their end: resumed, ended, superseded, backed off, stalled.
 
 use sei_api::plan::{FailedTaskDetail, PlanTarget, TaskStatus};
+use sei_api::status::Blocked;
 use sei_api::status::{Cause, PendingUpdate, UpdateState};
 
 use super::*;
