@@ -119,7 +119,7 @@ pub enum PlanKind {
 }
 
 /// The desired state that a plan works towards.
-#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct PlanTarget {
     /// Fingerprint of the pod template.
@@ -146,15 +146,30 @@ pub struct PlanTarget {
     /// Whether the plan holds a slot of its chain's budget.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot: Option<bool>,
+    /// Chain of the node; an init plan is worthless for another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chain_id: Option<String>,
+    /// Role of the node, by its mode.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub role: Option<String>,
+    /// Image of the bootstrap Job that the plan creates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bootstrap_image: Option<String>,
+    /// Whether an earlier plan has replayed to the target height on the node's volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replayed: Option<bool>,
 }
 
 /// The StatefulSet after the plan's own apply.
-#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     /// Its uid.
     pub uid: String,
     /// Its generation after the apply.
     pub generation: i64,
+    /// Revision of the pod that the plan works with, once its pod was replaced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision: Option<String>,
 }
 
 /// The task whose failure ended a plan.

@@ -155,10 +155,11 @@ pub struct PendingUpdate {
 
 /// Why the desired pod differs from the running one.
 #[derive(
-    Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord,
+    Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord,
 )]
 pub enum Cause {
     /// The node's spec changed.
+    #[default]
     Spec,
     /// The same spec renders differently: a new operator or platform configuration.
     Operator,

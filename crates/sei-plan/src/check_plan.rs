@@ -201,7 +201,6 @@ fn check_order(plan: &TaskPlan, notes: &mut Vec<PlanNote>) {
 #[cfg(test)]
 mod tests {
     use sei_api::plan::{PlanKind, PlanTarget, PlannedTask};
-    use sei_api::status::Cause;
     use serde_json::{Value, json};
 
     use super::*;
@@ -225,12 +224,7 @@ mod tests {
                 image: "i".into(),
                 sidecar_image: "s".into(),
                 generation: 1,
-                cause: Cause::Spec,
-                retry: None,
-                from: None,
-                config: std::collections::BTreeMap::new(),
-                inputs_hash: None,
-                slot: None,
+                ..PlanTarget::default()
             }),
             applied: None,
             abandoned: Vec::new(),

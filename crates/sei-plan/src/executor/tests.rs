@@ -353,7 +353,7 @@ fn everything() -> Effects {
             template: ObservedTemplate { revision: NEW.to_owned(), ..Default::default() },
         }),
         verdict: Some(verdict()),
-        applied: Some(Applied { uid: "sts-uid".to_owned(), generation: 7 }),
+        applied: Some(Applied { uid: "sts-uid".to_owned(), generation: 7, revision: None }),
         statefulset: Some(StatefulSetRef { name: "n".to_owned(), uid: "sts-uid".to_owned() }),
         claim: Some(ClaimRef { name: "data-n".to_owned(), uid: "claim-uid".to_owned() }),
         signing_identity: Some("v1:me".to_owned()),

@@ -5,6 +5,7 @@ use sei_api::plan::{PlanKind, PlanTarget, PlannedTask, TaskPlan};
 use sei_api::status::{Cause, PendingUpdate, UpdateOutcome, UpdateState};
 use sei_api::task::{Side, TaskType};
 
+use super::drift::image_in;
 use super::{
     Blocker, Decision, Note, PlanMove, build, decide_at_rest, ended, init, is_updating, kind,
     stall, without_plan,
@@ -89,31 +90,70 @@ fn broken(plan: &TaskPlan) -> Option<String> {
     notes.into_iter().find(|note| note.severity == Severity::Fatal).map(|note| note.text)
 }
 
-/// An init plan is superseded by other images, and by any change while its pod does not run. A
-/// running pod may have spent hours on a restore, which a changed label must not discard.
+/// An init plan is superseded by another chain, mode or image, and by any change while its pod does
+/// not run. A running pod may have spent hours on a restore, which a changed label must not discard.
 pub(super) fn fate_of_init(snapshot: &Snapshot, plan: &TaskPlan) -> Fate {
-    let (Ok(desired), Some(target)) = (&snapshot.desired, &plan.target) else {
+    let Ok(desired) = &snapshot.desired else { return Fate::Resume };
+    if snapshot.node.spec.is_paused() {
         return Fate::Resume;
-    };
-    let superseded = if snapshot.node.spec.is_paused() {
-        false
-    } else if in_bootstrap(plan) {
-        // The pod belongs to the Job, so only the images of the Job count.
-        let bootstrap_image = desired.bootstrap.as_ref().map(|bootstrap| bootstrap.image.as_str());
-        snapshot.job.as_ref().is_some_and(|job| {
-            bootstrap_image.is_some_and(|image| image != job.image)
-                || job.sidecar_image != desired.sidecar_image
-        })
-    } else {
-        let images = target.image != desired.image || target.sidecar_image != desired.sidecar_image;
-        let runs = snapshot.pod().is_some_and(|pod| pod.seid.running && pod.sidecar.running);
-        // Before the apply no progress can be lost, and the plan would apply the old template.
-        let applied = plan.has_completed(TaskType::ApplyStatefulSet);
-        let moved = target.hash != desired.hash && !(runs && applied);
-        // A plan whose template was overwritten would wait for its own pod for ever.
-        images || moved || is_overwritten(snapshot, plan)
+    }
+    let superseded = match &plan.target {
+        _ if in_bootstrap(plan) => has_other_bootstrap(snapshot, plan, desired),
+        None => has_other_pod(snapshot, desired),
+        Some(target) => {
+            let images =
+                target.image != desired.image || target.sidecar_image != desired.sidecar_image;
+            let runs = snapshot.pod().is_some_and(|pod| pod.seid.running && pod.sidecar.running);
+            // Before the apply no progress can be lost, and the plan would apply the old template.
+            let applied = plan.has_completed(TaskType::ApplyStatefulSet);
+            let moved = target.hash != desired.hash && !(runs && applied);
+            // A plan whose template was overwritten would wait for its own pod for ever.
+            images || moved || is_overwritten(snapshot, plan) || is_of_another_node(plan, desired)
+        }
     };
     if superseded { Fate::InitAgain } else { Fate::Resume }
+}
+
+/// Whether the plan was made for another chain or mode: what it has restored is of no use.
+fn is_of_another_node(plan: &TaskPlan, desired: &Desired) -> bool {
+    let Some(target) = &plan.target else { return false };
+    let identity = desired.identity();
+    (target.chain_id.is_some() && target.chain_id != identity.chain)
+        || (target.role.is_some() && target.role != identity.role)
+}
+
+/// Whether another Job is desired than the one that the plan creates. Only a plan without a record
+/// of it is compared with the Job that exists.
+fn has_other_bootstrap(snapshot: &Snapshot, plan: &TaskPlan, desired: &Desired) -> bool {
+    let image = desired.bootstrap.as_ref().map(|bootstrap| &bootstrap.image);
+    match &plan.target {
+        Some(target) if target.bootstrap_image.is_some() => {
+            target.bootstrap_image.as_ref() != image
+                || target.sidecar_image != desired.sidecar_image
+                || is_of_another_node(plan, desired)
+        }
+        // It tears the Job of an earlier plan down.
+        _ if !plan.has(TaskType::DeployBootstrapJob) => false,
+        _ => snapshot.job.as_ref().is_some_and(|job| {
+            image.is_some_and(|image| *image != job.image)
+                || job.sidecar_image != desired.sidecar_image
+        }),
+    }
+}
+
+/// Whether the pod of a plan without a target cannot run, or was made from other images than the
+/// desired ones. Admission may rewrite the images of pods, so those of the template count too.
+fn has_other_pod(snapshot: &Snapshot, desired: &Desired) -> bool {
+    let (Some(pod), Some(statefulset)) = (snapshot.pod(), snapshot.own_statefulset()) else {
+        return false;
+    };
+    let template = &statefulset.template;
+    let seid = [Some(pod.seid.image.as_str()), image_in(template, "containers", "seid")];
+    let sidecar =
+        [Some(pod.sidecar.image.as_str()), image_in(template, "initContainers", "sei-sidecar")];
+    !pod.troubles.is_empty()
+        || !seid.contains(&Some(desired.image.as_str()))
+        || !sidecar.contains(&Some(desired.sidecar_image.as_str()))
 }
 
 pub(super) fn fate_of_update(snapshot: &Snapshot, plan: &TaskPlan) -> Fate {

@@ -27,7 +27,7 @@ pub enum Shape {
 
 /// The plan that brings a new node up.
 ///
-/// `bootstrapped`: an earlier plan has already replayed to the target height and torn its Job down.
+/// `bootstrapped`: an earlier plan has already replayed to the target height.
 pub fn init(snapshot: &Snapshot, desired: &Desired, bootstrapped: bool) -> TaskPlan {
     let spec = &snapshot.node.spec;
     let tasks = if spec.genesis_ceremony().is_some() {
@@ -39,7 +39,11 @@ pub fn init(snapshot: &Snapshot, desired: &Desired, bootstrapped: bool) -> TaskP
     };
     let mut plan = assemble(snapshot, desired, PlanKind::Init, &tasks);
     plan.failed_phase = Some(SeiNodePhase::Failed);
-    plan.target = Some(target(snapshot, desired, Cause::Spec));
+    plan.target = Some(PlanTarget {
+        bootstrap_image: desired.bootstrap.as_ref().map(|bootstrap| bootstrap.image.clone()),
+        replayed: bootstrapped.then_some(true),
+        ..target(snapshot, desired, Cause::Spec)
+    });
     plan
 }
 
@@ -86,6 +90,7 @@ pub fn apply_template(snapshot: &Snapshot, desired: &Desired, hash: &str) -> Tas
 }
 
 fn target(snapshot: &Snapshot, desired: &Desired, cause: Cause) -> PlanTarget {
+    let identity = desired.identity();
     PlanTarget {
         hash: desired.hash.clone(),
         image: desired.image.clone(),
@@ -96,7 +101,9 @@ fn target(snapshot: &Snapshot, desired: &Desired, cause: Cause) -> PlanTarget {
         from: snapshot.status().pod_template_hash.clone(),
         config: desired.config.clone(),
         inputs_hash: Some(desired.inputs_hash.clone()),
-        slot: None,
+        chain_id: identity.chain,
+        role: identity.role,
+        ..PlanTarget::default()
     }
 }
 

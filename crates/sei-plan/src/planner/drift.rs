@@ -252,7 +252,7 @@ fn images_differ(snapshot: &Snapshot, pod: &PodView, desired: &Desired) -> bool 
     seid || (sets_sidecar && sidecar)
 }
 
-fn image_in<'a>(template: &'a Value, list: &str, name: &str) -> Option<&'a str> {
+pub(super) fn image_in<'a>(template: &'a Value, list: &str, name: &str) -> Option<&'a str> {
     let containers = template["spec"][list].as_array()?;
     containers.iter().find(|container| container["name"] == name)?["image"].as_str()
 }

@@ -3,14 +3,13 @@
 use std::time::Duration;
 
 use sei_api::names::annotation;
-use sei_api::plan::{PlanKind, TaskPlan};
+use sei_api::plan::TaskPlan;
 use sei_api::status::{ClaimRef, SeiNodePhase};
 use sei_api::task::TaskType;
 
 use super::{Blocker, Decision, Note, build, failure_text, running, state_sync};
 use crate::desired::Desired;
 use crate::snapshot::{Claim, Sidecar, Snapshot};
-use crate::tasks::kind_of;
 
 /// The phase of a node whose status is empty. A node with a StatefulSet of ours is not new.
 ///
@@ -37,12 +36,11 @@ pub(super) fn decide(snapshot: &Snapshot, previous: Option<&TaskPlan>) -> Decisi
             };
         }
     };
-    // An init plan without a Job, for a node that needs one, follows a plan whose Job completed.
-    let bootstrapped = snapshot.node.spec.needs_bootstrap()
-        && previous.is_some_and(|plan| {
-            plan.has_completed(TaskType::TeardownBootstrap)
-                || (kind_of(plan) == PlanKind::Init && !plan.has(TaskType::DeployBootstrapJob))
-        });
+    let replayed = |plan: &TaskPlan| {
+        let before = plan.target.as_ref().and_then(|target| target.replayed);
+        plan.has_completed(TaskType::AwaitBootstrapComplete) || before == Some(true)
+    };
+    let bootstrapped = snapshot.node.spec.needs_bootstrap() && previous.is_some_and(replayed);
     let plan = build::init(snapshot, desired, bootstrapped);
     Decision { phase: Some(SeiNodePhase::Initializing), ..Decision::keep(snapshot) }
         .start(plan, "the node is new")

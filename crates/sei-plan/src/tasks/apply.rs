@@ -93,7 +93,11 @@ fn applied(plan: &TaskPlan, view: &StatefulSetView, seen: &Seen) -> Next {
         );
     }
     Next::Done(Box::new(Effects {
-        applied: Some(Applied { uid: view.uid.clone(), generation: view.generation }),
+        applied: Some(Applied {
+            uid: view.uid.clone(),
+            generation: view.generation,
+            revision: None,
+        }),
         statefulset: Some(StatefulSetRef { name: view.name.clone(), uid: view.uid.clone() }),
         ..Effects::default()
     }))

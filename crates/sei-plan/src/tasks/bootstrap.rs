@@ -1,6 +1,8 @@
 //! The tasks around the bootstrap Job.
 
 use sei_api::condition::Reason;
+use sei_api::plan::TaskPlan;
+use sei_api::task::TaskType;
 
 use super::{Next, done, fail, read, request, wait, wait_and_poll};
 use crate::request::{Read, Request};
@@ -62,7 +64,7 @@ pub(super) fn step_await(seen: &Seen) -> Next {
 
 /// Deletes Job and Service, and waits until they and the Job's pod no longer exist: two pods on one
 /// volume would corrupt it.
-pub(super) fn step_teardown(seen: &Seen) -> Next {
+pub(super) fn step_teardown(plan: &TaskPlan, seen: &Seen) -> Next {
     let Reading::Live(job) = &seen.job else { return read(Read::Job) };
     if let Some(job) = job {
         if job.controller != seen.node.metadata.uid {
@@ -74,7 +76,7 @@ pub(super) fn step_teardown(seen: &Seen) -> Next {
         if job.terminating {
             return wait(None, "the bootstrap Job is being deleted");
         }
-        if !seen.stored.replay {
+        if plan.has(TaskType::AwaitBootstrapComplete) && !seen.stored.replay {
             // Without this record a missing Job would count as a failed replay.
             return wait(None, "waiting for the completed replay to be recorded in status");
         }

@@ -193,11 +193,8 @@ pub(crate) fn plan(tasks: &[TaskType]) -> TaskPlan {
             sidecar_image: "sidecar:new".to_owned(),
             generation: 3,
             cause: Cause::Spec,
-            retry: None,
-            from: None,
-            config: std::collections::BTreeMap::new(),
             inputs_hash: Some("inputs:plan".to_owned()),
-            slot: None,
+            ..PlanTarget::default()
         }),
         applied: None,
         abandoned: Vec::new(),
@@ -218,7 +215,8 @@ impl World {
         let index = tasks.iter().position(|task| *task == current).unwrap();
         plan.tasks[..index].iter_mut().for_each(|task| task.status = TaskStatus::Complete);
         if tasks[..index].contains(&T::ApplyStatefulSet) {
-            plan.applied = Some(Applied { uid: STATEFULSET_UID.to_owned(), generation: 2 });
+            plan.applied =
+                Some(Applied { uid: STATEFULSET_UID.to_owned(), generation: 2, revision: None });
         }
         Self { plan, seen: Seen::new(node(json!({ "fullNode": {} })), desired(), now()) }
     }
@@ -349,7 +347,11 @@ fn shown_effects(effects: &Effects) -> String {
         stamp
             .as_ref()
             .map(|stamp| format!("stamp {} {} {}", stamp.image, stamp.sidecar_image, stamp.hash)),
-        applied.as_ref().map(|applied| format!("applied {}@{}", applied.uid, applied.generation)),
+        applied
+            .as_ref()
+            // A replaced pod adds its revision to what was applied before.
+            .filter(|applied| applied.revision.is_none())
+            .map(|applied| format!("applied {}@{}", applied.uid, applied.generation)),
         statefulset.as_ref().map(|set| format!("statefulset {}/{}", set.name, set.uid)),
         claim.as_ref().map(|claim| format!("claim {}/{}", claim.name, claim.uid)),
         signing_stopped.then(|| "no longer signs".to_owned()),

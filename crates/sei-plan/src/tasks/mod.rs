@@ -114,7 +114,7 @@ pub fn step(plan: &TaskPlan, seen: &Seen) -> Option<Next> {
         TaskType::DeployBootstrapService => bootstrap::step_service(seen),
         TaskType::DeployBootstrapJob => bootstrap::step_job(seen),
         TaskType::AwaitBootstrapComplete => bootstrap::step_await(seen),
-        TaskType::TeardownBootstrap => bootstrap::step_teardown(seen),
+        TaskType::TeardownBootstrap => bootstrap::step_teardown(plan, seen),
         sidecar if sidecar.side() == Side::Sidecar => sidecar::step(plan, index, task, seen),
         _ => unreachable!("every controller task has its own step"),
     }))

@@ -1,9 +1,9 @@
 //! `replace-pod`: when exactly a pod is deleted.
 
 use sei_api::condition::Reason;
-use sei_api::plan::TaskPlan;
+use sei_api::plan::{Applied, TaskPlan};
 
-use super::{Next, done, fail, not_ours, read, request, wait};
+use super::{Effects, Next, fail, not_ours, read, request, wait};
 use crate::request::{PodDelete, Read, Request};
 use crate::seen::{Reading, Seen};
 use crate::shared::Shared;
@@ -33,8 +33,8 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
     if let Some(next) = nothing_to_do_by_cache(plan, seen) {
         return next;
     }
-    if done_by_cache(plan, seen) {
-        return done();
+    if let Some(pod) = fresh_by_cache(plan, seen) {
+        return replaced(plan, pod);
     }
     let statefulset = match proven(plan, seen) {
         Ok(statefulset) => statefulset,
@@ -54,9 +54,9 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
     };
     if let Reading::Cached(Some(pods)) = &seen.pods
         && stale(pods, statefulset, revisions).is_none()
-        && fresh(pods, statefulset, revisions).is_some()
+        && let Some(pod) = fresh(pods, statefulset, revisions)
     {
-        return done();
+        return replaced(plan, pod);
     }
     let Reading::Live(pods) = &seen.pods else { return read(Read::Pods) };
     let pods = pods.as_deref().unwrap_or_default();
@@ -69,7 +69,7 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
         }));
     }
     match fresh(pods, statefulset, revisions) {
-        Some(_) => done(),
+        Some(pod) => replaced(plan, pod),
         None => no_fresh_pod(pods, statefulset),
     }
 }
@@ -80,12 +80,16 @@ pub(super) fn revisions<'a>(
     statefulset: &'a StatefulSetView,
     seen: &'a Seen,
 ) -> Option<Revisions<'a>> {
+    let of_plan =
+        plan.applied.as_ref().zip(plan.target.as_ref()).and_then(|(applied, target)| {
+            Some((applied.revision.as_deref()?, target.image.as_str()))
+        });
     let known = seen.node.status.as_ref().zip(plan.target.as_ref()).and_then(|(status, target)| {
         let template = status.pod_template.as_ref()?;
         let observed = status.pod_template_hash.as_ref() == Some(&target.hash);
         observed.then_some((template.revision.as_str(), target.image.as_str()))
     });
-    Some(Revisions { newest: statefulset.observed_revision()?, known })
+    Some(Revisions { newest: statefulset.observed_revision()?, known: of_plan.or(known) })
 }
 
 /// The pod to delete: owned, labelled with another revision, not terminating.
@@ -131,18 +135,27 @@ fn nothing_to_do_by_cache(plan: &TaskPlan, seen: &Seen) -> Option<Next> {
     idle.then(|| no_fresh_pod(pods, statefulset))
 }
 
-/// A cache that has caught up with this plan's own apply shows only the successor. Completing the
-/// task changes nothing by itself: the next task reads live before it stamps.
-fn done_by_cache(plan: &TaskPlan, seen: &Seen) -> bool {
+/// The fresh pod by a cache that has caught up with this plan's own apply, which shows only the
+/// successor. Completing the task changes nothing by itself: the next task reads live before it
+/// stamps.
+fn fresh_by_cache<'a>(plan: &TaskPlan, seen: &'a Seen) -> Option<&'a PodView> {
     let (Reading::Cached(Some(statefulset)), Reading::Cached(Some(pods))) =
         (&seen.statefulset, &seen.pods)
     else {
-        return false;
+        return None;
     };
-    let Some(revisions) = revisions(plan, statefulset, seen) else { return false };
-    is_what_we_applied(plan, statefulset)
-        && stale(pods, statefulset, revisions).is_none()
-        && fresh(pods, statefulset, revisions).is_some()
+    let revisions = revisions(plan, statefulset, seen)?;
+    if !is_what_we_applied(plan, statefulset) || stale(pods, statefulset, revisions).is_some() {
+        return None;
+    }
+    fresh(pods, statefulset, revisions)
+}
+
+/// Done. The plan goes on with this pod, also if the revision of the StatefulSet moves meanwhile.
+fn replaced(plan: &TaskPlan, pod: &PodView) -> Next {
+    let applied = plan.applied.clone();
+    let applied = applied.map(|applied| Applied { revision: pod.revision.clone(), ..applied });
+    Next::Done(Box::new(Effects { applied, ..Effects::default() }))
 }
 
 /// The StatefulSet, read live or proved to be the one that this plan applied and that its

@@ -2,7 +2,8 @@
 
 use sei_api::names::annotation;
 use sei_api::node::{GenesisCeremony, PeerSource, StaticPeers};
-use sei_api::plan::FailedTaskDetail;
+use sei_api::plan::{FailedTaskDetail, TaskStatus};
+use sei_api::task::TaskType;
 use serde_json::json;
 
 use super::*;
@@ -428,4 +429,102 @@ fn a_leftover_job_is_torn_down_before_the_node_is_applied() {
         new_node(full_node()).with(|seen| seen.job = Some(crate::view::JobView::default()));
     let tasks = started_tasks(&snapshot);
     assert!(tasks.contains("teardown-bootstrap apply-statefulset"), "{tasks}");
+}
+
+/// The first plan of a node, with every task before `current` complete.
+fn init_at(spec: sei_api::SeiNodeSpec, current: &str) -> (Snapshot, TaskPlan) {
+    let snapshot = new_node(spec);
+    let mut plan = started(&snapshot).unwrap();
+    let index = plan.tasks.iter().position(|task| task.r#type == current).unwrap();
+    for task in &mut plan.tasks[..index] {
+        task.status = TaskStatus::Complete;
+    }
+    let stored = plan.clone();
+    let snapshot = snapshot.with(|seen| {
+        seen.status_mut().phase = Some(SeiNodePhase::Initializing);
+        seen.status_mut().plan = Some(stored);
+    });
+    (snapshot, plan)
+}
+
+fn job_of(image: &str) -> crate::view::JobView {
+    crate::view::JobView {
+        uid: "job".into(),
+        controller: Some(crate::planner::fixture::NODE_UID.into()),
+        image: image.into(),
+        sidecar_image: "seictl:1".into(),
+        ..crate::view::JobView::default()
+    }
+}
+
+#[test]
+fn another_bootstrap_image_supersedes_the_plan_once() {
+    let (snapshot, _) = init_at(bootstrap(), "snapshot-restore");
+    let mut snapshot = snapshot.with(|seen| seen.job = Some(job_of("seid:0")));
+    snapshot = snapshot.edit(|spec| {
+        let source = spec.full_node.as_mut().unwrap().snapshot.as_mut().unwrap();
+        source.bootstrap_image = Some("seid:1".into());
+    });
+    let next = started(&snapshot).expect("another image makes another plan");
+    assert_eq!(next.target.as_ref().unwrap().bootstrap_image.as_deref(), Some("seid:1"));
+    // The Job of the old image still exists when the new plan is stepped for the first time.
+    snapshot.status_mut().plan = Some(next);
+    assert_eq!(plan(&snapshot).plan, PlanMove::Keep);
+}
+
+#[test]
+fn another_chain_or_mode_supersedes_an_init_plan_although_its_pod_runs() {
+    let (snapshot, _) = init_at(full_node(), "configure-genesis");
+    let runs = running(full_node());
+    let snapshot = snapshot.with(|seen| {
+        seen.statefulset = runs.statefulset.clone();
+        seen.pods = runs.pods.clone();
+    });
+    assert_eq!(plan(&snapshot).plan, PlanMove::Keep, "nothing was edited");
+    let moved = snapshot.clone().edit(|spec| spec.chain_id = "atlantic-2".into());
+    let next = started(&moved).expect("another chain makes another plan");
+    assert_eq!(next.target.unwrap().chain_id.as_deref(), Some("atlantic-2"));
+    let archive = snapshot.edit(|spec| *spec = archive());
+    assert!(started(&archive).is_some(), "another mode makes another plan");
+}
+
+#[test]
+fn a_failed_plain_init_is_no_replay() {
+    let (snapshot, mut failed) = init_at(full_node(), "configure-genesis");
+    failed.phase = PlanPhase::Failed;
+    let snapshot = snapshot
+        .with(|seen| {
+            seen.status_mut().phase = Some(SeiNodePhase::Failed);
+            seen.status_mut().plan = Some(failed);
+        })
+        .edit(|spec| *spec = bootstrap());
+    let next = started(&snapshot).expect("an edit tries again");
+    assert!(next.has(TaskType::DeployBootstrapJob), "the node was never replayed");
+    assert!(next.has(TaskType::SnapshotRestore));
+}
+
+#[test]
+fn an_init_plan_of_the_go_operator_is_superseded_by_another_image_and_resumed_otherwise() {
+    let (snapshot, mut theirs) = init_at(full_node(), "configure-genesis");
+    theirs.kind = None;
+    theirs.target = None;
+    let runs = running(full_node());
+    let snapshot = snapshot.with(|seen| {
+        seen.status_mut().plan = Some(theirs);
+        seen.statefulset = runs.statefulset.clone();
+        seen.pods = runs.pods.clone();
+    });
+    assert_eq!(plan(&snapshot).plan, PlanMove::Keep);
+    let edited = snapshot.clone().edit(|spec| spec.image = "seid:9".into());
+    assert!(started(&edited).is_some(), "a bad first image is corrected by an edit");
+    let stuck = snapshot.with(|seen| {
+        let mut pod = (*seen.pods[0]).clone();
+        pod.troubles.push(crate::view::Trouble {
+            container: "seid".into(),
+            kind: crate::view::TroubleKind::Crash,
+            message: "exit code 1".into(),
+        });
+        seen.pods = vec![pod.into()];
+    });
+    assert!(started(&stuck).is_some(), "a plan with a target can be corrected by any edit");
 }

@@ -260,7 +260,11 @@ fn an_init_plan_is_superseded_when_its_template_is_no_longer_applied() {
             for task in &mut plan.tasks[..3] {
                 task.status = sei_api::plan::TaskStatus::Complete;
             }
-            plan.applied = Some(sei_api::plan::Applied { uid: "another".into(), generation: 1 });
+            plan.applied = Some(sei_api::plan::Applied {
+                uid: "another".into(),
+                generation: 1,
+                revision: None,
+            });
             plan
         });
         seen.plan_id = "33333333-3333-4333-8333-333333333333".into();

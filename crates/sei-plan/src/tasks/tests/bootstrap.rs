@@ -363,3 +363,11 @@ fn a_plan_that_applies_before_the_teardown_is_reported() {
         assert_eq!(notes.iter().any(|note| note.text.contains(text)), found, "{notes:?}");
     }
 }
+
+#[test]
+fn a_plan_without_a_replay_tears_down_a_leftover_job_without_its_record() {
+    let mut world = World::at(&[T::TeardownBootstrap, T::ApplyStatefulSet], T::TeardownBootstrap);
+    world.seen.stored.replay = false;
+    world.seen.job = Reading::Live(Some(job(JobState::Failed("exit code 1".to_owned()))));
+    world.check("the Job of a failed bootstrap", "delete Job uid=…");
+}

@@ -482,3 +482,20 @@ fn a_task_that_the_go_operator_left_running_is_polled_like_any_other() {
     world.plan.tasks[6].status = TaskStatus::Running;
     world.check("running", &format!("pod-new 10.0.0.2 poll {}", id(T::MarkReady, 6)));
 }
+
+#[test]
+fn a_plan_goes_on_with_the_pod_it_made_when_the_revision_moves() {
+    let mut world = World::updating(T::ReplacePod);
+    world.live_pods([pod(NEW)]);
+    let crate::tasks::Next::Done(effects) = world.next() else { panic!("the pod is fresh") };
+    assert_eq!(effects.applied.as_ref().unwrap().revision.as_deref(), Some(NEW));
+    world.plan.applied.clone_from(&effects.applied);
+    for task in world.plan.tasks.iter_mut().filter(|task| !task.is(T::MarkReady)) {
+        task.status = TaskStatus::Complete;
+    }
+    // `kubectl rollout restart` makes another revision.
+    world.statefulset().update_revision = Some("n-restarted".to_owned());
+    world.check("the pod is still the plan's", "pod-new 10.0.0.2 poll …");
+    world.plan.applied.as_mut().unwrap().revision = None;
+    world.check("without the record it is stale", "wait SidecarUnreachable: no pod …");
+}
