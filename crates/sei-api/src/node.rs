@@ -123,6 +123,19 @@ pub struct UpdateSpec {
     /// What to do when a new operator or platform configuration renders a different pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_operator_change: Option<OnOperatorChange>,
+    /// How a changed image rolls while the node is Ready. A node that is not Ready rolls at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_image_change: Option<OnImageChange>,
+}
+
+/// How a changed image of a Ready node rolls.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnImageChange {
+    /// In turn: nodes that do not sign first, within the chain's limit; nodes that sign last, one at
+    /// a time. A failed roll halts the rest.
+    InTurn,
+    /// Together with all other nodes whose image changed.
+    AtOnce,
 }
 
 /// How to handle a change that does not come from the node's spec.

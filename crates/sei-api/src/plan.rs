@@ -155,6 +155,9 @@ pub struct PlanTarget {
     /// Image of the bootstrap Job that the plan creates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bootstrap_image: Option<String>,
+    /// Uid of the pod to replace although it has the desired template: its configuration changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaces_pod: Option<String>,
     /// Whether an earlier plan has replayed to the target height on the node's volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replayed: Option<bool>,

@@ -118,6 +118,12 @@ pub struct ObservedTemplate {
     /// Digests of the configuration outside the template, by name of the setting.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub config: BTreeMap<String, String>,
+    /// Image of the chain process that was desired. Admission may have rewritten that of the pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub desired_image: Option<String>,
+    /// Image of the sidecar that was desired.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub desired_sidecar_image: Option<String>,
 }
 
 /// An update that is not complete.

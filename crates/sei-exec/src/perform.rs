@@ -112,6 +112,10 @@ impl Cluster {
                 let found = find("get seinode", self.nodes().get(&self.node)).await?;
                 Outcome::Node(found.map(Box::new))
             }
+            Read::Generation { .. } => {
+                let found = find("get seinode", self.nodes().get_metadata(&self.node)).await?;
+                Outcome::Generation(found.and_then(|node| node.metadata.generation))
+            }
             Read::Nodes => Outcome::Nodes(self.all_nodes().await?),
             Read::HasStatefulSet(key) => {
                 let sets: Api<StatefulSet> = Api::namespaced(self.client.clone(), &key.namespace);
@@ -204,7 +208,7 @@ impl Cluster {
             }
             Request::Read(_)
             | Request::Sidecar(_)
-            | Request::TakeSlot
+            | Request::TakeSlot(_)
             | Request::CreateStatefulSet(_)
             | Request::ApplyStatefulSet(_)
             | Request::DryRunStatefulSet(_)

@@ -22,6 +22,8 @@ pub enum Comparison {
     Equal,
     /// What applying our render would change; never empty.
     Different(Vec<FieldChange>),
+    /// The revision that the pod was created from no longer exists, so the server cannot compare.
+    NoRevision,
 }
 
 /// Why the body of a revision could not be read.

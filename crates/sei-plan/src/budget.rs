@@ -1,10 +1,12 @@
 //! How many nodes of a chain the operator may take down at once, and which node is next.
 //!
-//! A roll that the spec of the node did not cause holds a slot of its chain, from the start of the
-//! plan until the node is Ready again. Slots are derived from the status and the pods of the nodes,
+//! A roll of a Ready node holds a slot of its chain, from the start of the plan until the node is Ready
+//! again, unless the spec changed something else than the image of a node that does not sign. Slots are derived from the status and the pods of the nodes,
 //! so that they survive a crash and a change of leader. This module keeps no state.
 //!
-//! Image changes need no slot: a chain upgrade needs many nodes at once.
+//! A changed image of a Ready node takes a slot too, within a limit of its own for nodes that do not
+//! sign. A node that is not Ready needs none: a chain that has halted at an upgrade needs many nodes at
+//! once.
 
 use std::cmp::Ordering;
 use std::time::Duration;
@@ -16,7 +18,7 @@ use sei_api::plan::TaskPlan;
 use sei_api::status::{LastUpdate, PendingUpdate, SeiNodePhase, SeiNodeStatus, UpdateState};
 
 use crate::planner::later;
-use crate::platform::Rollout;
+use crate::platform::{Rollout, Share};
 use crate::signers;
 use crate::snapshot::Slot;
 use crate::timing::Timing;
@@ -27,6 +29,8 @@ use crate::view::PodView;
 pub struct Budget {
     /// How many nodes of a chain may roll at once.
     pub limit: usize,
+    /// How many of those that do not sign may roll to another image at once.
+    pub images: Share,
     /// How many failed rolls halt a chain.
     pub halt_after: usize,
     /// How long a node may take to be Ready again.
@@ -41,11 +45,20 @@ impl Budget {
         let whole = |number: u32| usize::try_from(number).unwrap_or(1);
         Self {
             limit: whole(rollout.max_concurrent_per_chain),
+            images: rollout.max_unavailable,
             halt_after: whole(rollout.halt_after_failures),
             ready_deadline: timing.configured(rollout.ready_deadline_seconds),
             outage: timing.outage(),
         }
     }
+}
+
+/// What a slot is requested for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Roll {
+    /// The spec names another image.
+    Image,
+    Template,
 }
 
 /// A node as a member of its chain's budget.
@@ -113,14 +126,18 @@ impl Member {
 }
 
 /// Whether a node may start a roll now. `others` are the other nodes of its chain.
-pub fn grant(node: &Member, others: &[Member], budget: &Budget) -> Slot {
+pub fn grant(node: &Member, roll: Roll, others: &[Member], budget: &Budget) -> Slot {
+    let limit = match roll {
+        Roll::Image if !node.signs => images_at_once(others, budget, 1),
+        Roll::Image | Roll::Template => budget.limit,
+    };
     // A node that rolls keeps its slot, so that the next target can repair a failed roll.
     if node.rolls() {
         return Slot::Granted;
     }
     // Before all members were reconciled it is not known which of them wait, and so whose turn it is.
     if others.iter().any(|member| member.standing == Standing::Unknown) {
-        return Slot::InLine { limit: budget.limit };
+        return Slot::InLine { limit };
     }
     let failed: Vec<_> = in_turn(others, |member| member.standing == Standing::Failed);
     if failed.len() >= budget.halt_after {
@@ -139,16 +156,23 @@ pub fn grant(node: &Member, others: &[Member], budget: &Budget) -> Slot {
         node.signs && !member.signs && matches!(member.standing, Standing::Waits | Standing::Rolls)
     };
     if others.iter().any(early) {
-        return Slot::InLine { limit: budget.limit };
+        return Slot::InLine { limit };
     }
-    let free = budget.limit.saturating_sub(holders.len());
+    let free = limit.saturating_sub(holders.len());
     if first.len() < free {
         return Slot::Granted;
     }
     if first.is_empty() {
         return Slot::Taken { by: describe(&holders) };
     }
-    Slot::InLine { limit: budget.limit }
+    Slot::InLine { limit }
+}
+
+/// How many nodes that do not sign may roll to another image at once: of these members, and of so
+/// many more.
+fn images_at_once(members: &[Member], budget: &Budget, more: usize) -> usize {
+    let unsigned = members.iter().filter(|member| !member.signs).count();
+    budget.limit.max(budget.images.of(unsigned.saturating_add(more)))
 }
 
 /// The next members of a chain to enqueue, in turn, because they may get a slot. After a chain was
@@ -156,7 +180,7 @@ pub fn grant(node: &Member, others: &[Member], budget: &Budget) -> Slot {
 pub fn next(members: &[Member], budget: &Budget) -> Vec<String> {
     let waiting = in_turn(members, |member| member.standing == Standing::Waits);
     // One more than can be granted: that node then reports which nodes it waits for.
-    let next = waiting.iter().take(budget.limit.saturating_add(1));
+    let next = waiting.iter().take(images_at_once(members, budget, 0).saturating_add(1));
     next.map(|member| member.name.clone()).collect()
 }
 

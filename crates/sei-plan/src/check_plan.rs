@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use sei_api::plan::{PlanPhase, TaskPlan, TaskStatus, task_id};
+use sei_api::plan::{PlanKind, PlanPhase, TaskPlan, TaskStatus, task_id};
 use sei_api::status::SeiNodePhase;
 use sei_api::task::TaskType;
 
@@ -185,7 +185,8 @@ fn check_order(plan: &TaskPlan, notes: &mut Vec<PlanNote>) {
         if task.is(T::ConfigureStateSync) && !before(T::ConfigApply) {
             wrong(notes, "configure-state-sync comes before config-apply, which rewrites its file");
         }
-        if task.is(T::ConfigApply) && !before(T::ConfigureGenesis) {
+        let is_init = plan.kind == Some(PlanKind::Init);
+        if task.is(T::ConfigApply) && is_init && !before(T::ConfigureGenesis) {
             wrong(notes, "config-apply comes before configure-genesis");
         }
     }
@@ -200,7 +201,7 @@ fn check_order(plan: &TaskPlan, notes: &mut Vec<PlanNote>) {
 
 #[cfg(test)]
 mod tests {
-    use sei_api::plan::{PlanKind, PlanTarget, PlannedTask};
+    use sei_api::plan::{PlanTarget, PlannedTask};
     use serde_json::{Value, json};
 
     use super::*;

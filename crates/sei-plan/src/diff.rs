@@ -30,6 +30,12 @@ pub fn against_live(live: &Value, rendered: &Value) -> Vec<FieldChange> {
     diff(&without_defaults(live, rendered, ""), rendered)
 }
 
+/// Whether a stored template lacks a rendered value or has another one in its place. What others added
+/// does not count: an apply of ours would not remove it.
+pub fn lacks_rendered(live: &Value, rendered: &Value) -> bool {
+    against_live(live, rendered).iter().any(|change| change.to.is_some())
+}
+
 /// Maps whose entries belong to the user or to us, never to the server.
 const OPEN_MAPS: [&str; 4] = ["labels", "annotations", "limits", "requests"];
 

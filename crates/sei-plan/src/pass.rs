@@ -15,7 +15,8 @@ use sei_api::status::{Blocked, ClaimRef, SeiNodePhase, SeiNodeStatus};
 use sei_api::task::TaskType;
 use serde_json::Value;
 
-use crate::adoption::{compare, template_of_revision};
+use crate::adoption::{Comparison, compare, template_of_revision};
+use crate::budget::Roll;
 use crate::endpoint::endpoint;
 use crate::executor::{self, Progress};
 use crate::planner::{self, Decision, Note, repair};
@@ -92,7 +93,7 @@ enum Question {
         pod_uid: String,
         revision: Option<Value>,
     },
-    Slot,
+    Slot(Roll),
     /// Whether a start is allowed.
     Start(Box<StartCheck>),
 }
@@ -379,7 +380,7 @@ impl Pass {
     /// The next request of an open question. `None`: there is none, or it was answered.
     fn answer_question(&mut self) -> Option<Request> {
         match self.question.as_ref()? {
-            Question::Slot => Some(Request::TakeSlot),
+            Question::Slot(roll) => Some(Request::TakeSlot(*roll)),
             Question::Start(check) => match check.next() {
                 Verdict::Read(read) => Some(Request::Read(read)),
                 Verdict::Allowed(request) => Some(request),
@@ -398,7 +399,7 @@ impl Pass {
 
     fn absorb_answer(&mut self, request: Request, outcome: Outcome) {
         match self.question.take() {
-            Some(Question::Slot) => {
+            Some(Question::Slot(_)) => {
                 if let Outcome::Slot(slot) = outcome {
                     self.snapshot.slot = Some(slot);
                 }
@@ -434,8 +435,11 @@ impl Pass {
         let missing = |what: &str| Failure::Indeterminate(format!("{what} was not found"));
         match (revision, outcome) {
             (_, Outcome::Failed(failure)) => Err(failure),
-            (None, Outcome::Revision(found)) => {
-                let body = found.ok_or_else(|| missing("the revision of the pod"))?;
+            (None, Outcome::Revision(None)) => {
+                self.snapshot.adoption = Some((pod_uid.to_owned(), Comparison::NoRevision));
+                Ok(())
+            }
+            (None, Outcome::Revision(Some(body))) => {
                 let body = template_of_revision(&body)
                     .map_err(|error| Failure::Indeterminate(error.to_string()))?;
                 let pod_uid = pod_uid.to_owned();
@@ -491,8 +495,10 @@ impl Pass {
                 return self.answer_question();
             }
         }
-        if decision.asks_slot && self.snapshot.slot.is_none() {
-            self.question = Some(Question::Slot);
+        if let Some(roll) = decision.asks_slot
+            && self.snapshot.slot.is_none()
+        {
+            self.question = Some(Question::Slot(roll));
             return self.answer_question();
         }
         self.take(decision);
@@ -668,7 +674,7 @@ impl Snapshot {
     pub fn compare_template(&self) -> bool {
         match (&self.desired, &self.statefulset) {
             (Ok(desired), Some(set)) => {
-                crate::diff::against_live(&set.template, &desired.template).is_empty()
+                !crate::diff::lacks_rendered(&set.template, &desired.template)
             }
             _ => true,
         }

@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use sei_api::node::OnOperatorChange;
+use sei_api::node::{OnImageChange, OnOperatorChange};
 
 use crate::quantity::Quantity;
 use reader::Reader;
@@ -91,16 +91,38 @@ pub struct Images {
     pub cosmos_exporter: String,
 }
 
-/// How changes of the operator or of the platform are rolled out to a fleet.
+/// How changes are rolled out to a fleet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rollout {
     pub on_operator_change: OnOperatorChange,
+    pub on_image_change: OnImageChange,
     pub max_concurrent_per_chain: u32,
+    /// How many nodes of a chain that do not sign may be down at once through a changed image.
+    pub max_unavailable: Share,
     pub ready_deadline_seconds: u32,
     pub halt_after_failures: u32,
     pub settle_seconds: u32,
     pub adoption: Adoption,
     pub pod_check: PodCheck,
+}
+
+/// A number of nodes, or a part of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    Nodes(u32),
+    Percent(u32),
+}
+
+impl Share {
+    /// How many of these nodes, at least one.
+    pub fn of(self, nodes: usize) -> usize {
+        let whole = |number: u32| usize::try_from(number).unwrap_or(1);
+        match self {
+            Self::Nodes(number) => whole(number),
+            Self::Percent(percent) => nodes.saturating_mul(whole(percent)) / 100,
+        }
+        .max(1)
+    }
 }
 
 /// What to do with a pod that another operator created and that differs from our render.
@@ -124,6 +146,9 @@ impl Default for Rollout {
     fn default() -> Self {
         Self {
             on_operator_change: OnOperatorChange::Auto,
+            // A wrong image must not take a healthy chain down.
+            on_image_change: OnImageChange::InTurn,
+            max_unavailable: Share::Percent(25),
             // One at a time: two validators down may cost a small chain its quorum.
             max_concurrent_per_chain: 1,
             // A node that restarts replays from its last snapshot, which takes minutes, not hours.
@@ -284,6 +309,7 @@ impl Rollout {
     fn read(file: &Reader) -> Result<Self, Problem> {
         let default = Self::default();
         let changes = [("Auto", OnOperatorChange::Auto), ("Hold", OnOperatorChange::Hold)];
+        let images = [("InTurn", OnImageChange::InTurn), ("AtOnce", OnImageChange::AtOnce)];
         let checks = [("Off", PodCheck::Off), ("DryRun", PodCheck::DryRun)];
         let adoptions = [("Hold", Adoption::Hold), ("Auto", Adoption::Auto)];
         let whole = |key: &str, least: u32, absent: u32| -> Result<u32, Problem> {
@@ -293,6 +319,12 @@ impl Rollout {
             on_operator_change: file
                 .choice("rollout.onOperatorChange", &changes)?
                 .unwrap_or(default.on_operator_change),
+            on_image_change: file
+                .choice("rollout.onImageChange", &images)?
+                .unwrap_or(default.on_image_change),
+            max_unavailable: file
+                .share("rollout.maxUnavailable")?
+                .unwrap_or(default.max_unavailable),
             max_concurrent_per_chain: whole(
                 "rollout.maxConcurrentPerChain",
                 1,

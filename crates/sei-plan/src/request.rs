@@ -12,6 +12,7 @@ use sei_api::SeiNode;
 use sei_api::key::ObjectKey;
 use serde_json::Value;
 
+use crate::budget::Roll;
 use crate::shared::Shared;
 use crate::snapshot::Slot;
 use crate::view::{JobView, ObjectView, PodView, StatefulSetView};
@@ -54,7 +55,7 @@ pub enum Request {
         finalizers: Vec<String>,
     },
     /// Requests a slot of the chain's budget. The shell's ledger answers, without a call.
-    TakeSlot,
+    TakeSlot(Roll),
     Sidecar(SidecarRequest),
 }
 
@@ -85,6 +86,10 @@ pub enum Read {
     Revision(String),
     /// The node itself.
     Node,
+    /// The newest generation of the node: live, or by the watch, without a call.
+    Generation {
+        live: bool,
+    },
     /// Every node that the operator manages.
     Nodes,
     /// Whether this other node has a StatefulSet.
@@ -131,6 +136,8 @@ pub enum Outcome {
     Revision(Option<Value>),
     /// The node, from a read or a write.
     Node(Option<Box<SeiNode>>),
+    /// `None`: the node no longer exists.
+    Generation(Option<i64>),
     Nodes(Vec<SeiNode>),
     HasStatefulSet(bool),
     Mounts(Vec<MountView>),

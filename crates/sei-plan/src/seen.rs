@@ -74,6 +74,8 @@ pub struct Seen {
     /// Uid of the pod whose deletion was accepted in this pass.
     pub deleted_pod: Option<String>,
     pub pod_try: PodTry,
+    /// The generation of the node, read again before its pod is deleted.
+    pub newest_generation: Option<i64>,
     pub stored: Stored,
     /// The result of the plan's own apply in this pass.
     pub applied: Option<Shared<StatefulSetView>>,
@@ -125,6 +127,7 @@ impl Seen {
             submitted: Vec::new(),
             deleted_pod: None,
             pod_try: PodTry::Off,
+            newest_generation: None,
             stored: Stored { identity: true, replay: true },
             applied: None,
             created: None,
@@ -162,6 +165,7 @@ impl Seen {
                 self.applied = Some(view);
             }
             Outcome::Created(view) => self.created = Some(view),
+            Outcome::Generation(found) => self.newest_generation = Some(found.unwrap_or_default()),
             Outcome::Task(record) => {
                 if let Request::Sidecar(call) = request
                     && let SidecarCall::Poll { id } = &call.call
@@ -213,7 +217,7 @@ impl Seen {
             | Request::DryRunStatefulSet(_)
             | Request::DeleteClaim { .. }
             | Request::PatchFinalizers { .. }
-            | Request::TakeSlot => {}
+            | Request::TakeSlot(_) => {}
         }
     }
 
@@ -232,6 +236,7 @@ impl Seen {
                     _ => self.delete_conflicts,
                 };
                 self.pods = Reading::Unread;
+                self.newest_generation = None;
             }
             Request::ApplyStatefulSet(_)
             | Request::CreateStatefulSet(_)
@@ -254,7 +259,7 @@ impl Seen {
             | Request::DryRunStatefulSet(_)
             | Request::DeleteClaim { .. }
             | Request::PatchFinalizers { .. }
-            | Request::TakeSlot => {}
+            | Request::TakeSlot(_) => {}
         }
         self.failure = Some(failure);
     }

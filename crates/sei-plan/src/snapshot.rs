@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use sei_api::SeiNode;
 use sei_api::names::annotation;
-use sei_api::node::OnOperatorChange;
+use sei_api::node::{OnImageChange, OnOperatorChange};
 use sei_api::status::SeiNodeStatus;
 
 use crate::adoption::Comparison;
@@ -71,10 +71,11 @@ impl Default for Current {
     }
 }
 
-/// The platform's rules for rolls that the spec of the node did not cause.
+/// The platform's rules for rolls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rollout {
     pub on_operator_change: OnOperatorChange,
+    pub on_image_change: OnImageChange,
     pub adopt_automatically: bool,
     /// How much longer the lease must be held before the operator's view of the fleet is trusted.
     pub settles_in: Option<Duration>,
@@ -88,6 +89,7 @@ impl Default for Rollout {
     fn default() -> Self {
         Self {
             on_operator_change: OnOperatorChange::Auto,
+            on_image_change: OnImageChange::InTurn,
             adopt_automatically: false,
             settles_in: None,
             checks_pods: false,

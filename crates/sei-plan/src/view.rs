@@ -279,6 +279,8 @@ pub struct Revisions<'a> {
     /// control plane renames the revision, which must not restart a pod. The image is compared too,
     /// because a status can be edited.
     pub known: Option<(&'a str, &'a str)>,
+    /// Uid of a pod that is replaced in any case.
+    pub replaces: Option<&'a str>,
 }
 
 /// Compares a pod with the newest observed revision of its StatefulSet.
@@ -293,6 +295,7 @@ pub fn freshness(
     let known = revisions.known.filter(|(_, image)| *image == pod.seid.image);
     match pod.revision.as_deref() {
         None | Some("") => Freshness::Unlabelled,
+        Some(_) if revisions.replaces == Some(pod.uid.as_str()) => Freshness::Stale,
         Some(own) if own == revisions.newest => Freshness::Fresh,
         Some(own) if known.is_some_and(|(revision, _)| own == revision) => Freshness::Fresh,
         Some(_) => Freshness::Stale,

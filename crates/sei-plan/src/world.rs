@@ -14,7 +14,7 @@ use sei_api::status::{SeiNodePhase, SeiNodeStatus};
 use sei_api::task::TaskType;
 use serde_json::{Value, json};
 
-use crate::budget::{self, Budget, Member, Standing};
+use crate::budget::{self, Budget, Member, Roll, Standing};
 use crate::check_plan::check_plan;
 use crate::deletion::Deletion;
 use crate::fingerprint::digest_of;
@@ -240,7 +240,7 @@ impl World {
                     }
                     return trace;
                 }
-                Ask::Perform(request) if *request == Request::TakeSlot => {
+                Ask::Perform(request) if matches!(*request, Request::TakeSlot(_)) => {
                     pass.absorb(Outcome::Slot(self.slot()));
                 }
                 _ if trace.calls >= calls => return trace,
@@ -312,13 +312,19 @@ impl World {
     /// The slot that the chain's budget returns, with one other node in the chain.
     fn slot(&self) -> Slot {
         let (ready_deadline, outage) = (Duration::from_secs(1800), Duration::from_secs(300));
-        let budget = Budget { limit: 1, halt_after: 1, ready_deadline, outage };
+        let budget = Budget {
+            limit: 1,
+            images: crate::platform::Share::Nodes(1),
+            halt_after: 1,
+            ready_deadline,
+            outage,
+        };
         let pods = self.pods();
         let pod = pods.first().map(|pod| &**pod);
         let me = Member::of(&self.node, pod, &budget, self.now);
         let standing = if self.slot_taken { Standing::Rolls } else { Standing::Idle };
         let neighbour = Member { name: "ns/other".into(), signs: false, is_out: false, standing };
-        budget::grant(&me, &[neighbour], &budget)
+        budget::grant(&me, Roll::Template, &[neighbour], &budget)
     }
 
     fn rendered_template(&self) -> Value {
@@ -444,6 +450,7 @@ impl World {
                 ..ClaimView::default()
             })),
             Read::Secret(name) => Outcome::Secret(self.secret(name)),
+            Read::Generation { .. } => Outcome::Generation(self.node.metadata.generation),
             Read::Node => Outcome::Node(Some(Box::new(self.node.clone()))),
             Read::Nodes => Outcome::Nodes(
                 [Some(&self.node), self.rival.as_ref()].into_iter().flatten().cloned().collect(),

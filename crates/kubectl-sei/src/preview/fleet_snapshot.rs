@@ -97,6 +97,7 @@ impl FleetSnapshot {
             timing: Timing::default(),
             rollout: Rollout {
                 on_operator_change: platform.rollout.on_operator_change,
+                on_image_change: platform.rollout.on_image_change,
                 adopt_automatically: platform.rollout.adoption == Adoption::Auto,
                 ready_deadline: candidate.budget.ready_deadline,
                 ..Rollout::default()

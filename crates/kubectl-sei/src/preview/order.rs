@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use sei_plan::budget::{self, Budget, Member, Standing};
+use sei_plan::budget::{self, Budget, Member, Roll, Standing};
 use sei_plan::planner::halted;
 use sei_plan::snapshot::Slot;
 
@@ -69,7 +69,7 @@ fn waits_for(node: &RankedNode, nodes: &[RankedNode], budget: &Budget) -> Option
         })
         .map(|peer| peer.member.clone())
         .collect();
-    match budget::grant(&node.member, &peers, budget) {
+    match budget::grant(&node.member, Roll::Template, &peers, budget) {
         Slot::Halted { by } => Some(halted(&by)),
         Slot::Taken { by } => Some(format!("waits: {by}")),
         Slot::Granted | Slot::InLine { .. } => None,

@@ -146,7 +146,6 @@ fn effect_of(note: &Note) -> Option<Effect> {
         | Note::Superseded { .. }
         | Note::ContinuesLate { .. }
         | Note::ApprovalRefused { .. }
-        | Note::ConfigWaitsForRoll { .. }
         | Note::PlanAbandoned { .. } => return None,
     })
 }

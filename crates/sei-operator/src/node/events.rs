@@ -2,7 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::runtime::events::{Event, EventType};
-use sei_api::condition::{self, ConditionType};
+use sei_api::condition::{self, ConditionType, Reason};
 use sei_api::status::{SeiNodeStatus, UpdateOutcome};
 
 /// The events of a change of status.
@@ -12,6 +12,7 @@ pub(crate) fn status_events(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Ve
         update_started(before, after),
         update_ended(before, after),
         drift(before, after),
+        revision_moved(before, after),
         refusal(before, after),
         stalled(before, after),
         witnesses(before, after),
@@ -73,6 +74,17 @@ fn drift(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
         .then(|| event(EventType::Normal, &condition.reason, "Drift", &condition.message))
 }
 
+/// The revision of new pods changed without an update by the operator.
+fn revision_moved(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
+    let message = |status: &SeiNodeStatus| {
+        let found = condition::find(&status.conditions, ConditionType::PodTemplateDrift)?;
+        let in_sync = found.reason == Reason::InSync.as_str() && !found.message.is_empty();
+        in_sync.then(|| found.message.clone())
+    };
+    let note = message(after).filter(|_| message(before) != message(after))?;
+    Some(event(EventType::Warning, "RevisionMoved", "Drift", &note))
+}
+
 /// An approval of another hash than the target.
 fn refusal(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
     let refused = |status: &SeiNodeStatus| {
@@ -132,7 +144,7 @@ fn event(type_: EventType, reason: &str, action: &str, note: &str) -> Event {
 
 #[cfg(test)]
 mod tests {
-    use sei_api::condition::{ConditionStatus, Reason, Verdict};
+    use sei_api::condition::{ConditionStatus, Verdict};
 
     use super::*;
 
@@ -148,5 +160,22 @@ mod tests {
         let events = status_events(&before, &after).into_iter();
         assert_eq!(events.map(|event| event.reason).collect::<Vec<_>>(), ["StateSyncBlocked"]);
         assert_eq!(status_events(&after, &after).len(), 0);
+    }
+
+    #[test]
+    fn a_moved_revision_gets_one_event() {
+        let before = SeiNodeStatus::default();
+        let mut after = before.clone();
+        let now = jiff::Timestamp::UNIX_EPOCH;
+        let in_sync = |message| {
+            let (kind, status) = (ConditionType::PodTemplateDrift, ConditionStatus::False);
+            Verdict::new(kind, status, Reason::InSync, message)
+        };
+        condition::set(&mut after.conditions, &in_sync("keeps the pod at revision a"), 1, now);
+        let events = status_events(&before, &after).into_iter();
+        assert_eq!(events.map(|event| event.reason).collect::<Vec<_>>(), ["RevisionMoved"]);
+        assert_eq!(status_events(&after, &after).len(), 0);
+        condition::set(&mut after.conditions, &in_sync(""), 1, now);
+        assert_eq!(status_events(&before, &after).len(), 0);
     }
 }

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use sei_api::SeiNode;
 use sei_api::key::ObjectKey;
-use sei_plan::budget::{self, Budget, Member, Standing};
+use sei_plan::budget::{self, Budget, Member, Roll, Standing};
 use sei_plan::shared::Shared;
 use sei_plan::snapshot::Slot;
 use sei_plan::view::{PodView, is_owned};
@@ -48,6 +48,7 @@ impl Ledger {
         &self,
         node: &SeiNode,
         key: &ObjectKey,
+        roll: Roll,
         controller: &NodeController,
     ) -> Slot {
         let budget = controller.budget();
@@ -66,7 +67,7 @@ impl Ledger {
             }
             others.push(member);
         }
-        let slot = budget::grant(&me, &others, &budget);
+        let slot = budget::grant(&me, roll, &others, &budget);
         if slot == Slot::Granted {
             books.granted.insert(key.clone());
         }

@@ -14,7 +14,7 @@ use sei_exec::sidecar::Sidecar;
 use sei_exec::status::{WriteError, write_status};
 use sei_plan::deletion::Deletion;
 use sei_plan::pass::{Ask, Ending, Pass};
-use sei_plan::request::{Outcome, Request};
+use sei_plan::request::{Outcome, Read, Request};
 use sei_plan::shared::Shared;
 
 use super::Caches;
@@ -138,8 +138,11 @@ impl NodeController {
                         starting = Some(self.start_lock.lock().await);
                     }
                     let outcome = match *request {
-                        Request::TakeSlot => {
-                            Outcome::Slot(self.ledger.take(conversation.node(), key, self))
+                        Request::TakeSlot(roll) => {
+                            Outcome::Slot(self.ledger.take(conversation.node(), key, roll, self))
+                        }
+                        Request::Read(Read::Generation { live: false }) => {
+                            Outcome::Generation(self.watched_generation(key))
                         }
                         Request::Sidecar(_) => permit.outside(cluster.perform(&request)).await,
                         _ => cluster.perform(&request).await,
@@ -233,6 +236,12 @@ impl NodeController {
             self.states.with(key, |state| state.latest = Some(Shared::new(live)));
         }
         pause
+    }
+
+    /// The generation of the node that the watch has delivered.
+    fn watched_generation(&self, key: &ObjectKey) -> Option<i64> {
+        let cached = self.nodes.get(&reference(key))?;
+        cached.decoded().and_then(|node| node.metadata.generation)
     }
 
     /// Drops what is kept of a node if it no longer exists.

@@ -165,6 +165,7 @@ impl NodeController {
         let rollout = &self.options.platform.rollout;
         Rollout {
             on_operator_change: rollout.on_operator_change,
+            on_image_change: rollout.on_image_change,
             adopt_automatically: rollout.adoption == Adoption::Auto,
             settles_in: self.settles_in(),
             checks_pods: rollout.pod_check == PodCheck::DryRun,

@@ -74,6 +74,7 @@ fn check(rendered: &Value, dry_run: &Value, body: &Value, expected: &str) {
             assert!(!changes.is_empty());
             report(&changes)
         }
+        Comparison::NoRevision => "no revision".to_owned(),
     };
     assert_lines(&text, expected);
 }

@@ -14,7 +14,7 @@ use crate::planner::{PlanMove, plan};
 
 fn budget(limit: usize) -> Budget {
     let (ready_deadline, outage) = (Duration::from_secs(600), Duration::from_secs(300));
-    Budget { limit, halt_after: 1, ready_deadline, outage }
+    Budget { limit, images: Share::Nodes(1), halt_after: 1, ready_deadline, outage }
 }
 
 /// One node per line: name, `signs` or `serves`, `up` or `out`, and its standing. Compares the slot
@@ -28,7 +28,7 @@ fn check(limit: usize, chain: &str, expected: &Expect) {
         }
         let mut rest = members.clone();
         rest.remove(index);
-        let slot = grant(me, &rest, &budget(limit));
+        let slot = grant(me, Roll::Template, &rest, &budget(limit));
         writeln!(report, "{}: {slot:?}", me.name).unwrap();
     }
     writeln!(report, "next: {}", next(&members, &budget(limit)).join(" ")).unwrap();
@@ -175,7 +175,7 @@ fn a_change_that_has_just_failed_is_not_granted_again() {
 fn a_node_with_a_slot_keeps_it() {
     let failed = member("a serves up failed");
     let rest = [member("b serves up failed"), member("c serves up waits")];
-    assert_eq!(grant(&failed, &rest, &budget(1)), Slot::Granted);
+    assert_eq!(grant(&failed, Roll::Template, &rest, &budget(1)), Slot::Granted);
 }
 
 proptest! {
@@ -199,7 +199,7 @@ proptest! {
             let mut rest = members.clone();
             let me = rest.remove(*at);
             if me.standing == Standing::Waits
-                && grant(&me, &rest, &budget(limit)) == Slot::Granted
+                && grant(&me, Roll::Template, &rest, &budget(limit)) == Slot::Granted
             {
                 let serves = |member: &Member| !member.signs;
                 prop_assert!(!me.signs || !rest.iter().any(serves));
@@ -318,7 +318,10 @@ fn a_slot_that_was_not_released_continues_with_the_next_roll() {
     assert_eq!(next.target.unwrap().slot, Some(true));
     let healthy = running(full_node()).edit(|spec| spec.image = "seid:2".into());
     let PlanMove::Start(next) = plan(&healthy).plan else { panic!("starts") };
-    assert_eq!(next.target.unwrap().slot, None, "an image change takes no slot");
+    assert_eq!(next.target.unwrap().slot, Some(true), "it was granted");
+    let down = healthy.with(|seen| seen.pods[0].ready = false);
+    let PlanMove::Start(next) = plan(&down).plan else { panic!("starts") };
+    assert_eq!(next.target.unwrap().slot, None, "a node that is down takes no slot");
 }
 
 #[test]
@@ -407,4 +410,41 @@ fn a_roll_that_is_superseded_before_its_pod_was_observed_releases_its_slot() {
     assert_eq!(standing(&paused), Standing::Idle);
     paused.pods[0].ready = false;
     assert_ne!(standing(&paused), Standing::Idle);
+}
+
+#[test]
+fn images_roll_within_their_own_limit() {
+    let chain = |count: usize| -> Vec<Member> {
+        (0..count)
+            .map(|index| member(&format!("rpc-{index:02} serves up waits")))
+            .chain([member("val-0 signs up waits")])
+            .collect()
+    };
+    let granted = |images: Share, count: usize| {
+        let budget = Budget { images, ..budget(1) };
+        let mut members = chain(count);
+        let mut granted = 0;
+        for index in 0..members.len() {
+            let mut rest = members.clone();
+            let me = rest.remove(index);
+            if grant(&me, Roll::Image, &rest, &budget) == Slot::Granted {
+                assert!(!me.signs, "a node that signs rolls after the others");
+                members[index].standing = Standing::Rolls;
+                granted += 1;
+            }
+        }
+        granted
+    };
+    assert_eq!(granted(Share::Percent(25), 12), 3);
+    assert_eq!(granted(Share::Percent(25), 2), 1, "at least one");
+    assert_eq!(granted(Share::Nodes(5), 12), 5);
+    // Nodes that sign roll one at a time, whatever the limit of the others.
+    let wide = Budget { images: Share::Nodes(5), ..budget(1) };
+    let signers = [member("val-1 signs up rolls"), member("val-2 signs up waits")];
+    let slot = grant(&member("val-0 signs up waits"), Roll::Image, &signers, &wide);
+    assert_eq!(slot, Slot::Taken { by: "val-1 rolls".to_owned() });
+    // One that failed halts the rest.
+    let failed = [member("rpc-1 serves up failed")];
+    let slot = grant(&member("rpc-0 serves up waits"), Roll::Image, &failed, &wide);
+    assert_eq!(slot, Slot::Halted { by: "rpc-1".to_owned() });
 }

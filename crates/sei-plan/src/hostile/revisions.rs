@@ -61,9 +61,9 @@ proptest! {
             Some(own) if own == newest => Freshness::Fresh,
             Some(_) => Freshness::Stale,
         };
-        prop_assert_eq!(freshness(&pod, &statefulset, Revisions { newest: &newest, known: None }), expected);
+        prop_assert_eq!(freshness(&pod, &statefulset, Revisions { newest: &newest, known: None, replaces: None }), expected);
         let same = PodView { revision: Some(newest.clone()), ..pod };
-        let is_fresh = freshness(&same, &statefulset, Revisions { newest: &newest, known: None }) == Freshness::Fresh;
+        let is_fresh = freshness(&same, &statefulset, Revisions { newest: &newest, known: None, replaces: None }) == Freshness::Fresh;
         prop_assert_eq!(is_fresh, is_owned && !newest.is_empty());
     }
 }

@@ -14,6 +14,7 @@ use crate::budget;
 use crate::check_plan::{Severity, check_plan};
 use crate::desired::Desired;
 use crate::snapshot::{Sidecar, Snapshot};
+use crate::tasks::replace_pod::is_edited;
 use crate::tasks::{before_replacement, in_bootstrap, kind_of};
 use crate::view::is_owned;
 
@@ -198,6 +199,14 @@ fn has_other_target(target: &PlanTarget, desired: &Desired) -> bool {
     target.hash != desired.hash
         || target.image != desired.image
         || target.sidecar_image != desired.sidecar_image
+        || has_other_config(target, desired)
+}
+
+/// Whether the configuration differs, without the peers. An older plan has no record of it.
+fn has_other_config(target: &PlanTarget, desired: &Desired) -> bool {
+    target.config.iter().any(|(name, digest)| {
+        name != "peers" && desired.config.get(name).is_some_and(|desired| desired != digest)
+    })
 }
 
 /// Whether the StatefulSet was recreated or got another template since the plan applied its own. A
@@ -206,7 +215,10 @@ fn is_overwritten(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
     let (Some(target), Some(applied)) = (&plan.target, &plan.applied) else { return false };
     snapshot.own_statefulset().is_some_and(|statefulset| {
         let newer = statefulset.uid != applied.uid || statefulset.generation >= applied.generation;
-        newer && statefulset.template_hash.as_ref() != Some(&target.hash)
+        let other_hash = statefulset.template_hash.as_ref() != Some(&target.hash);
+        let edited =
+            snapshot.desired.as_ref().is_ok_and(|desired| is_edited(plan, statefulset, desired));
+        newer && (other_hash || edited)
     })
 }
 
@@ -358,8 +370,13 @@ pub(super) fn continues_late(plan: &TaskPlan) -> bool {
 }
 
 fn is_early_config(plan: &TaskPlan, task: &PlannedTask) -> bool {
-    let is_config = task.is(TaskType::ConfigPatch) || task.is(TaskType::ConfigValidate);
-    is_config && !plan.has_completed(TaskType::ReplacePod)
+    const CONFIG: [TaskType; 4] = [
+        TaskType::ConfigPatch,
+        TaskType::ConfigApply,
+        TaskType::SetGenesisPeers,
+        TaskType::ConfigValidate,
+    ];
+    CONFIG.into_iter().any(|config| task.is(config)) && !plan.has_completed(TaskType::ReplacePod)
 }
 
 /// Whether the sidecar of the old pod has not answered, or not finished, a configuration task in

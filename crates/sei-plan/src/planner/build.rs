@@ -8,6 +8,7 @@ use sei_api::status::{Cause, SeiNodePhase};
 use sei_api::task::TaskType;
 use serde_json::{Value, json};
 
+use super::drift;
 use crate::budget;
 use crate::desired::Desired;
 use crate::snapshot::Snapshot;
@@ -57,7 +58,7 @@ pub fn node_update(
     takes_slot: bool,
 ) -> TaskPlan {
     let mut tasks = key_tasks(&snapshot.node.spec);
-    let config = [T::ConfigPatch, T::ConfigValidate];
+    let config = config_tasks(snapshot, desired);
     let roll = [T::ApplyStatefulSet, T::ApplyService, T::ReplacePod, T::ObserveImage];
     match shape {
         Shape::Early => tasks.extend(config.into_iter().chain(roll)),
@@ -71,9 +72,26 @@ pub fn node_update(
         || status.plan.as_ref().is_some_and(|plan| plan.is_active() && budget::has_slot(plan));
     plan.target = Some(PlanTarget {
         slot: (takes_slot || holds).then_some(true),
+        replaces_pod: replaced_pod(snapshot, desired),
         ..target(snapshot, desired, cause)
     });
     plan
+}
+
+/// Addresses are patched; changed overrides need whole files, because a patch cannot restore the
+/// default of a removed one. Whole files replace the peers of a genesis ceremony.
+fn config_tasks(snapshot: &Snapshot, desired: &Desired) -> Vec<TaskType> {
+    if !drift::config_changed(snapshot, desired, "overrides") {
+        return vec![T::ConfigPatch, T::ConfigValidate];
+    }
+    let ceremony = snapshot.node.spec.genesis_ceremony().map(|_| T::SetGenesisPeers);
+    [Some(T::ConfigApply), ceremony, Some(T::ConfigValidate)].into_iter().flatten().collect()
+}
+
+/// The pod that started before the configuration changed, if nothing else makes the plan replace it.
+fn replaced_pod(snapshot: &Snapshot, desired: &Desired) -> Option<String> {
+    drift::config_difference(snapshot, desired)?;
+    snapshot.pod().map(|pod| pod.uid.clone())
 }
 
 /// The plan that opens the gate again. It needs nothing rendered.

@@ -9,6 +9,7 @@ use sei_api::plan::{PlanKind, TaskPlan};
 use sei_api::status::{Blocked, ClaimRef, LastUpdate, PendingUpdate, SeiNodePhase, SeiNodeStatus};
 
 use super::{Blocker, Note};
+use crate::budget::Roll;
 use crate::snapshot::Snapshot;
 use crate::tasks::{Stamp, kind_of};
 
@@ -31,7 +32,7 @@ pub struct Decision {
     /// The uid of a pod whose template the server must compare before a decision is possible.
     pub compare: Option<String>,
     /// A slot of the chain's budget must be requested before a decision is possible.
-    pub asks_slot: bool,
+    pub asks_slot: Option<Roll>,
     /// What is done and why, or why nothing is done. Nothing is decided by it.
     pub report: Vec<Note>,
     /// When to reconcile again if no event arrives.
@@ -89,7 +90,7 @@ impl Decision {
             claim: next.claim.or(self.claim),
             witnesses: next.witnesses.or(self.witnesses),
             compare: next.compare.or(self.compare),
-            asks_slot: self.asks_slot || next.asks_slot,
+            asks_slot: next.asks_slot.or(self.asks_slot),
             report: self.report,
             requeue: next.requeue,
         }

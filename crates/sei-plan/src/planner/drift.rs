@@ -8,16 +8,17 @@
 
 use std::time::Duration;
 
-use sei_api::node::OnOperatorChange;
+use sei_api::node::{OnImageChange, OnOperatorChange};
 use sei_api::status::{Cause, FieldChange};
 use serde_json::Value;
 
 use crate::adoption::Comparison;
+use crate::budget::Roll;
 use crate::desired::Desired;
 use crate::diff;
 use crate::fingerprint::TemplateHash;
 use crate::snapshot::{Slot, Snapshot};
-use crate::tasks::{MadeFrom, Stamp, observe};
+use crate::tasks::{MadeFrom, Stamp, has_run, observe};
 use crate::view::{PodView, StatefulSetView, is_owned};
 
 /// The running pod compared with the desired template.
@@ -53,16 +54,28 @@ pub fn classify(snapshot: &Snapshot, desired: &Desired) -> Drift {
         return classify_without_pod(snapshot, desired, statefulset);
     };
     match observed_hash(snapshot, desired, pod) {
-        None => classify_unrecorded(snapshot, desired, pod),
+        None => classify_unrecorded(snapshot, desired, pod, statefulset),
         Some(observed) if observed == desired.hash => {
             classify_same(snapshot, desired, pod, statefulset)
         }
         Some(_) => Drift::Differs(Difference {
             cause: cause(snapshot, desired),
-            image_changed: images_differ(snapshot, pod, desired),
+            image_changed: image_changed(snapshot, desired, pod),
             changes: changes(statefulset, desired, pod),
         }),
     }
+}
+
+/// Whether the spec names another image than when the pod was recorded. The names in the pod say
+/// nothing about that where admission rewrites them; they count only for an older record.
+fn image_changed(snapshot: &Snapshot, desired: &Desired, pod: &PodView) -> bool {
+    let recorded = snapshot.status().pod_template.as_ref();
+    let Some(image) = recorded.and_then(|template| template.desired_image.as_ref()) else {
+        return images_differ(snapshot, pod, desired);
+    };
+    let sidecar = recorded.and_then(|template| template.desired_sidecar_image.as_ref());
+    let sets_sidecar = snapshot.node.spec.sidecar_image().is_some();
+    *image != desired.image || (sets_sidecar && sidecar != Some(&desired.sidecar_image))
 }
 
 /// There is no pod although there should be one. The server may refuse the pod of the applied
@@ -150,22 +163,15 @@ fn is_recorded(snapshot: &Snapshot, desired: &Desired, pod: &PodView) -> bool {
         && status.current_sidecar_image.as_deref() == Some(pod.sidecar.image.as_str())
 }
 
-/// No usable O: adoption. Images are compared here; the server has to compare the rest.
-fn classify_unrecorded(snapshot: &Snapshot, desired: &Desired, pod: &PodView) -> Drift {
-    let adoption = snapshot.adoption.as_ref().filter(|(uid, _)| *uid == pod.uid);
-    let compared = adoption.map(|(_, comparison)| comparison);
-    if images_differ(snapshot, pod, desired) && compared != Some(&Comparison::Equal) {
-        // If status records the desired template nevertheless, a user edited it, or admission
-        // rewrote the names of the images. The comparison by the server decides.
-        if compared.is_none() && snapshot.status().pod_template_hash.as_ref() == Some(&desired.hash)
-        {
-            return Drift::Unknown;
-        }
-        let changes = image_changes(pod, desired);
-        return Drift::Differs(Difference { cause: Cause::Spec, image_changed: true, changes });
-    }
-    if let Some(statefulset) = snapshot.own_statefulset()
-        && is_from_last_roll(snapshot, statefulset, pod)
+/// No usable O: adoption. The server compares; the names of images decide nothing, because admission
+/// may rewrite them.
+fn classify_unrecorded(
+    snapshot: &Snapshot,
+    desired: &Desired,
+    pod: &PodView,
+    statefulset: &StatefulSetView,
+) -> Drift {
+    if is_from_last_roll(snapshot, statefulset, pod)
         && statefulset.template_hash.as_ref() != Some(&desired.hash)
     {
         // A roll that the spec caused may be reverted by the spec.
@@ -173,17 +179,24 @@ fn classify_unrecorded(snapshot: &Snapshot, desired: &Desired, pod: &PodView) ->
         let by_spec = last.filter(|cause| *cause == Cause::Spec);
         return Drift::Differs(Difference {
             cause: by_spec.unwrap_or_else(|| cause(snapshot, desired)),
-            image_changed: false,
+            image_changed: images_differ(snapshot, pod, desired),
             changes: changes(statefulset, desired, pod),
         });
     }
-    match compared {
-        None => Drift::Unknown,
-        Some(Comparison::Equal) if is_recorded(snapshot, desired, pod) => Drift::InSync,
-        Some(Comparison::Equal) => match stamp(snapshot, desired, pod) {
-            Some(stamp) => Drift::Record(Box::new(stamp)),
-            None => Drift::NotRunning,
-        },
+    let adoption = snapshot.adoption.as_ref().filter(|(uid, _)| *uid == pod.uid);
+    let by_image = |changes| Difference { cause: Cause::Spec, image_changed: true, changes };
+    match adoption.map(|(_, comparison)| comparison) {
+        Some(Comparison::Equal) if has_run(pod) => {
+            classify_same(snapshot, desired, pod, statefulset)
+        }
+        Some(Comparison::Equal) => Drift::NotRunning,
+        Some(Comparison::NoRevision) if images_differ(snapshot, pod, desired) => {
+            Drift::Differs(by_image(image_changes(pod, desired)))
+        }
+        None | Some(Comparison::NoRevision) => Drift::Unknown,
+        Some(Comparison::Different(changes)) if images_differ(snapshot, pod, desired) => {
+            Drift::Differs(by_image(changes.clone()))
+        }
         Some(Comparison::Different(changes)) => Drift::Differs(Difference {
             cause: adoption_cause(snapshot, desired),
             image_changed: false,
@@ -227,6 +240,8 @@ fn stamp(snapshot: &Snapshot, desired: &Desired, pod: &PodView) -> Option<Stamp>
         &MadeFrom {
             hash: &desired.hash,
             inputs_hash: &desired.inputs_hash,
+            image: &desired.image,
+            sidecar_image: &desired.sidecar_image,
             config: recorded.filter(|config| !config.is_empty()).unwrap_or(&desired.config),
             operator_version: &snapshot.operator_version,
             now: snapshot.now,
@@ -294,7 +309,7 @@ pub enum Permit {
     /// The update needs an approval; why.
     Held(String),
     /// The decision needs a slot of the chain's budget, which has to be requested.
-    AsksSlot,
+    AsksSlot(Roll),
     Queued(Slot),
     /// The lease is too young to trust the operator's view of the fleet; for how much longer.
     Settling(Duration),
@@ -327,13 +342,18 @@ pub fn permit(snapshot: &Snapshot, desired: &Desired, difference: &Difference) -
     let approved = snapshot.approved() == Some(desired.hash.as_str());
     match difference.cause {
         Cause::Spec => {
-            // A chain upgrade needs many nodes at once, and replacing a node that is down costs
-            // no availability.
-            let urgent = difference.image_changed || !snapshot.is_ready();
-            if urgent || !spec.signs() {
+            // Replacing a node that is down costs no availability, and a chain that has halted at an
+            // upgrade needs many nodes at once.
+            let at_once = if difference.image_changed {
+                on_image_change(snapshot) == OnImageChange::AtOnce
+            } else {
+                !spec.signs()
+            };
+            if at_once || !snapshot.is_ready() {
                 return Permit::Go { takes_slot: false };
             }
-            in_turn(snapshot)
+            let roll = if difference.image_changed { Roll::Image } else { Roll::Template };
+            in_turn(snapshot, roll)
         }
         Cause::Operator => match hold(snapshot) {
             Some(why) if !approved => Permit::Held(why),
@@ -348,6 +368,11 @@ pub fn permit(snapshot: &Snapshot, desired: &Desired, difference: &Difference) -
                 .to_owned(),
         ),
     }
+}
+
+fn on_image_change(snapshot: &Snapshot) -> OnImageChange {
+    let own = snapshot.node.spec.update.as_ref().and_then(|update| update.on_image_change);
+    own.unwrap_or(snapshot.rollout.on_image_change)
 }
 
 /// The remaining back-off if the last attempt at this target failed recently.
@@ -375,12 +400,12 @@ fn hold(snapshot: &Snapshot) -> Option<String> {
 }
 
 fn settled_turn(snapshot: &Snapshot) -> Permit {
-    snapshot.rollout.settles_in.map_or_else(|| in_turn(snapshot), Permit::Settling)
+    snapshot.rollout.settles_in.map_or_else(|| in_turn(snapshot, Roll::Template), Permit::Settling)
 }
 
-fn in_turn(snapshot: &Snapshot) -> Permit {
+fn in_turn(snapshot: &Snapshot, roll: Roll) -> Permit {
     match &snapshot.slot {
-        None => Permit::AsksSlot,
+        None => Permit::AsksSlot(roll),
         Some(Slot::Granted) => Permit::Go { takes_slot: true },
         Some(busy) => Permit::Queued(busy.clone()),
     }
@@ -395,13 +420,29 @@ fn is_older(left: &str, right: &str) -> bool {
     matches!((parts(left), parts(right)), (Some(left), Some(right)) if left < right)
 }
 
+/// What the spec changed outside of the template since the pod started. Peers are not part of it:
+/// they change often, and the next roll for another reason applies them.
+pub(super) fn config_difference(snapshot: &Snapshot, desired: &Desired) -> Option<Difference> {
+    let changes: Vec<_> = config_changes(snapshot, desired)
+        .into_iter()
+        .filter(|name| name != "config.peers")
+        .map(|path| FieldChange { path, ..FieldChange::default() })
+        .collect();
+    let difference = Difference { cause: Cause::Spec, image_changed: false, changes };
+    (!difference.changes.is_empty()).then_some(difference)
+}
+
 /// Names of settings outside of the template that have changed since the pod started.
 pub fn config_changes(snapshot: &Snapshot, desired: &Desired) -> Vec<String> {
-    let Some(template) = &snapshot.status().pod_template else { return Vec::new() };
-    let changed = desired.config.iter().filter(|(name, digest)| {
-        template.config.get(*name).is_some_and(|recorded| recorded != *digest)
-    });
-    changed.map(|(name, _)| format!("config.{name}")).collect()
+    let changed = desired.config.keys().filter(|name| config_changed(snapshot, desired, name));
+    changed.map(|name| format!("config.{name}")).collect()
+}
+
+/// Whether this setting has changed since the pod started, by its recorded digest.
+pub(super) fn config_changed(snapshot: &Snapshot, desired: &Desired, name: &str) -> bool {
+    let template = snapshot.status().pod_template.as_ref();
+    let recorded = template.and_then(|template| template.config.get(name));
+    recorded.is_some_and(|recorded| Some(recorded) != desired.config.get(name))
 }
 
 #[cfg(test)]

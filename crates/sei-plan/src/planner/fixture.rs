@@ -219,6 +219,8 @@ pub(crate) fn running(spec: SeiNodeSpec) -> Snapshot {
             operator_version: "1.0.0".into(),
             observed_at: None,
             config: desired.config.clone(),
+            desired_image: Some(desired.image.clone()),
+            desired_sidecar_image: Some(desired.sidecar_image.clone()),
         }),
         ..SeiNodeStatus::default()
     });

@@ -66,9 +66,6 @@ pub enum Note {
     FailedForGood {
         why: String,
     },
-    ConfigWaitsForRoll {
-        settings: Vec<String>,
-    },
     /// The stored plan cannot be trusted and was abandoned.
     PlanAbandoned {
         why: String,
@@ -109,9 +106,6 @@ impl fmt::Display for Note {
                 f,
                 "failed: {why}; change the spec, or set annotation sei.io/retry to a new value"
             ),
-            Self::ConfigWaitsForRoll { settings } => {
-                write!(f, "{} changed; applied by the next roll", settings.join(", "))
-            }
             Self::PlanAbandoned { why } => write!(f, "abandons the stored plan: {why}"),
         }
     }

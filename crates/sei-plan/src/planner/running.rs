@@ -108,11 +108,13 @@ fn decide_drift(snapshot: &Snapshot, desired: &Desired) -> Decision {
         Drift::Record(stamp) => {
             let adopted = Note::Adopted { hash: stamp.hash.clone() };
             let recorded = Decision { stamp: Some(*stamp), ..Decision::keep(snapshot) };
-            recorded.note(adopted).then(in_sync(snapshot, desired))
+            recorded.note(adopted).then(in_sync(snapshot))
         }
-        Drift::InSync => match unfinished(snapshot, desired) {
+        Drift::InSync => match unfinished(snapshot, desired)
+            .or_else(|| drift::config_difference(snapshot, desired))
+        {
             Some(difference) => differs(snapshot, desired, &difference),
-            None => in_sync(snapshot, desired),
+            None => in_sync(snapshot),
         },
         Drift::Reapply => match drift::back_off(snapshot, desired) {
             Some(pause) => backs_off(snapshot, pause),
@@ -148,28 +150,15 @@ fn unfinished(snapshot: &Snapshot, desired: &Desired) -> Option<Difference> {
     })
 }
 
-fn in_sync(snapshot: &Snapshot, desired: &Desired) -> Decision {
-    let settings: Vec<_> = drift::config_changes(snapshot, desired)
-        .into_iter()
-        // Peers change often; the next roll for another reason applies them.
-        .filter(|name| name != "config.peers")
-        .collect();
+fn in_sync(snapshot: &Snapshot) -> Decision {
     let moved = snapshot.pod().zip(snapshot.own_statefulset()).and_then(|(pod, statefulset)| {
         let (own, newest) = (pod.revision.clone()?, statefulset.observed_revision()?.to_owned());
         (own != newest).then_some(Note::RevisionMovedExternally { pod: own, statefulset: newest })
     });
-    let decision = Decision { pending_update: None, ..Decision::keep(snapshot) }
-        .condition(drift_is(ConditionStatus::False, Reason::InSync, ""))
-        .note(moved.unwrap_or(Note::InSync));
-    if settings.is_empty() {
-        return decision;
-    }
-    let change = |path: &String| FieldChange { path: path.clone(), ..FieldChange::default() };
-    let changes = settings.iter().map(change).collect();
-    let why = "the next roll applies addresses; overrides apply when a node is initialised";
-    decision
-        .pending(pending(snapshot, desired, Cause::Spec, UpdateState::Held, why, changes))
-        .note(Note::ConfigWaitsForRoll { settings })
+    let message = moved.as_ref().map(ToString::to_string).unwrap_or_default();
+    Decision { pending_update: None, ..Decision::keep(snapshot) }
+        .condition(drift_is(ConditionStatus::False, Reason::InSync, message))
+        .note(moved.unwrap_or(Note::InSync))
 }
 
 /// The pod differs: rolls it, or reports why it waits.
@@ -196,8 +185,8 @@ fn differs(snapshot: &Snapshot, desired: &Desired, difference: &Difference) -> D
                 .start(plan, &summary);
             (decision, UpdateState::Rolling, String::new())
         }
-        Permit::AsksSlot => {
-            let decision = Decision { asks_slot: true, ..decision };
+        Permit::AsksSlot(roll) => {
+            let decision = Decision { asks_slot: Some(roll), ..decision };
             (decision, UpdateState::Queued, "requests a slot of its chain".to_owned())
         }
         Permit::Paused => {

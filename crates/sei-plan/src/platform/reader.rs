@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 use serde_saphyr::options::{DuplicateKeyPolicy, NonFiniteFloatPolicy};
 
-use super::Problem;
+use super::{Problem, Share};
 use crate::quantity::Quantity;
 
 /// The most a `ConfigMap` can hold; a larger file is not our file.
@@ -66,6 +66,8 @@ pub(super) const SCHEMA: &[(&str, &[&str])] = &[
         "rollout",
         &[
             "onOperatorChange",
+            "onImageChange",
+            "maxUnavailable",
             "maxConcurrentPerChain",
             "readyDeadlineSeconds",
             "haltAfterFailures",
@@ -173,6 +175,24 @@ impl Reader {
                 key: key.to_owned(),
                 value: number.to_string(),
                 rule: format!("must be between {least} and {most}"),
+            }),
+        }
+    }
+
+    /// A number of nodes (`2`) or a part of them (`25%`).
+    pub(super) fn share(&self, key: &str) -> Result<Option<Share>, Problem> {
+        if !matches!(self.value(key)?, Some(Value::String(_))) {
+            return Ok(self.whole_number(key, 1)?.map(Share::Nodes));
+        }
+        let Some(text) = self.text(key)? else { return Ok(None) };
+        let percent = text.strip_suffix('%').and_then(|number| number.parse::<u32>().ok());
+        match percent.filter(|percent| (1..=100).contains(percent)) {
+            Some(percent) => Ok(Some(Share::Percent(percent))),
+            None => Err(Problem::InvalidValue {
+                key: key.to_owned(),
+                value: shown(&text),
+                rule: "must be a number of nodes such as 2, or a part of them such as 25%"
+                    .to_owned(),
             }),
         }
     }

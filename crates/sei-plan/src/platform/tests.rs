@@ -2,7 +2,7 @@
 
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
-use sei_api::node::OnOperatorChange;
+use sei_api::node::{OnImageChange, OnOperatorChange};
 
 use super::*;
 
@@ -65,7 +65,9 @@ fn every_key_can_be_set() {
         platform.rollout,
         Rollout {
             on_operator_change: OnOperatorChange::Hold,
+            on_image_change: OnImageChange::AtOnce,
             max_concurrent_per_chain: 2,
+            max_unavailable: Share::Percent(10),
             ready_deadline_seconds: 900,
             halt_after_failures: 3,
             settle_seconds: 0,
@@ -129,7 +131,7 @@ fn unknown_keys_fail_with_the_nearest_known_name() {
     check(
         &format!("{MINIMAL}rollout: {{ budget: 1 }}\n"),
         expect![
-            "rollout.budget: unknown key; known here: onOperatorChange, maxConcurrentPerChain, readyDeadlineSeconds, haltAfterFailures, settleSeconds, adoption, podCheck"
+            "rollout.budget: unknown key; known here: onOperatorChange, onImageChange, maxUnavailable, maxConcurrentPerChain, readyDeadlineSeconds, haltAfterFailures, settleSeconds, adoption, podCheck"
         ],
     );
     check(

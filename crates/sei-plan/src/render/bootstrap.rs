@@ -6,7 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::batch::v1::{Job, JobSpec};
+use k8s_openapi::api::batch::v1::{
+    Job, JobSpec, PodFailurePolicy, PodFailurePolicyOnPodConditionsPattern, PodFailurePolicyRule,
+};
 use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use sei_api::{SeiNode, names};
@@ -58,6 +60,17 @@ pub fn render_bootstrap_job(
         spec: Some(JobSpec {
             // A second run would start on the data of the first one; the plan decides about that.
             backoff_limit: Some(0),
+            // An evicted pod says nothing about the replay, which goes on in the next pod.
+            pod_failure_policy: Some(PodFailurePolicy {
+                rules: vec![PodFailurePolicyRule {
+                    action: "Ignore".to_owned(),
+                    on_pod_conditions: Some(vec![PodFailurePolicyOnPodConditionsPattern {
+                        type_: "DisruptionTarget".to_owned(),
+                        status: Some("True".to_owned()),
+                    }]),
+                    ..PodFailurePolicyRule::default()
+                }],
+            }),
             template: PodTemplateSpec {
                 metadata: Some(ObjectMeta {
                     labels: Some(labels(&inputs.name)),

@@ -4,7 +4,7 @@ use sei_api::condition::Reason;
 use sei_api::plan::TaskPlan;
 use sei_api::task::TaskType;
 
-use super::{Next, done, fail, read, request, wait, wait_and_poll};
+use super::{Next, done, fail, read, request, sidecar, wait, wait_and_poll};
 use crate::request::{Read, Request};
 use crate::seen::{Reading, Seen};
 use crate::view::JobState;
@@ -52,13 +52,14 @@ pub(super) fn step_job(seen: &Seen) -> Next {
     }
 }
 
-pub(super) fn step_await(seen: &Seen) -> Next {
+pub(super) fn step_await(plan: &TaskPlan, seen: &Seen) -> Next {
     let Reading::Live(found) = &seen.job else { return read(Read::Job) };
     match found.as_ref().map(|job| &job.state) {
         None => fail("the bootstrap Job was deleted before it completed"),
         Some(JobState::Complete) => done(),
         Some(JobState::Failed(text)) => fail(format!("the bootstrap Job failed: {text}")),
-        Some(JobState::Active) => wait(None, "the bootstrap Job is replaying to its target height"),
+        Some(JobState::Active) => sidecar::open_gate_again(plan, seen)
+            .unwrap_or_else(|| wait(None, "the bootstrap Job is replaying to its target height")),
     }
 }
 

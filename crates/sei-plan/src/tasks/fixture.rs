@@ -218,7 +218,9 @@ impl World {
             plan.applied =
                 Some(Applied { uid: STATEFULSET_UID.to_owned(), generation: 2, revision: None });
         }
-        Self { plan, seen: Seen::new(node(json!({ "fullNode": {} })), desired(), now()) }
+        let mut seen = Seen::new(node(json!({ "fullNode": {} })), desired(), now());
+        seen.newest_generation = Some(3);
+        Self { plan, seen }
     }
 
     /// A plan of one task with these parameters.
@@ -393,7 +395,7 @@ fn shown_request(request: &Request) -> String {
         Request::DeleteClaim { name, uid } => format!("delete claim {name} uid={uid}"),
         Request::DryRunStatefulSet(object) => format!("dry-run {}", shown_statefulset(object)),
         Request::PatchFinalizers { finalizers, .. } => format!("patch finalizers {finalizers:?}"),
-        Request::TakeSlot => "take slot".to_owned(),
+        Request::TakeSlot(roll) => format!("take slot for {roll:?}"),
         Request::Sidecar(request) => {
             let call = match &request.call {
                 SidecarCall::Submit { id, task_type, params } => {

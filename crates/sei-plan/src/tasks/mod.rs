@@ -28,7 +28,7 @@ pub(crate) mod fixture;
 mod tests;
 
 pub(crate) use apply::{on_delete_patch, takes_a_key};
-pub use observe_image::{MadeFrom, observe};
+pub use observe_image::{MadeFrom, has_run, observe};
 
 /// What to do next for a task.
 #[derive(Clone, Debug, PartialEq)]
@@ -113,7 +113,7 @@ pub fn step(plan: &TaskPlan, seen: &Seen) -> Option<Next> {
         TaskType::ObserveImage => observe_image::step(plan, seen),
         TaskType::DeployBootstrapService => bootstrap::step_service(seen),
         TaskType::DeployBootstrapJob => bootstrap::step_job(seen),
-        TaskType::AwaitBootstrapComplete => bootstrap::step_await(seen),
+        TaskType::AwaitBootstrapComplete => bootstrap::step_await(plan, seen),
         TaskType::TeardownBootstrap => bootstrap::step_teardown(plan, seen),
         sidecar if sidecar.side() == Side::Sidecar => sidecar::step(plan, index, task, seen),
         _ => unreachable!("every controller task has its own step"),

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use sei_api::plan::{PlanKind, TaskPlan};
 use sei_api::status::ObservedTemplate;
+use sei_api::task::TaskType;
 
 use super::{Effects, Next, Stamp, kind_of, read, replace_pod, wait};
 use crate::request::Read;
@@ -54,15 +55,20 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
     if let Some(missing) = lacks(pod, plan, seen) {
         return wait(None, missing);
     }
-    let (hash, inputs_hash) = match &plan.target {
-        Some(target) => (&target.hash, target.inputs_hash.as_ref()),
-        None => (&seen.desired.hash, None),
+    let desired = &seen.desired;
+    let (hash, inputs_hash, image, sidecar_image) = match &plan.target {
+        Some(target) => {
+            (&target.hash, target.inputs_hash.as_ref(), &target.image, &target.sidecar_image)
+        }
+        None => (&desired.hash, None, &desired.image, &desired.sidecar_image),
     };
     let stamp = observe(
         pod,
         &MadeFrom {
             hash,
-            inputs_hash: inputs_hash.unwrap_or(&seen.desired.inputs_hash),
+            inputs_hash: inputs_hash.unwrap_or(&desired.inputs_hash),
+            image,
+            sidecar_image,
             config: &written(plan, seen),
             operator_version: &seen.operator_version,
             now: seen.now,
@@ -99,6 +105,7 @@ fn written(plan: &TaskPlan, seen: &Seen) -> BTreeMap<String, String> {
         .filter(|config| !config.is_empty())
         .unwrap_or_else(|| seen.desired.config.clone());
     if kind_of(plan) == PlanKind::NodeUpdate
+        && !plan.has(TaskType::ConfigApply)
         && let Some(template) =
             seen.node.status.as_ref().and_then(|status| status.pod_template.as_ref())
         && let Some(recorded) = template.config.get("overrides")
@@ -113,6 +120,8 @@ fn written(plan: &TaskPlan, seen: &Seen) -> BTreeMap<String, String> {
 pub struct MadeFrom<'a> {
     pub hash: &'a str,
     pub inputs_hash: &'a str,
+    pub image: &'a str,
+    pub sidecar_image: &'a str,
     pub config: &'a BTreeMap<String, String>,
     pub operator_version: &'a str,
     pub now: Timestamp,
@@ -131,6 +140,8 @@ pub fn observe(pod: &PodView, made_from: &MadeFrom<'_>) -> Option<Stamp> {
             operator_version: made_from.operator_version.to_owned(),
             observed_at: Some(Time(made_from.now)),
             config: made_from.config.clone(),
+            desired_image: Some(made_from.image.to_owned()),
+            desired_sidecar_image: Some(made_from.sidecar_image.to_owned()),
         },
     })
 }
@@ -151,6 +162,11 @@ fn lacks(pod: &PodView, plan: &TaskPlan, seen: &Seen) -> Option<String> {
 }
 
 /// What is still missing until the pod counts as running.
+/// Whether the chain process and the sidecar run, or have run.
+pub fn has_run(pod: &PodView) -> bool {
+    not_running(pod).is_none()
+}
+
 pub(super) fn not_running(pod: &PodView) -> Option<String> {
     let containers = [("seid", &pod.seid), ("sei-sidecar", &pod.sidecar)];
     let idle = containers.into_iter().find(|(_, view)| view.image_id.is_empty() || !view.has_run);

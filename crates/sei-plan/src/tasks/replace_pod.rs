@@ -3,7 +3,9 @@
 use sei_api::condition::Reason;
 use sei_api::plan::{Applied, TaskPlan};
 
-use super::{Effects, Next, fail, not_ours, read, request, wait};
+use super::{Effects, Next, Waiting, fail, not_ours, read, request, wait};
+use crate::desired::Desired;
+use crate::diff::lacks_rendered;
 use crate::request::{PodDelete, Read, Request};
 use crate::seen::{Reading, Seen};
 use crate::shared::Shared;
@@ -61,6 +63,19 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
     let Reading::Live(pods) = &seen.pods else { return read(Read::Pods) };
     let pods = pods.as_deref().unwrap_or_default();
     if let Some(pod) = stale(pods, statefulset, revisions) {
+        match seen.newest_generation {
+            None => return read(Read::Generation { live: seen.node.spec.signs() }),
+            Some(newest) if seen.node.metadata.generation != Some(newest) => {
+                let message = "the spec has changed; the plan is compared with it first";
+                let again = Some(std::time::Duration::ZERO);
+                return Next::Wait(Waiting {
+                    message: message.into(),
+                    again,
+                    ..Waiting::default()
+                });
+            }
+            Some(_) => {}
+        }
         let insists = seen.delete_conflicts < CONFLICTS_TOLERATED;
         return request(Request::DeletePod(PodDelete {
             name: pod.name.clone(),
@@ -89,7 +104,8 @@ pub(super) fn revisions<'a>(
         let observed = status.pod_template_hash.as_ref() == Some(&target.hash);
         observed.then_some((template.revision.as_str(), target.image.as_str()))
     });
-    Some(Revisions { newest: statefulset.observed_revision()?, known: of_plan.or(known) })
+    let replaces = plan.target.as_ref().and_then(|target| target.replaces_pod.as_deref());
+    Some(Revisions { newest: statefulset.observed_revision()?, known: of_plan.or(known), replaces })
 }
 
 /// The pod to delete: owned, labelled with another revision, not terminating.
@@ -196,6 +212,9 @@ fn check<'a>(
         // Nothing is deleted for, and nothing stamped by, a template that is not this plan's.
         return Err(wait(None, "another template was applied; the plan will be superseded"));
     }
+    if is_edited(plan, statefulset, &seen.desired) {
+        return Err(wait(None, "the applied template was edited; the plan will be superseded"));
+    }
     if statefulset.observed_revision().is_none() {
         return Err(not_observed(statefulset, 0));
     }
@@ -203,6 +222,17 @@ fn check<'a>(
 }
 
 /// The proof that a cached StatefulSet is no older than this plan's own apply.
+/// Whether the template was edited after this plan's own apply: a rendered field is missing or has
+/// another value. Fields that others added stay theirs.
+pub fn is_edited(plan: &TaskPlan, statefulset: &StatefulSetView, desired: &Desired) -> bool {
+    let Some(applied) = &plan.applied else { return false };
+    let is_rendered = plan.target.as_ref().is_some_and(|target| target.hash == desired.hash);
+    statefulset.uid == applied.uid
+        && statefulset.generation > applied.generation
+        && is_rendered
+        && lacks_rendered(&statefulset.template, &desired.template)
+}
+
 fn is_what_we_applied(plan: &TaskPlan, statefulset: &StatefulSetView) -> bool {
     let (Some(applied), Some(target)) = (&plan.applied, &plan.target) else { return false };
     statefulset.uid == applied.uid

@@ -1,7 +1,7 @@
 //! Tasks that the sidecar of the node's pod runs.
 
 use sei_api::condition::Reason;
-use sei_api::plan::{PlanKind, PlannedTask, TaskPlan, task_id};
+use sei_api::plan::{PlanKind, PlannedTask, TaskPlan, TaskStatus, task_id};
 use sei_api::task::TaskType;
 use serde_json::{Map, Value};
 
@@ -60,6 +60,31 @@ pub(super) fn step(plan: &TaskPlan, index: usize, task: &PlannedTask, seen: &See
             TaskState::Failed(text) => Next::Retry(super::bounded(text)),
         },
     }
+}
+
+/// Opens the gate of a pod that the bootstrap Job made in place of an evicted one, by the task that
+/// opened the gate of the first: the sidecar of the new pod has no record of it. `None` once the chain
+/// process has started.
+pub(super) fn open_gate_again(plan: &TaskPlan, seen: &Seen) -> Option<Next> {
+    let (index, task) =
+        plan.tasks.iter().enumerate().find(|(_, task)| {
+            task.is(TaskType::MarkReady) && task.status == TaskStatus::Complete
+        })?;
+    let job = seen.job.any().map(|job| ("Job".to_owned(), job.uid.clone()));
+    let pod = seen.pods.any()?.iter().find(|pod| {
+        pod.is_bootstrap && pod.controller == job && !pod.is_terminating() && !pod.seid.started
+    })?;
+    let ip = pod.ip.clone().filter(|_| pod.sidecar.running)?;
+    let id = attempt_id(plan, index, task);
+    let call = match seen.tasks.get(&id) {
+        None => SidecarCall::Poll { id },
+        Some(None) => {
+            let task_type = TaskType::MarkReady.as_str().to_owned();
+            SidecarCall::Submit { id, task_type, params: Value::Object(Map::new()) }
+        }
+        Some(Some(_)) => return None,
+    };
+    Some(request(Request::Sidecar(SidecarRequest { pod_uid: pod.uid.clone(), ip, call })))
 }
 
 /// Id of the current attempt. The first attempt uses the task's own id; a retry gets a new one,

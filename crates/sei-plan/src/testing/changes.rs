@@ -111,7 +111,7 @@ pub(crate) const TEMPLATE_UNCHANGED: &[Change] = &[
     ("external address", |node, text| node.spec.external_address = Some(text.to_owned())),
     ("paused", |node, _| node.spec.paused = Some(!node.spec.is_paused())),
     ("update", |node, _| {
-        node.spec.update = Some(UpdateSpec { paused: Some(true), on_operator_change: None });
+        node.spec.update = Some(UpdateSpec { paused: Some(true), ..UpdateSpec::default() });
     }),
     ("key name", |node, text| with_keyring(node, |keyring| keyring.key_name = text.to_owned())),
     ("snapshot", |node, text| {

@@ -6,7 +6,7 @@ use serde_json::json;
 use super::*;
 
 fn at(newest: &str) -> Revisions<'_> {
-    Revisions { newest, known: None }
+    Revisions { newest, known: None, replaces: None }
 }
 
 fn fixture(name: &str) -> Value {

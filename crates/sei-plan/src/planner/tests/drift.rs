@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use sei_api::node::OnOperatorChange;
+use sei_api::node::{OnImageChange, OnOperatorChange};
 use sei_api::status::{Cause, FieldChange, UpdateState};
 
 use std::time::Duration;
 
 use super::*;
 use crate::adoption::Comparison;
+use crate::budget::Roll;
 use crate::planner::fixture::{
     archive, full_node, governor, observer, replayer, running, seed, validator,
 };
@@ -221,10 +222,12 @@ fn a_label_rolls_at_once_except_on_a_node_that_signs() {
 }
 
 #[test]
-fn an_image_never_waits_for_a_slot() {
+fn an_image_waits_while_the_chain_is_halted_unless_the_node_is_down() {
     let halted = Slot::Halted { by: "ns/other".into() };
     let snapshot = bumped(validator()).with(|seen| seen.slot = Some(halted));
-    assert!(started(&snapshot).is_some());
+    assert_eq!(started_tasks(&snapshot), "none");
+    let down = snapshot.with(|seen| seen.pods[0].ready = false);
+    assert!(started(&down).is_some());
 }
 
 #[test]
@@ -385,6 +388,9 @@ fn an_adopted_difference_waits_for_the_next_change_of_the_spec() {
 #[test]
 fn an_adopted_pod_with_another_image_rolls() {
     let snapshot = adopted(full_node()).edit(|spec| spec.image = "seid:2".into());
+    assert_eq!(plan(&snapshot).compare.as_deref(), Some("pod-uid"), "the server compares first");
+    let change = FieldChange { path: "containers[seid].image".into(), ..FieldChange::default() };
+    let snapshot = compared(snapshot, Comparison::Different(vec![change]));
     assert_eq!(started(&snapshot).unwrap().target.unwrap().cause, Cause::Spec);
 }
 
@@ -400,18 +406,6 @@ fn a_new_algorithm_is_compared_and_restamped_never_rolled() {
     assert_eq!(started_tasks(&snapshot), "none");
     let status = after(&snapshot);
     assert_eq!(status.pod_template_hash, Some(snapshot.desired.unwrap().hash.clone()));
-}
-
-#[test]
-fn changed_settings_outside_of_the_template_are_shown_and_applied_with_the_next_roll() {
-    let snapshot = running(full_node()).edit(|spec| {
-        let overrides = spec.overrides.get_or_insert_default();
-        overrides.insert("logging.level".into(), "debug".into());
-    });
-    assert_eq!(started_tasks(&snapshot), "none");
-    let pending = after(&snapshot).pending_update.unwrap();
-    assert_eq!(pending.changes[0].path, "config.overrides");
-    assert_eq!(pending.state, UpdateState::Held);
 }
 
 #[test]
@@ -481,4 +475,131 @@ fn a_new_leader_keeps_the_reported_state() {
     });
     assert_eq!(after(&restarted), reported, "nothing is written");
     assert_eq!(plan(&restarted).requeue, Some(Duration::from_secs(90)));
+}
+
+#[test]
+fn a_changed_image_of_a_ready_node_waits_for_its_turn() {
+    for (spec, ready, expected) in [
+        (full_node(), true, Some(Roll::Image)),
+        (validator(), true, Some(Roll::Image)),
+        // Replacing a node that is down costs nothing, and a halted chain needs many at once.
+        (full_node(), false, None),
+        (validator(), false, None),
+    ] {
+        let snapshot = bumped(spec).with(|seen| {
+            seen.slot = None;
+            seen.pods[0].ready = ready;
+        });
+        let decision = plan(&snapshot);
+        assert_eq!(decision.asks_slot, expected);
+        assert_eq!(decision.plan.started().is_none(), expected.is_some());
+    }
+    let granted = started(&bumped(validator())).unwrap();
+    assert_eq!(granted.target.unwrap().slot, Some(true), "a failed roll halts the rest");
+}
+
+#[test]
+fn images_roll_at_once_where_the_platform_or_the_node_asks_for_it() {
+    let platform = bumped(validator()).with(|seen| {
+        seen.slot = None;
+        seen.rollout.on_image_change = OnImageChange::AtOnce;
+    });
+    assert_eq!(started(&platform).unwrap().target.unwrap().slot, None);
+    let node = bumped(validator())
+        .edit(|spec| {
+            spec.update.get_or_insert_default().on_image_change = Some(OnImageChange::AtOnce);
+        })
+        .with(|seen| seen.slot = None);
+    assert!(started(&node).is_some());
+}
+
+#[test]
+fn an_image_name_that_admission_rewrote_is_no_changed_image() {
+    let mirrored = |snapshot: Snapshot| {
+        snapshot.with(|seen| {
+            seen.pods[0].seid.image = "mirror/seid:1".into();
+            seen.status_mut().current_image = Some("mirror/seid:1".into());
+            // Not the newest revision, so the template does not show what was asked for.
+            seen.statefulset.as_mut().unwrap().update_revision = Some("rev-2".into());
+        })
+    };
+    // Any other edit of a signer takes a slot of its chain as without the mirror.
+    let edited = mirrored(labelled(validator())).with(|seen| seen.slot = None);
+    assert_eq!(plan(&edited).asks_slot, Some(Roll::Template));
+    // Without a record the server compares before anything is decided.
+    let unknown = mirrored(running(validator())).with(|seen| {
+        seen.status_mut().pod_template = None;
+        seen.status_mut().pod_template_hash = None;
+    });
+    let decision = plan(&unknown);
+    assert_eq!((decision.plan.started(), decision.compare.is_some()), (None, true));
+    // It cannot where the revision of the pod is gone; then only the names are left.
+    let uid = unknown.pods[0].uid.clone();
+    let lost = unknown.with(|seen| seen.adoption = Some((uid, Comparison::NoRevision)));
+    assert_eq!(plan(&lost).plan.started(), Some(PlanKind::NodeUpdate));
+}
+
+#[test]
+fn a_revert_that_the_server_calls_equal_restores_the_applied_template() {
+    let reverted = running(full_node()).with(|seen| {
+        seen.pods[0].seid.image = "mirror/seid:1".into();
+        seen.status_mut().current_image = Some("mirror/seid:1".into());
+        let uid = seen.pods[0].uid.clone();
+        seen.adoption = Some((uid, Comparison::Equal));
+        let set = seen.statefulset.as_mut().unwrap();
+        set.template_hash = Some(crate::fingerprint::digest_of(&"the reverted template"));
+        set.update_revision = Some("rev-2".into());
+    });
+    let plan = started(&reverted).expect("the StatefulSet would make another pod");
+    assert!(plan.has(sei_api::task::TaskType::ApplyStatefulSet));
+}
+
+#[test]
+fn changed_settings_outside_of_the_template_replace_the_pod() {
+    let address = running(full_node()).edit(|spec| spec.external_address = Some("a:1".into()));
+    let plan = started(&address).expect("the address of a running node is applied");
+    assert_eq!(tasks(&plan).join(" "), UPDATE);
+    assert_eq!(plan.target.as_ref().unwrap().replaces_pod.as_deref(), Some("pod-uid"));
+    let changes = after(&address).pending_update.unwrap().changes;
+    assert_eq!(
+        changes.iter().map(|change| &*change.path).collect::<Vec<_>>(),
+        ["config.externalAddress"]
+    );
+
+    let overrides = running(validator()).edit(|spec| {
+        spec.overrides.get_or_insert_default().insert("mempool.size".into(), "0".into());
+    });
+    let plan = started(&overrides).expect("overrides of a running node are applied");
+    let expected = "validate-signing-key validate-node-key config-apply config-validate \
+                    apply-statefulset apply-service replace-pod observe-image mark-ready";
+    assert_eq!(tasks(&plan).join(" "), expected, "a removed key gets its default back");
+    assert_eq!(plan.target.unwrap().slot, Some(true), "as any other edit of a signer");
+
+    let template = overrides.edit(|spec| spec.image = "seid:2".into());
+    assert!(started_tasks(&template).contains("config-apply"), "an image change applies them too");
+}
+
+#[test]
+fn settings_edited_during_an_update_supersede_it() {
+    let snapshot = bumped(full_node());
+    let active = started(&snapshot).unwrap();
+    let snapshot = snapshot
+        .with(|seen| seen.status_mut().plan = Some(active))
+        .edit(|spec| spec.external_address = Some("a:1".into()));
+    assert!(report(&snapshot).contains("superseded"), "{}", report(&snapshot));
+}
+
+#[test]
+fn a_revision_moved_by_others_is_told_and_costs_no_write() {
+    let restarted = running(full_node()).with(|seen| {
+        let set = seen.statefulset.as_mut().unwrap();
+        set.update_revision = Some("rev-2".into());
+        set.template["metadata"]["annotations"] =
+            serde_json::json!({ "kubectl.kubernetes.io/restartedAt": "now" });
+        seen.current.template = seen.compare_template();
+    });
+    assert_eq!(started_tasks(&restarted), "none");
+    assert_eq!(crate::planner::repair::repairs(&restarted), Vec::new(), "no apply would remove it");
+    let told = condition_text(&after(&restarted), ConditionType::PodTemplateDrift);
+    assert!(told.contains("False/InSync: keeps the pod at revision rev-1"), "{told}");
 }

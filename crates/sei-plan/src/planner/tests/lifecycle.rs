@@ -532,6 +532,7 @@ fn a_target_names_its_template_and_images() {
             from: running(full_node()).status().pod_template_hash.clone(),
             config: desired.config.clone(),
             inputs_hash: Some(desired.inputs_hash.clone()),
+            slot: Some(true),
             chain_id: Some("demo-1".into()),
             role: Some("node".into()),
             ..PlanTarget::default()

@@ -431,6 +431,8 @@ fn the_version_is_dropped_after_five_conflicts_and_the_uid_never() {
         let conflict = Outcome::Failed(Failure::Conflict("modified".to_owned()));
         let lines = world.transcript([conflict, Outcome::Pods(vec![pod(OLD).into()])]);
         assert_eq!(lines[..2], [DELETES, "read Pods"]);
+        assert_eq!(lines[2], "read Generation { live: false }", "the spec may have changed too");
+        world.seen.newest_generation = Some(3);
     }
     world.check("the sixth time", "delete pod n-0 uid=pod-old version=-");
     world.transcript([Outcome::Accepted]);
@@ -593,4 +595,49 @@ fn a_pod_is_deleted_by_two_tasks_and_by_no_other() {
         let may = matches!(task, TaskType::ReplacePod | TaskType::ObserveImage);
         assert_eq!(deletes, may, "{task}");
     }
+}
+
+#[test]
+fn no_pod_is_deleted_for_a_spec_that_has_changed() {
+    let mut world = World::updating(TaskType::ReplacePod);
+    world.seen.newest_generation = None;
+    let lines = world.transcript([Outcome::Generation(Some(4))]);
+    let waits = "wait - again 0ns: the spec has changed; the plan is compared with it first";
+    assert_transcript(&lines, &["read Generation { live: false }", waits]);
+    world.seen.newest_generation = None;
+    let lines = world.transcript([Outcome::Generation(Some(3))]);
+    assert_transcript(&lines, &["read Generation { live: false }", DELETES]);
+    // A watch may lag; a second signer for one key must not be risked.
+    world.seen.node = signing_node().into();
+    world.seen.newest_generation = None;
+    world.check("a node that signs", "read Generation { live: true }");
+    world.seen.newest_generation = Some(0);
+    world.check("a deleted node", waits);
+}
+
+#[test]
+fn a_pod_with_the_desired_template_is_replaced_if_its_settings_changed() {
+    let mut world = World::updating(TaskType::ReplacePod);
+    world.live_pods([pod(NEW)]);
+    world.check("nothing else changed", "done");
+    let uid = pod(NEW).uid;
+    world.plan.target.as_mut().unwrap().replaces_pod = Some(uid);
+    world.check("it started before the change", "delete pod n-0 uid=pod-new …");
+    let mut next = pod(NEW);
+    next.uid = "pod-next".to_owned();
+    world.live_pods([next]);
+    world.check("its successor", "done");
+}
+
+#[test]
+fn a_template_edited_after_the_apply_is_neither_rolled_out_nor_recorded() {
+    let mut world = World::updating(TaskType::ReplacePod);
+    world.seen.desired.template = crate::tasks::fixture::template("seid:new");
+    world.statefulset().template = crate::tasks::fixture::template("seid:edited");
+    world.statefulset().generation = 3;
+    world.statefulset().observed_generation = 3;
+    world.check("edited", "wait -: the applied template was edited; the plan will be superseded");
+    world.statefulset().template = crate::tasks::fixture::template("seid:new");
+    world.statefulset().template["metadata"]["annotations"] = json!({ "added": "by others" });
+    world.check("only added to", DELETES);
 }

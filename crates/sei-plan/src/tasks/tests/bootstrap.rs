@@ -371,3 +371,20 @@ fn a_plan_without_a_replay_tears_down_a_leftover_job_without_its_record() {
     world.seen.job = Reading::Live(Some(job(JobState::Failed("exit code 1".to_owned()))));
     world.check("the Job of a failed bootstrap", "delete Job uid=…");
 }
+
+#[test]
+fn the_gate_of_a_pod_that_replaces_an_evicted_one_is_opened_again() {
+    let mut world = World::at(
+        &[T::DeployBootstrapJob, T::MarkReady, T::AwaitBootstrapComplete, T::TeardownBootstrap],
+        T::AwaitBootstrapComplete,
+    );
+    world.seen.job = Reading::Live(Some(job(JobState::Active)));
+    let mut next = bootstrap_pod();
+    next.seid.started = false;
+    world.live_pods([next.clone()]);
+    let lines = world.transcript([Outcome::Task(None), Outcome::Accepted, Outcome::Task(None)]);
+    assert!(lines[0].contains(" poll ") && lines[1].contains(" mark-ready "), "{lines:?}");
+    next.seid.started = true;
+    world.live_pods([next]);
+    world.check("it runs", "wait -: the bootstrap Job is replaying to its target height");
+}

@@ -276,6 +276,8 @@ fn a_pod_that_does_not_run_gives_no_stamp() {
     let made_from = MadeFrom {
         hash: "h",
         inputs_hash: "i",
+        image: "seid:new",
+        sidecar_image: "sidecar:new",
         config: &config,
         operator_version: "v",
         now: now(),
