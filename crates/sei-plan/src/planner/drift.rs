@@ -66,7 +66,7 @@ pub fn classify(snapshot: &Snapshot, desired: &Desired) -> Drift {
     }
 }
 
-/// Whether the spec names another image than when the pod was recorded. The names in the pod say
+/// Whether the spec names another image than when the pod was recorded. The names in the pod prove
 /// nothing about that where admission rewrites them; they count only for an older record.
 fn image_changed(snapshot: &Snapshot, desired: &Desired, pod: &PodView) -> bool {
     let recorded = snapshot.status().pod_template.as_ref();

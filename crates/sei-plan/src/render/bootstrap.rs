@@ -60,7 +60,7 @@ pub fn render_bootstrap_job(
         spec: Some(JobSpec {
             // A second run would start on the data of the first one; the plan decides about that.
             backoff_limit: Some(0),
-            // An evicted pod says nothing about the replay, which goes on in the next pod.
+            // An eviction is no failure of the replay, which continues in the next pod.
             pod_failure_policy: Some(PodFailurePolicy {
                 rules: vec![PodFailurePolicyRule {
                     action: "Ignore".to_owned(),

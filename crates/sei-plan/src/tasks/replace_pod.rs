@@ -167,7 +167,7 @@ fn fresh_by_cache<'a>(plan: &TaskPlan, seen: &'a Seen) -> Option<&'a PodView> {
     fresh(pods, statefulset, revisions)
 }
 
-/// Done. The plan goes on with this pod, also if the revision of the StatefulSet moves meanwhile.
+/// Done. The plan continues with this pod, also if the revision of the StatefulSet moves meanwhile.
 fn replaced(plan: &TaskPlan, pod: &PodView) -> Next {
     let applied = plan.applied.clone();
     let applied = applied.map(|applied| Applied { revision: pod.revision.clone(), ..applied });

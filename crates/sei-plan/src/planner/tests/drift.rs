@@ -533,7 +533,7 @@ fn an_image_name_that_admission_rewrote_is_no_changed_image() {
     });
     let decision = plan(&unknown);
     assert_eq!((decision.plan.started(), decision.compare.is_some()), (None, true));
-    // It cannot where the revision of the pod is gone; then only the names are left.
+    // It cannot where the revision of the pod no longer exists; then only the names are left.
     let uid = unknown.pods[0].uid.clone();
     let lost = unknown.with(|seen| seen.adoption = Some((uid, Comparison::NoRevision)));
     assert_eq!(plan(&lost).plan.started(), Some(PlanKind::NodeUpdate));
@@ -590,7 +590,7 @@ fn settings_edited_during_an_update_supersede_it() {
 }
 
 #[test]
-fn a_revision_moved_by_others_is_told_and_costs_no_write() {
+fn a_revision_moved_by_others_is_reported_and_costs_no_write() {
     let restarted = running(full_node()).with(|seen| {
         let set = seen.statefulset.as_mut().unwrap();
         set.update_revision = Some("rev-2".into());
@@ -600,6 +600,6 @@ fn a_revision_moved_by_others_is_told_and_costs_no_write() {
     });
     assert_eq!(started_tasks(&restarted), "none");
     assert_eq!(crate::planner::repair::repairs(&restarted), Vec::new(), "no apply would remove it");
-    let told = condition_text(&after(&restarted), ConditionType::PodTemplateDrift);
-    assert!(told.contains("False/InSync: keeps the pod at revision rev-1"), "{told}");
+    let reported = condition_text(&after(&restarted), ConditionType::PodTemplateDrift);
+    assert!(reported.contains("False/InSync: keeps the pod at revision rev-1"), "{reported}");
 }

@@ -484,7 +484,7 @@ fn a_task_that_the_go_operator_left_running_is_polled_like_any_other() {
 }
 
 #[test]
-fn a_plan_goes_on_with_the_pod_it_made_when_the_revision_moves() {
+fn a_plan_continues_with_the_pod_it_made_when_the_revision_moves() {
     let mut world = World::updating(T::ReplacePod);
     world.live_pods([pod(NEW)]);
     let crate::tasks::Next::Done(effects) = world.next() else { panic!("the pod is fresh") };
