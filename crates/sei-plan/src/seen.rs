@@ -136,6 +136,11 @@ impl Seen {
         }
     }
 
+    /// Name of the node.
+    pub fn name(&self) -> &str {
+        self.node.metadata.name.as_deref().unwrap_or_default()
+    }
+
     /// Records the outcome of a request. Objects that a write may have changed become unread.
     pub fn absorb(&mut self, request: &Request, outcome: Outcome) {
         self.failure = None;

@@ -10,7 +10,7 @@ use kube::Resource as _;
 use sei_api::SeiNode;
 use sei_api::SeiNodeStatus;
 use sei_api::key::ObjectKey;
-use sei_api::names::{annotation, data_claim, proxy_config};
+use sei_api::names::{annotation, bootstrap_job, data_claim, proxy_config};
 use sei_plan::budget::Budget;
 use sei_plan::desired::{Desired, render_desired};
 use sei_plan::peers;
@@ -19,7 +19,7 @@ use sei_plan::platform::{Adoption, PodCheck};
 use sei_plan::shared::Shared;
 use sei_plan::signers;
 use sei_plan::snapshot::{Claim, Current, RegisteredWitnesses, Rollout, Snapshot};
-use sei_plan::view::{StatefulSetView, is_owned};
+use sei_plan::view::{JobView, StatefulSetView, own_pod};
 use serde_json::Value;
 
 use super::ObjectJson;
@@ -130,7 +130,8 @@ impl NodeController {
         let desired = self.desired(node, key, &peers, &witnesses);
         let statefulset = self.caches.statefulsets.get(key, &key.name);
         let pods = self.caches.pods.of(key);
-        let own = statefulset.as_ref().and_then(|set| pods.iter().find(|pod| is_owned(pod, set)));
+        let uid = node.metadata.uid.as_deref().unwrap_or_default();
+        let own = own_pod(&pods, statefulset.as_deref(), uid);
         let sidecar = self.health(own.map(|pod| &**pod), key);
         let current = match &desired {
             Ok(desired) => self.current(key, desired, statefulset.as_ref(), status.plan.is_none()),
@@ -150,7 +151,7 @@ impl NodeController {
             slot: None,
             asks_peers,
             signing_conflict: self.signing_conflict(node),
-            job: self.caches.jobs.of(key).pop().map(|job| (*job).clone()),
+            job: self.bootstrap_job(node, key),
             claim: self.claim(node, key),
             adoption: None,
             waiting: None,
@@ -261,6 +262,12 @@ impl NodeController {
         self.states.with(key, |state| {
             state.compared.current(desired, service.as_ref(), config.as_ref(), statefulset)
         })
+    }
+
+    /// The node's own bootstrap Job, if the cache shows it.
+    fn bootstrap_job(&self, node: &SeiNode, key: &ObjectKey) -> Option<JobView> {
+        let found = self.caches.jobs.get(key, &bootstrap_job(&key.name))?;
+        (found.controller == node.metadata.uid).then(|| (*found).clone())
     }
 
     /// The node's own claim, if the cache shows it.

@@ -15,7 +15,7 @@ use crate::desired::{Bootstrap, Desired};
 use crate::request::{Outcome, Request, SidecarCall};
 use crate::seen::{Reading, Seen};
 use crate::shared::Shared;
-use crate::view::{ContainerView, PodView, StatefulSetView};
+use crate::view::{ContainerView, Controller, PodView, StatefulSetView};
 
 use TaskType as T;
 
@@ -158,7 +158,7 @@ pub(crate) fn pod(revision: &str) -> PodView {
         name: "n-0".to_owned(),
         uid: format!("pod-{age}"),
         resource_version: "11".to_owned(),
-        controller: Some(("StatefulSet".to_owned(), STATEFULSET_UID.to_owned())),
+        controller: Some(Controller::statefulset("n", STATEFULSET_UID)),
         revision: Some(revision.to_owned()),
         ip: Some(if age == "new" { "10.0.0.2" } else { "10.0.0.1" }.to_owned()),
         host: Some("host-a".to_owned()),
