@@ -112,7 +112,7 @@ pub fn pod_mounts(pod: &Pod) -> MountView {
 /// mounts a key may sign with it beside the node.
 fn is_of(node: &str, kind: &str, metadata: &ObjectMeta) -> bool {
     match kind {
-        "pod" => view::belongs_to(node, metadata),
+        "pod" => view::is_made_for(node, metadata),
         _ => metadata.name.as_deref() == Some(node),
     }
 }
@@ -223,8 +223,10 @@ mod tests {
         assert_eq!(used(pod("x-0", key.clone(), "Running")).as_deref(), Some("pod x-0"));
         assert_eq!(used(pod("x-0", key.clone(), "Failed")), None);
         assert_eq!(used(pod("n-0", key.clone(), "Running")), None, "its own");
-        let labelled = used(pod("n-copy", key, "Running"));
-        assert_eq!(labelled.as_deref(), Some("pod n-copy"), "only labelled like its own");
+        assert_eq!(used(pod("n-1", key.clone(), "Running")), None, "its StatefulSet was scaled");
+        let mut labelled = pod("n-copy", key, "Running");
+        labelled.metadata.owner_references = None;
+        assert_eq!(used(labelled).as_deref(), Some("pod n-copy"), "only labelled like its own");
         assert_eq!(used(pod("x-0", plain, "Running")), None);
     }
 }

@@ -14,7 +14,7 @@ use crate::request::ClaimView;
 use crate::shared::Shared;
 use crate::tasks::Waiting;
 use crate::timing::Timing;
-use crate::view::{JobView, PodView, StatefulSetView, own_pod};
+use crate::view::{JobView, ObjectView, PodView, StatefulSetView, own_pod};
 
 /// The observed state of a node, its objects and its chain.
 #[derive(Clone, Debug)]
@@ -52,6 +52,10 @@ pub struct Snapshot {
     /// What the current task of the active plan waits for, by its last step.
     pub waiting: Option<Waiting>,
     pub current: Current,
+    /// The Service of the node's name, if the cache shows one.
+    pub service: Option<ObjectView>,
+    /// The `ConfigMap` of its proxy, likewise.
+    pub proxy_config: Option<ObjectView>,
 }
 
 /// Which of the node's live objects already match the rendered ones. Comparing whole objects is the

@@ -379,14 +379,11 @@ pub fn is_bootstrap_pod(pod: &PodView, node: &str, job: Option<&JobView>) -> boo
         })
 }
 
-/// Whether a pod of this name and controller is a pod of this node: its own, or the one of its
-/// bootstrap Job. The uid of the controller is not compared.
-pub fn belongs_to(node: &str, metadata: &ObjectMeta) -> bool {
-    let controller = controller_of(metadata).map(Controller::from);
-    controller.is_some_and(|controller| {
-        controller.is_job(&names::bootstrap_job(node))
-            || (controller.is_statefulset(node)
-                && metadata.name.as_deref().and_then(|name| name.strip_suffix("-0")) == Some(node))
+/// Whether a pod was made for this node: by its StatefulSet, which may have been scaled to more pods
+/// than one, or by its bootstrap Job. The uid of the controller is not compared.
+pub fn is_made_for(node: &str, metadata: &ObjectMeta) -> bool {
+    controller_of(metadata).map(Controller::from).is_some_and(|controller| {
+        controller.is_statefulset(node) || controller.is_job(&names::bootstrap_job(node))
     })
 }
 

@@ -416,7 +416,10 @@ impl World {
                 let view = ObjectView { uid, ..ObjectView::default() };
                 Outcome::Created(view)
             }
-            Request::ApplyConfigMap(_) | Request::ApplyService(_) => Outcome::Accepted,
+            Request::ApplyConfigMap(_)
+            | Request::ApplyService(_)
+            | Request::CreateConfigMap(_)
+            | Request::CreateService(_) => Outcome::Accepted,
             Request::CreateStatefulSet(object) => self.create(object),
             Request::ApplyStatefulSet(object) => self.apply(object),
             Request::PatchStatefulSet(patch) => self.patch(patch),

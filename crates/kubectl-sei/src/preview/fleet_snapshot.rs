@@ -114,6 +114,8 @@ impl FleetSnapshot {
             signing_conflict: older_holder(node, &self.nodes),
             waiting: None,
             current: Current::default(),
+            service: None,
+            proxy_config: None,
         }
     }
 

@@ -94,7 +94,7 @@ impl Compared {
         if !self.desired.as_ref().is_some_and(|known| known.is_same(desired)) {
             *self = Self { desired: Some(desired.clone()), ..Self::default() };
         }
-        let covers_json = |rendered: Value| move |live: &ObjectJson| covers(&live.0, &rendered);
+        let covers_json = |rendered: Value| move |live: &ObjectJson| covers(&live.json, &rendered);
         Current {
             service: service.is_some_and(|live| {
                 self.service.get(live, |live| covers_json(rendered_json(&desired.service))(live))
@@ -133,8 +133,12 @@ impl NodeController {
         let uid = node.metadata.uid.as_deref().unwrap_or_default();
         let own = own_pod(&pods, statefulset.as_deref(), uid);
         let sidecar = self.health(own.map(|pod| &**pod), key);
+        let service = self.caches.services.get(key, &key.name);
+        let config = self.caches.config_maps.get(key, &proxy_config(&key.name));
+        // A template is restored only on an idle node.
+        let template = statefulset.as_ref().filter(|_| status.plan.is_none());
         let current = match &desired {
-            Ok(desired) => self.current(key, desired, statefulset.as_ref(), status.plan.is_none()),
+            Ok(desired) => self.current(key, desired, service.as_ref(), config.as_ref(), template),
             Err(_) => Current::default(),
         };
         Snapshot {
@@ -159,6 +163,8 @@ impl NodeController {
             pods,
             desired,
             current,
+            service: service.map(|found| found.view.clone()),
+            proxy_config: config.map(|found| found.view.clone()),
         }
     }
 
@@ -249,19 +255,15 @@ impl NodeController {
         &self,
         key: &ObjectKey,
         desired: &Shared<Desired>,
+        service: Option<&Shared<ObjectJson>>,
+        config: Option<&Shared<ObjectJson>>,
         statefulset: Option<&Shared<StatefulSetView>>,
-        is_idle: bool,
     ) -> Current {
-        // A template is restored only on an idle node whose StatefulSet is stamped with its hash.
-        let stamped = |set: &&Shared<StatefulSetView>| {
-            is_idle && set.template_hash.as_ref() == Some(&desired.hash)
-        };
+        // It must also be stamped with the hash of the desired template.
+        let stamped =
+            |set: &&Shared<StatefulSetView>| set.template_hash.as_ref() == Some(&desired.hash);
         let statefulset = statefulset.filter(stamped);
-        let service = self.caches.services.get(key, &key.name);
-        let config = self.caches.config_maps.get(key, &proxy_config(&key.name));
-        self.states.with(key, |state| {
-            state.compared.current(desired, service.as_ref(), config.as_ref(), statefulset)
-        })
+        self.states.with(key, |state| state.compared.current(desired, service, config, statefulset))
     }
 
     /// The node's own bootstrap Job, if the cache shows it.
@@ -303,7 +305,10 @@ pub(super) fn config_map_json(map: &ConfigMap) -> ObjectJson {
 }
 
 /// Everything but what the server itself maintains.
-fn object_json(object: &impl serde::Serialize) -> ObjectJson {
+fn object_json<K>(object: &K) -> ObjectJson
+where
+    K: serde::Serialize + kube::Resource,
+{
     let mut value = serde_json::to_value(object).unwrap_or_default();
     if let Some(map) = value.as_object_mut() {
         map.remove("status");
@@ -312,7 +317,7 @@ fn object_json(object: &impl serde::Serialize) -> ObjectJson {
         metadata
             .retain(|key, _| ["name", "labels", "ownerReferences", "uid"].contains(&key.as_str()));
     }
-    ObjectJson(value)
+    ObjectJson { json: value, view: object.meta().into() }
 }
 
 fn rendered_json(object: &impl serde::Serialize) -> Value {
@@ -355,9 +360,9 @@ mod tests {
     #[test]
     fn a_live_object_is_compared_once_per_version() {
         let mut memo = Memo::default();
-        let first = Shared::new(ObjectJson(json!(1)));
+        let first = Shared::new(json!(1));
         assert!(memo.get(&first, |_| true));
         assert!(memo.get(&first, |_| false), "the result is kept");
-        assert!(!memo.get(&Shared::new(ObjectJson(json!(1))), |_| false), "another version");
+        assert!(!memo.get(&Shared::new(json!(1)), |_| false), "another version");
     }
 }

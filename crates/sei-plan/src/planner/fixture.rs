@@ -195,6 +195,8 @@ pub(crate) fn new_node(spec: SeiNodeSpec) -> Snapshot {
         signing_conflict: None,
         waiting: None,
         current: Current::default(),
+        service: None,
+        proxy_config: None,
     }
 }
 

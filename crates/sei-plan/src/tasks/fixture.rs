@@ -369,11 +369,17 @@ fn shown_request(request: &Request) -> String {
     let name = |metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta| {
         metadata.name.clone().unwrap_or_default()
     };
+    let bound = |metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta| {
+        let text = |field: &Option<String>| field.clone().unwrap_or_else(|| "-".to_owned());
+        let (uid, version) = (text(&metadata.uid), text(&metadata.resource_version));
+        format!("{} uid={uid} version={version}", name(metadata))
+    };
     match request {
         Request::Read(read) => format!("read {read:?}"),
         Request::CreateClaim(claim) => format!("create claim {}", name(&claim.metadata)),
-        Request::ApplyConfigMap(map) => format!("apply ConfigMap {}", name(&map.metadata)),
-        Request::ApplyService(service) => format!("apply Service {}", name(&service.metadata)),
+        Request::ApplyConfigMap(map) => format!("apply ConfigMap {}", bound(&map.metadata)),
+        Request::ApplyService(service) => format!("apply Service {}", bound(&service.metadata)),
+        Request::CreateConfigMap(map) => format!("create ConfigMap {}", name(&map.metadata)),
         Request::CreateService(service) => format!("create Service {}", name(&service.metadata)),
         Request::CreateJob(job) => format!("create Job {}", name(&job.metadata)),
         Request::CreateStatefulSet(object) => format!("create {}", shown_statefulset(object)),
