@@ -59,8 +59,12 @@ pub const RULES: &[Rule] = &[
         &["create", "delete", "get", "list", "patch", "watch"],
         "the headless Service; the bootstrap one is deleted",
     ),
-    rule("", "configmaps", &["list", "patch", "watch"], "the configuration of a pod's proxy"),
-    indirect("", "configmaps", &["create"], "needed when an apply creates the object"),
+    rule(
+        "",
+        "configmaps",
+        &["create", "get", "list", "patch", "watch"],
+        "the configuration of a pod's proxy",
+    ),
     rule(
         "",
         "persistentvolumeclaims",

@@ -103,6 +103,11 @@ impl Cluster {
                 let found = find("get service", self.api::<Service>().get(&self.node)).await?;
                 Outcome::Service(found.map(|service| ObjectView::from(&service.metadata)))
             }
+            Read::ConfigMap => {
+                let name = names::proxy_config(&self.node);
+                let found = find("get configmap", self.api::<ConfigMap>().get(&name)).await?;
+                Outcome::ConfigMap(found.map(|map| ObjectView::from(&map.metadata)))
+            }
             Read::Revision(name) => {
                 let revisions = self.api::<ControllerRevision>();
                 let found = find("get controllerrevision", revisions.get(name)).await?;
@@ -183,6 +188,9 @@ impl Cluster {
                 let services = self.api::<Service>();
                 let patch = Patch::Apply(object.as_ref());
                 call("apply service", services.patch(&self.node, &apply, &patch)).await?;
+            }
+            Request::CreateConfigMap(object) => {
+                call("create configmap", self.api::<ConfigMap>().create(&create, object)).await?;
             }
             Request::CreateService(object) => {
                 call("create service", self.api::<Service>().create(&create, object)).await?;

@@ -186,11 +186,17 @@ impl Pass {
                 }
                 Stage::Decide => {
                     let blocked = Blocker::of(&self.snapshot.status);
+                    let foreign = repair::foreign(&self.snapshot);
+                    if blocked.plan.is_none() {
+                        // Without a plan and without a repair it is not decided again.
+                        self.repair_waits.clone_from(&foreign);
+                    }
                     if let Some(request) = self.decide() {
                         return self.perform(request);
                     }
                     blocked.keep(&mut self.snapshot.status);
                     self.stage = Stage::Repair(repair::repairs(&self.snapshot));
+                    self.repair_waits = foreign;
                 }
                 Stage::Repair(writes) if writes.is_empty() => self.stage = Stage::Step,
                 Stage::Repair(writes) => {
@@ -321,6 +327,14 @@ impl Pass {
                     self.stage = Stage::Repair(repair::repairs(&self.snapshot));
                 }
             }
+            Outcome::Service(found) => {
+                self.snapshot.service = found;
+                self.repair_found(repair::service(&self.snapshot));
+            }
+            Outcome::ConfigMap(found) => {
+                self.snapshot.proxy_config = found;
+                self.repair_found(repair::proxy_config(&self.snapshot));
+            }
             // A repair's own write is no task's apply.
             Outcome::Applied(view) => {
                 self.snapshot.statefulset = Some(view);
@@ -328,7 +342,7 @@ impl Pass {
             }
             outcome => {
                 if let Outcome::Failed(failure) = &outcome {
-                    self.repair_failed(failure);
+                    self.repair_failed(request, failure);
                 }
                 self.seen.absorb(request, outcome);
                 self.seen.failure = None;
@@ -357,18 +371,34 @@ impl Pass {
             .is_some_and(|current| current == *id)
     }
 
+    /// Repairs an object that the cache does not show, unless it is not the node's.
+    fn repair_found(&mut self, write: Option<Request>) {
+        self.repair_waits = self.repair_waits.take().or(repair::foreign(&self.snapshot));
+        if let (Some(write), Stage::Repair(writes)) = (write, &mut self.stage) {
+            writes.insert(0, write);
+        }
+    }
+
     /// No watch reports what a repair was about, so it is tried again by the clock.
-    fn repair_failed(&mut self, failure: &Failure) {
+    fn repair_failed(&mut self, request: &Request, failure: &Failure) {
         self.repair_waits = self.repair_waits.take().or(refused(failure));
         if let (Failure::AlreadyExists, Stage::Repair(writes)) = (failure, &mut self.stage) {
-            // The watch selects by label, so it does not show an object that lost its labels.
-            writes.insert(0, Request::Read(Read::StatefulSet));
+            // The watch selects by label, so it does not show an object without our labels.
+            writes.insert(
+                0,
+                Request::Read(match request {
+                    Request::CreateService(_) => Read::Service,
+                    Request::CreateConfigMap(_) => Read::ConfigMap,
+                    _ => Read::StatefulSet,
+                }),
+            );
         }
         let poll = self.snapshot.timing.poll();
         self.retry_within(match failure {
-            Failure::FieldManagerConflict(_) | Failure::Forbidden(_) | Failure::Rejected(_) => {
-                poll * 6
-            }
+            Failure::AlreadyExists
+            | Failure::FieldManagerConflict(_)
+            | Failure::Forbidden(_)
+            | Failure::Rejected(_) => poll * 6,
             _ => poll,
         });
     }
@@ -604,6 +634,8 @@ fn seen_in(snapshot: &Snapshot) -> Seen {
     seen.pods = Reading::Cached(Some(snapshot.pods.clone()));
     let present = snapshot.statefulset.as_ref().and_then(|set| set.replicas);
     seen.replicas = repair::desired_replicas(snapshot, present);
+    seen.service = Reading::Cached(snapshot.service.clone());
+    seen.config_map = Reading::Cached(snapshot.proxy_config.clone());
     seen.service_is_current = snapshot.current.service;
     seen.proxy_config_is_current = snapshot.current.proxy_config;
     seen

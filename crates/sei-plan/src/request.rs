@@ -23,8 +23,11 @@ pub enum Request {
     /// A live read: never from a cache.
     Read(Read),
     CreateClaim(Box<PersistentVolumeClaim>),
+    /// Server-side applies. The objects have the uid and resourceVersion that were decided on.
     ApplyConfigMap(Box<ConfigMap>),
     ApplyService(Box<Service>),
+    /// POST, because an apply would also take over an object of this name that is not the node's.
+    CreateConfigMap(Box<ConfigMap>),
     CreateService(Box<Service>),
     CreateJob(Box<Job>),
     /// POST, because an apply would also recreate an object that a user deletes at the same time.
@@ -82,6 +85,8 @@ pub enum Read {
     Secret(String),
     Job,
     Service,
+    /// The proxy's `ConfigMap`.
+    ConfigMap,
     /// Body of a `ControllerRevision`: the template that a pod was created from.
     Revision(String),
     /// The node itself.
@@ -133,6 +138,7 @@ pub enum Outcome {
     Secret(Option<SecretView>),
     Job(Option<JobView>),
     Service(Option<ObjectView>),
+    ConfigMap(Option<ObjectView>),
     Revision(Option<Value>),
     /// The node, from a read or a write.
     Node(Option<Box<SeiNode>>),

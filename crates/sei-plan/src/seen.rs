@@ -66,6 +66,7 @@ pub struct Seen {
     pub secrets: BTreeMap<String, Reading<SecretView>>,
     pub job: Reading<JobView>,
     pub service: Reading<ObjectView>,
+    pub config_map: Reading<ObjectView>,
     pub revision: Reading<Value>,
     /// Polled sidecar tasks by id.
     pub tasks: BTreeMap<String, Option<TaskRecord>>,
@@ -122,6 +123,7 @@ impl Seen {
             secrets: BTreeMap::new(),
             job: Reading::Unread,
             service: Reading::Unread,
+            config_map: Reading::Unread,
             revision: Reading::Unread,
             tasks: BTreeMap::new(),
             submitted: Vec::new(),
@@ -137,6 +139,11 @@ impl Seen {
             failure: None,
             delete_conflicts: 0,
         }
+    }
+
+    /// Name of the node.
+    pub fn name(&self) -> &str {
+        self.node.metadata.name.as_deref().unwrap_or_default()
     }
 
     /// Records the outcome of a request. Objects that a write may have changed become unread.
@@ -155,6 +162,7 @@ impl Seen {
             }
             Outcome::Job(found) => self.job = Reading::Live(found),
             Outcome::Service(found) => self.service = Reading::Live(found),
+            Outcome::ConfigMap(found) => self.config_map = Reading::Live(found),
             Outcome::Revision(found) => self.revision = Reading::Live(found),
             Outcome::Applied(view) => {
                 // Its status still refers to the previous template, so it is never compared with a
@@ -195,11 +203,18 @@ impl Seen {
             Request::TryPod(_) => self.pod_try = PodTry::Admitted,
             Request::PatchStatefulSet(_) => self.statefulset = Reading::Unread,
             Request::DeleteJob { .. } | Request::CreateJob(_) => self.job = Reading::Unread,
-            Request::DeleteService { .. } | Request::CreateService(_) => {
+            Request::DeleteService { .. } => {
                 self.service = Reading::Unread;
+                self.accepted.retain(|kind| *kind != SERVICE);
+            }
+            Request::CreateService(_) => {
+                self.service = Reading::Unread;
+                self.accepted.push(SERVICE);
             }
             Request::ApplyService(_) => self.accepted.push(SERVICE),
-            Request::ApplyConfigMap(_) => self.accepted.push(CONFIG_MAP),
+            Request::ApplyConfigMap(_) | Request::CreateConfigMap(_) => {
+                self.accepted.push(CONFIG_MAP);
+            }
             Request::Sidecar(call) => match &call.call {
                 SidecarCall::Submit { id, .. } => {
                     self.submitted.push(id.clone());
@@ -243,8 +258,11 @@ impl Seen {
             | Request::PatchStatefulSet(_) => self.statefulset = Reading::Unread,
             Request::CreateClaim(_) => self.claim = Reading::Unread,
             Request::CreateJob(_) | Request::DeleteJob { .. } => self.job = Reading::Unread,
-            Request::CreateService(_) | Request::DeleteService { .. } => {
-                self.service = Reading::Unread;
+            Request::CreateService(_)
+            | Request::ApplyService(_)
+            | Request::DeleteService { .. } => self.service = Reading::Unread,
+            Request::CreateConfigMap(_) | Request::ApplyConfigMap(_) => {
+                self.config_map = Reading::Unread;
             }
             Request::Sidecar(call) => match &call.call {
                 SidecarCall::Submit { id, .. } | SidecarCall::Delete { id } => {
@@ -254,8 +272,6 @@ impl Seen {
             },
             Request::Read(_)
             | Request::TryPod(_)
-            | Request::ApplyConfigMap(_)
-            | Request::ApplyService(_)
             | Request::DryRunStatefulSet(_)
             | Request::DeleteClaim { .. }
             | Request::PatchFinalizers { .. }

@@ -8,6 +8,7 @@ use sei_api::names::label;
 use serde_json::{Value, json};
 
 use crate::request::MountView;
+use crate::view;
 
 /// Decodes the key and the volume of a stored node. A node that a newer operator wrote may have
 /// unknown fields; it must neither block other nodes nor be overlooked.
@@ -107,6 +108,15 @@ pub fn pod_mounts(pod: &Pod) -> MountView {
     MountView { ended, ..mounts("pod", &pod.metadata, pod.spec.as_ref()) }
 }
 
+/// Whether an object with the label of this node is the node's. Anything else with that label that
+/// mounts a key may sign with it beside the node.
+fn is_of(node: &str, kind: &str, metadata: &ObjectMeta) -> bool {
+    match kind {
+        "pod" => view::is_made_for(node, metadata),
+        _ => metadata.name.as_deref() == Some(node),
+    }
+}
+
 fn mounts(kind: &'static str, metadata: &ObjectMeta, spec: Option<&PodSpec>) -> MountView {
     let volumes = || spec.and_then(|spec| spec.volumes.as_ref()).into_iter().flatten();
     let secret =
@@ -115,7 +125,12 @@ fn mounts(kind: &'static str, metadata: &ObjectMeta, spec: Option<&PodSpec>) -> 
     MountView {
         kind,
         name: metadata.name.clone().unwrap_or_default(),
-        node: metadata.labels.as_ref().and_then(|labels| labels.get(label::NODE).cloned()),
+        node: metadata
+            .labels
+            .as_ref()
+            .and_then(|labels| labels.get(label::NODE))
+            .filter(|node| is_of(node, kind, metadata))
+            .cloned(),
         secrets: volumes().filter_map(secret).collect(),
         claims: volumes().filter_map(claim).collect(),
         ended: false,
@@ -188,8 +203,15 @@ mod tests {
     fn a_key_is_in_use_until_every_pod_that_mounts_it_has_ended() {
         let node = validator("ns", "n", 1, "key", "one");
         let pod = |name: &str, volumes: Value, phase: &str| -> Pod {
+            let node = &name[..1];
             serde_json::from_value(json!({
-                "metadata": { "name": name, "labels": { "sei.io/node": name } },
+                "metadata": {
+                    "name": name, "labels": { "sei.io/node": node },
+                    "ownerReferences": [{
+                        "apiVersion": "apps/v1", "kind": "StatefulSet", "controller": true,
+                        "name": node, "uid": "u",
+                    }],
+                },
                 "spec": { "containers": [], "volumes": volumes },
                 "status": { "phase": phase },
             }))
@@ -198,9 +220,13 @@ mod tests {
         let key = json!([{ "name": "k", "secret": { "secretName": "key" } }]);
         let plain = json!([{ "name": "e", "emptyDir": {} }]);
         let used = |pod: Pod| still_used(&node, &[pod_mounts(&pod)]);
-        assert_eq!(used(pod("x", key.clone(), "Running")).as_deref(), Some("pod x"));
-        assert_eq!(used(pod("x", key.clone(), "Failed")), None);
-        assert_eq!(used(pod("n", key, "Running")), None, "its own");
-        assert_eq!(used(pod("x", plain, "Running")), None);
+        assert_eq!(used(pod("x-0", key.clone(), "Running")).as_deref(), Some("pod x-0"));
+        assert_eq!(used(pod("x-0", key.clone(), "Failed")), None);
+        assert_eq!(used(pod("n-0", key.clone(), "Running")), None, "its own");
+        assert_eq!(used(pod("n-1", key.clone(), "Running")), None, "its StatefulSet was scaled");
+        let mut labelled = pod("n-copy", key, "Running");
+        labelled.metadata.owner_references = None;
+        assert_eq!(used(labelled).as_deref(), Some("pod n-copy"), "only labelled like its own");
+        assert_eq!(used(pod("x-0", plain, "Running")), None);
     }
 }

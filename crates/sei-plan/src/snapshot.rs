@@ -14,7 +14,7 @@ use crate::request::ClaimView;
 use crate::shared::Shared;
 use crate::tasks::Waiting;
 use crate::timing::Timing;
-use crate::view::{JobView, PodView, StatefulSetView, is_owned};
+use crate::view::{JobView, ObjectView, PodView, StatefulSetView, own_pod};
 
 /// The observed state of a node, its objects and its chain.
 #[derive(Clone, Debug)]
@@ -52,6 +52,10 @@ pub struct Snapshot {
     /// What the current task of the active plan waits for, by its last step.
     pub waiting: Option<Waiting>,
     pub current: Current,
+    /// The Service of the node's name, if the cache shows one.
+    pub service: Option<ObjectView>,
+    /// The `ConfigMap` of its proxy, likewise.
+    pub proxy_config: Option<ObjectView>,
 }
 
 /// Which of the node's live objects already match the rendered ones. Comparing whole objects is the
@@ -181,7 +185,7 @@ impl Snapshot {
     /// The StatefulSet that the node controls.
     pub fn own_statefulset(&self) -> Option<&StatefulSetView> {
         let statefulset = self.statefulset.as_deref();
-        statefulset.filter(|set| set.controller.as_deref() == Some(self.uid()))
+        statefulset.filter(|set| set.is_controlled_by(self.uid()))
     }
 
     /// Whether a StatefulSet of the node's name exists that the node does not control.
@@ -196,8 +200,8 @@ impl Snapshot {
 
     /// The node's pod: controlled by its StatefulSet and not terminating.
     pub fn pod(&self) -> Option<&PodView> {
-        let statefulset = self.own_statefulset()?;
-        self.pods().find(|pod| is_owned(pod, statefulset) && !pod.is_terminating())
+        let own = own_pod(&self.pods, self.statefulset.as_deref(), self.uid());
+        own.map(|pod| &**pod).filter(|pod| !pod.is_terminating())
     }
 
     /// Whether the node serves: its pod is Ready.

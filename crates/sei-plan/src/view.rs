@@ -12,8 +12,10 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
     FieldsV1, ManagedFieldsEntry, ObjectMeta, OwnerReference,
 };
-use sei_api::names::{FIELD_MANAGER, annotation, label};
+use sei_api::names::{self, FIELD_MANAGER, annotation, label};
 use serde_json::Value;
+
+use crate::shared::Shared;
 
 #[cfg(test)]
 mod tests;
@@ -92,6 +94,11 @@ impl StatefulSetView {
         self.update_revision.as_deref().filter(|revision| observed && !revision.is_empty())
     }
 
+    /// Whether the node with this uid controls it.
+    pub fn is_controlled_by(&self, node_uid: &str) -> bool {
+        !node_uid.is_empty() && self.controller.as_deref() == Some(node_uid)
+    }
+
     /// The identity of the node in the template.
     pub fn identity(&self) -> Identity {
         identity_of(&self.template)
@@ -130,8 +137,7 @@ pub struct PodView {
     pub name: String,
     pub uid: String,
     pub resource_version: String,
-    /// Kind and uid of the object that controls it.
-    pub controller: Option<(String, String)>,
+    pub controller: Option<Controller>,
     /// Label `controller-revision-hash`.
     pub revision: Option<String>,
     pub is_bootstrap: bool,
@@ -196,6 +202,45 @@ impl PodView {
 
     pub fn is_terminating(&self) -> bool {
         self.deleted_at.is_some()
+    }
+}
+
+/// The object that a pod's controller reference names. All four fields count: the garbage collector
+/// and the controllers of Kubernetes leave a pod alone whose reference is right in its uid only.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Controller {
+    pub api_version: String,
+    pub kind: String,
+    pub name: String,
+    pub uid: String,
+}
+
+impl Controller {
+    pub fn statefulset(name: &str, uid: &str) -> Self {
+        Self::new("apps/v1", "StatefulSet", name, uid)
+    }
+
+    pub fn job(name: &str, uid: &str) -> Self {
+        Self::new("batch/v1", "Job", name, uid)
+    }
+
+    fn new(api_version: &str, kind: &str, name: &str, uid: &str) -> Self {
+        let [api_version, kind, name, uid] = [api_version, kind, name, uid].map(str::to_owned);
+        Self { api_version, kind, name, uid }
+    }
+
+    fn is_statefulset(&self, name: &str) -> bool {
+        self.api_version == "apps/v1" && self.kind == "StatefulSet" && self.name == name
+    }
+
+    fn is_job(&self, name: &str) -> bool {
+        self.api_version == "batch/v1" && self.kind == "Job" && self.name == name
+    }
+}
+
+impl From<&OwnerReference> for Controller {
+    fn from(owner: &OwnerReference) -> Self {
+        Self::new(&owner.api_version, &owner.kind, &owner.name, &owner.uid)
     }
 }
 
@@ -302,11 +347,47 @@ pub fn freshness(
     }
 }
 
-/// Whether this StatefulSet controls the pod.
+/// The node's own pod: the pod of the StatefulSet that this node controls. A label alone proves
+/// nothing, because anybody who may create pods can set it.
+pub fn own_pod<'a>(
+    pods: &'a [Shared<PodView>],
+    statefulset: Option<&StatefulSetView>,
+    node_uid: &str,
+) -> Option<&'a Shared<PodView>> {
+    let statefulset = statefulset.filter(|set| set.is_controlled_by(node_uid))?;
+    pods.iter().find(|pod| is_owned(pod, statefulset))
+}
+
+/// Whether this is the one pod of the StatefulSet, by its name and by every field of its controller
+/// reference. The caller has checked that the node controls the StatefulSet.
 pub fn is_owned(pod: &PodView, statefulset: &StatefulSetView) -> bool {
-    pod.controller
-        .as_ref()
-        .is_some_and(|(kind, uid)| kind == "StatefulSet" && *uid == statefulset.uid)
+    let set = &statefulset.name;
+    is_named(pod, set)
+        && pod.controller.as_ref().is_some_and(|controller| {
+            controller.is_statefulset(set) && controller.uid == statefulset.uid
+        })
+}
+
+/// Whether the pod has the name of this node's own pod, of any controller.
+pub fn is_named(pod: &PodView, node: &str) -> bool {
+    pod.name.strip_suffix("-0") == Some(node)
+}
+
+/// Whether the pod belongs to the bootstrap Job of this node; without a Job, to one that existed.
+pub fn is_bootstrap_pod(pod: &PodView, node: &str, job: Option<&JobView>) -> bool {
+    pod.is_bootstrap
+        && pod.controller.as_ref().is_some_and(|controller| {
+            controller.is_job(&names::bootstrap_job(node))
+                && job.is_none_or(|job| job.uid == controller.uid)
+        })
+}
+
+/// Whether a pod was made for this node: by its StatefulSet, which may have been scaled to more pods
+/// than one, or by its bootstrap Job. The uid of the controller is not compared.
+pub fn is_made_for(node: &str, metadata: &ObjectMeta) -> bool {
+    controller_of(metadata).map(Controller::from).is_some_and(|controller| {
+        controller.is_statefulset(node) || controller.is_job(&names::bootstrap_job(node))
+    })
 }
 
 fn controller_of(metadata: &ObjectMeta) -> Option<&OwnerReference> {
@@ -445,8 +526,7 @@ impl From<&Pod> for PodView {
             name: metadata.name.clone().unwrap_or_default(),
             uid: metadata.uid.clone().unwrap_or_default(),
             resource_version: metadata.resource_version.clone().unwrap_or_default(),
-            controller: controller_of(metadata)
-                .map(|owner| (owner.kind.clone(), owner.uid.clone())),
+            controller: controller_of(metadata).map(Controller::from),
             revision: labels.and_then(|all| all.get(label::POD_REVISION).cloned()),
             is_bootstrap: labels.and_then(|all| all.get(label::COMPONENT))
                 == Some(&label::COMPONENT_BOOTSTRAP.to_owned()),

@@ -27,7 +27,9 @@ use crate::request::{
 };
 use crate::shared::Shared;
 use crate::snapshot::{Claim, Sidecar, Slot, Snapshot};
-use crate::view::{ContainerView, ObjectView, PodView, StatefulSetView, Trouble, TroubleKind};
+use crate::view::{
+    ContainerView, Controller, ObjectView, PodView, StatefulSetView, Trouble, TroubleKind,
+};
 
 mod tests;
 
@@ -387,7 +389,7 @@ impl World {
             name: "n-0".to_owned(),
             uid: pod.uid.clone(),
             resource_version: pod.version.to_string(),
-            controller: Some(("StatefulSet".to_owned(), set.uid.clone())),
+            controller: Some(Controller::statefulset(&set.name, &set.uid)),
             revision: Some(pod.revision.clone()),
             deleted_at: pod.terminating.then_some(self.now),
             ip: pod.started.then(|| "10.0.0.1".to_owned()),
@@ -420,7 +422,10 @@ impl World {
                 let view = ObjectView { uid, ..ObjectView::default() };
                 Outcome::Created(view)
             }
-            Request::ApplyConfigMap(_) | Request::ApplyService(_) => Outcome::Accepted,
+            Request::ApplyConfigMap(_)
+            | Request::ApplyService(_)
+            | Request::CreateConfigMap(_)
+            | Request::CreateService(_) => Outcome::Accepted,
             Request::CreateStatefulSet(object) => self.create(object),
             Request::ApplyStatefulSet(object) => self.apply(object),
             Request::PatchStatefulSet(patch) => self.patch(patch),

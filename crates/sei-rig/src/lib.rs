@@ -41,6 +41,6 @@ pub use kubelet::{Addresses, Behaviour, ClaimRule, Kubelet, Rule, RuleId, Timing
 pub use lane::{Lane, LaneError};
 pub use plane::{ControlPlane, Error, Options, User};
 pub use programs::{ProgramsError, bin_dir, cargo, tool};
-pub use sidecar::{Doing, FirstAnswer, GateOpening, Sidecars, Submission};
+pub use sidecar::{Doing, FirstAnswer, GateOpening, Received, Sidecars, Submission};
 pub use status_checker::{Stamp, StatusChecker};
 pub use world::{Watched, World, WorldError, platform};

@@ -52,6 +52,18 @@ pub struct Submission {
     pub at: Timestamp,
 }
 
+/// A request that reached a pod's proxy, whatever its response.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Received {
+    pub namespace: String,
+    pub node: String,
+    pub pod_uid: String,
+    /// Method and path.
+    pub request: String,
+    /// The bearer token that came with it.
+    pub token: Option<String>,
+}
+
 /// An opening of the readiness gate of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GateOpening {
@@ -88,6 +100,7 @@ pub struct Sidecars {
     doings: watch::Sender<Doings>,
     /// The token that the proxy requires, by namespace; `None` accepts any token.
     tokens: Mutex<BTreeMap<String, Option<String>>>,
+    received: Mutex<Vec<Received>>,
     submissions: Mutex<Vec<Submission>>,
     openings: Mutex<Vec<GateOpening>>,
     answers: Mutex<Vec<FirstAnswer>>,
@@ -130,6 +143,12 @@ impl Sidecars {
         lock(&self.tokens).insert(namespace.to_owned(), token.map(str::to_owned));
     }
 
+    /// Every request to pods with the label of this node, oldest first.
+    pub fn received(&self, namespace: &str, node: &str) -> Vec<Received> {
+        let is_of_node = |entry: &&Received| entry.namespace == namespace && entry.node == node;
+        lock(&self.received).iter().filter(is_of_node).cloned().collect()
+    }
+
     /// Every submission to pods of this node, oldest first.
     pub fn submissions(&self, namespace: &str, node: &str) -> Vec<Submission> {
         let is_of_node = |entry: &&Submission| entry.namespace == namespace && entry.node == node;
@@ -150,6 +169,7 @@ impl Sidecars {
 
     /// Removes all recorded calls, which a benchmark does between its parts.
     pub fn clear_logs(&self) {
+        lock(&self.received).clear();
         lock(&self.submissions).clear();
         lock(&self.openings).clear();
         lock(&self.answers).clear();

@@ -218,12 +218,12 @@ pub(crate) const IN_UPDATE: [&str; 4] =
 
 /// The kinds of writes that every creation of a node contains.
 pub(crate) const IN_CREATION: [&str; 7] = [
-    "PATCH configmaps",
     "PATCH seinodes",
     "PATCH seinodes/status",
-    "PATCH services",
+    "POST configmaps",
     "POST events",
     "POST persistentvolumeclaims",
+    "POST services",
     "POST statefulsets",
 ];
 
@@ -295,7 +295,7 @@ async fn a_gate_is_opened_despite_a_crash_after_each_write() -> Result<()> {
 
 #[tokio::test]
 async fn repairs_survive_a_crash_after_each_write() -> Result<()> {
-    let expected = ["PATCH configmaps", "PATCH services", "PATCH statefulsets"];
+    let expected = ["POST configmaps", "POST services", "PATCH statefulsets"];
     crash_in("crash-repair", Change::Repair, rpc_node, LastResponse::Lost, &expected).await
 }
 

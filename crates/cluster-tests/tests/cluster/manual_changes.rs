@@ -11,7 +11,7 @@ use sei_api::condition::ConditionType;
 use sei_api::names::label::POD_REVISION;
 use sei_api::plan::TaskStatus;
 use sei_api::status::{SeiNodePhase, SeiNodeStatus};
-use sei_plan::view::PodView;
+use sei_plan::view::{Controller, PodView};
 use sei_rig::{AuditEntry, Behaviour, Rule};
 use serde_json::{Value, json};
 
@@ -117,8 +117,8 @@ async fn a_statefulset_deleted_without_its_pod_is_recreated_and_adopts_the_pod()
         Ok(found.filter(|set| set.metadata.uid != before.metadata.uid))
     })
     .await?;
-    let owner =
-        ("StatefulSet".to_owned(), after.metadata.uid.context("the StatefulSet has no uid")?);
+    let uid = after.metadata.uid.context("the StatefulSet has no uid")?;
+    let owner = Controller::statefulset("rpc", &uid);
     scenario
         .until_pod("rpc", "the StatefulSet owns its pod", |pod| {
             pod.controller.as_ref() == Some(&owner)

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 use cluster_tests::scenario::{Scenario, condition_text, rpc, validator};
+use cluster_tests::wait_for;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::api::{Api, DeleteParams, PostParams};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use sei_api::SeiNode;
 use sei_api::condition::ConditionType;
 use sei_api::rbac::RULES;
@@ -96,15 +97,36 @@ async fn use_every_permission(scenario: &Scenario) -> Result<()> {
     // Without a recorded template the operator compares by a dry run on the server.
     let nodes: Api<SeiNode> = scenario.nodes();
     let wiped = json!({ "status": { "podTemplateHash": null, "podTemplate": null } });
-    let patch = kube::api::Patch::Merge(&wiped);
-    nodes.patch_status("imported", &kube::api::PatchParams::default(), &patch).await?;
+    let patch = Patch::Merge(&wiped);
+    nodes.patch_status("imported", &PatchParams::default(), &patch).await?;
     scenario
         .until("imported", "its template hash is recorded again", |status| {
             status.pod_template_hash.is_some()
         })
         .await?;
+    // Objects that were edited are applied again; one that the watch does not show is read.
+    let (services, config_maps) = (scenario.services(), scenario.config_maps());
+    let (name, params) = ("signer-rbac-proxy-config", PatchParams::default());
+    let edit = Patch::Merge(json!({ "spec": { "selector": { "sei.io/node": "other" } } }));
+    services.patch("signer", &params, &edit).await?;
+    let edit = Patch::Merge(json!({ "data": { "config.yaml": "edited" } }));
+    config_maps.patch(name, &params, &edit).await?;
+    wait_for("both are restored", async || {
+        let service = services.get("signer").await?.spec.and_then(|spec| spec.selector);
+        let restored = service.is_some_and(|selector| selector["sei.io/node"] == "signer");
+        let data = config_maps.get(name).await?.data.unwrap_or_default();
+        Ok((restored && data["config.yaml"] != "edited").then_some(()))
+    })
+    .await?;
+    let edit = Patch::Merge(json!({ "metadata": { "labels": { "sei.io/node": null } } }));
+    config_maps.patch(name, &params, &edit).await?;
+    wait_for("its label is restored", async || {
+        let labels = config_maps.get(name).await?.metadata.labels.unwrap_or_default();
+        Ok(labels.contains_key("sei.io/node").then_some(()))
+    })
+    .await?;
     nodes.delete("boot", &DeleteParams::default()).await?;
-    cluster_tests::wait_for("the node is deleted", async || {
+    wait_for("the node is deleted", async || {
         Ok(nodes.get_opt("boot").await?.is_none().then_some(()))
     })
     .await

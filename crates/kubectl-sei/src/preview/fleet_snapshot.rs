@@ -19,7 +19,7 @@ use sei_plan::shared::Shared;
 use sei_plan::signers::older_holder;
 use sei_plan::snapshot::{Claim, Current, RegisteredWitnesses, Rollout, Sidecar, Slot, Snapshot};
 use sei_plan::timing::Timing;
-use sei_plan::view::{PodView, StatefulSetView};
+use sei_plan::view::{Controller, PodView, StatefulSetView};
 use serde_json::Value;
 
 use super::Candidate;
@@ -115,6 +115,8 @@ impl FleetSnapshot {
             signing_conflict: older_holder(node, &self.nodes),
             waiting: None,
             current: Current::default(),
+            service: None,
+            proxy_config: None,
         }
     }
 
@@ -219,7 +221,7 @@ fn pod_from_status(node: &SeiNode, set: &StatefulSetView) -> Option<PodView> {
     let mut pod = PodView {
         name: sei_api::names::pod(&node.name_any()),
         uid: observed.pod_uid.clone(),
-        controller: Some(("StatefulSet".to_owned(), set.uid.clone())),
+        controller: Some(Controller::statefulset(&set.name, &set.uid)),
         revision: Some(observed.revision.clone()),
         ready: true,
         ..PodView::default()

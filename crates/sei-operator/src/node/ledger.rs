@@ -11,9 +11,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use sei_api::SeiNode;
 use sei_api::key::ObjectKey;
 use sei_plan::budget::{self, Budget, Member, Roll, Standing};
-use sei_plan::shared::Shared;
 use sei_plan::snapshot::Slot;
-use sei_plan::view::{PodView, is_owned};
+use sei_plan::view::own_pod;
 
 use super::reconcile::NodeController;
 use super::snapshot::decoded;
@@ -178,10 +177,9 @@ fn member(
 ) -> Member {
     let pods = controller.caches.pods.of(key);
     let statefulset = controller.caches.statefulsets.get(key, &key.name);
-    let own = |pod: &&Shared<PodView>| {
-        statefulset.as_ref().is_some_and(|set| is_owned(pod, set)) && !pod.is_terminating()
-    };
-    let pod = pods.iter().find(own).map(|pod| &**pod);
+    let uid = cached.metadata.uid.as_deref().unwrap_or_default();
+    let pod = own_pod(&pods, statefulset.as_deref(), uid).map(|pod| &**pod);
+    let pod = pod.filter(|pod| !pod.is_terminating());
     let latest = controller.states.find(key, |state| state.latest.clone()).flatten();
     let newest = latest.as_deref().filter(|latest| is_current(latest, cached)).unwrap_or(cached);
     Member::of(newest, pod, budget, jiff::Timestamp::now())

@@ -16,7 +16,7 @@ use sei_api::names::{EVENT_COMPONENT, label};
 use sei_exec::perform::claim_view;
 use sei_exec::sidecar::Sidecar;
 use sei_plan::request::ClaimView;
-use sei_plan::view::{JobView, PodView, StatefulSetView};
+use sei_plan::view::{JobView, ObjectView, PodView, StatefulSetView};
 use serde_json::Value;
 use tokio::sync::watch;
 
@@ -52,9 +52,13 @@ pub(crate) struct Caches {
     jobs: Arc<Cache<JobView>>,
 }
 
-/// What of a Service or ConfigMap a user can change, as JSON.
+/// A Service or ConfigMap.
 #[derive(Debug, PartialEq)]
-pub(crate) struct ObjectJson(Value);
+pub(crate) struct ObjectJson {
+    /// What of it a user can change.
+    json: Value,
+    view: ObjectView,
+}
 
 impl View for StatefulSetView {
     /// Its controller updates replica counts all the time; a new version alone is no news.
@@ -69,7 +73,12 @@ impl View for PodView {
     }
 }
 
-impl View for ObjectJson {}
+impl View for ObjectJson {
+    fn is_news(&self, before: &Self) -> bool {
+        self.json != before.json || self.view.terminating != before.view.terminating
+    }
+}
+
 impl View for ClaimView {}
 impl View for JobView {}
 

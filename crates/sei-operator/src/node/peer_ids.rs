@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sei_api::SeiNode;
 use sei_api::key::ObjectKey;
+use sei_plan::view::own_pod;
 
 use super::health::Subject;
 use super::reconcile::NodeController;
@@ -46,11 +47,14 @@ impl PeerIds {
 }
 
 impl NodeController {
-    /// The p2p id of a peer. A pod that was never asked is asked now, and `asker` is enqueued with
+    /// The p2p id of a peer, from its own pod; no id without such a pod. A pod that was never asked is asked now, and `asker` is enqueued with
     /// the answer.
     pub(crate) fn peer_id(self: &Arc<Self>, peer: &SeiNode, asker: &ObjectKey) -> Option<PeerId> {
-        let pods = self.caches.pods.of(&ObjectKey::of(&peer.metadata));
-        let pod = pods.iter().find(|pod| !pod.is_bootstrap && Subject::of(pod).is_some())?;
+        let key = ObjectKey::of(&peer.metadata);
+        let (pods, set) =
+            (self.caches.pods.of(&key), self.caches.statefulsets.get(&key, &key.name));
+        let pod = own_pod(&pods, set.as_deref(), peer.metadata.uid.as_deref()?)?;
+        Subject::of(pod)?;
         let (uid, ip) = (pod.uid.clone(), pod.ip.clone()?);
         let mut ids = self.peer_ids.lock();
         if let Some(known) = ids.get_mut(&uid) {

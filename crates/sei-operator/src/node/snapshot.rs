@@ -10,7 +10,7 @@ use kube::Resource as _;
 use sei_api::SeiNode;
 use sei_api::SeiNodeStatus;
 use sei_api::key::ObjectKey;
-use sei_api::names::{annotation, data_claim, proxy_config};
+use sei_api::names::{annotation, bootstrap_job, data_claim, proxy_config};
 use sei_plan::budget::Budget;
 use sei_plan::desired::{Desired, render_desired};
 use sei_plan::peers;
@@ -19,7 +19,7 @@ use sei_plan::platform::{Adoption, PodCheck};
 use sei_plan::shared::Shared;
 use sei_plan::signers;
 use sei_plan::snapshot::{Claim, Current, RegisteredWitnesses, Rollout, Snapshot};
-use sei_plan::view::{StatefulSetView, is_owned};
+use sei_plan::view::{JobView, StatefulSetView, own_pod};
 use serde_json::Value;
 
 use super::ObjectJson;
@@ -94,7 +94,7 @@ impl Compared {
         if !self.desired.as_ref().is_some_and(|known| known.is_same(desired)) {
             *self = Self { desired: Some(desired.clone()), ..Self::default() };
         }
-        let covers_json = |rendered: Value| move |live: &ObjectJson| covers(&live.0, &rendered);
+        let covers_json = |rendered: Value| move |live: &ObjectJson| covers(&live.json, &rendered);
         Current {
             service: service.is_some_and(|live| {
                 self.service.get(live, |live| covers_json(rendered_json(&desired.service))(live))
@@ -130,10 +130,15 @@ impl NodeController {
         let desired = self.desired(node, key, &peers, &witnesses);
         let statefulset = self.caches.statefulsets.get(key, &key.name);
         let pods = self.caches.pods.of(key);
-        let own = statefulset.as_ref().and_then(|set| pods.iter().find(|pod| is_owned(pod, set)));
+        let uid = node.metadata.uid.as_deref().unwrap_or_default();
+        let own = own_pod(&pods, statefulset.as_deref(), uid);
         let sidecar = self.health(own.map(|pod| &**pod), key);
+        let service = self.caches.services.get(key, &key.name);
+        let config = self.caches.config_maps.get(key, &proxy_config(&key.name));
+        // A template is restored only on an idle node.
+        let template = statefulset.as_ref().filter(|_| status.plan.is_none());
         let current = match &desired {
-            Ok(desired) => self.current(key, desired, statefulset.as_ref(), status.plan.is_none()),
+            Ok(desired) => self.current(key, desired, service.as_ref(), config.as_ref(), template),
             Err(_) => Current::default(),
         };
         Snapshot {
@@ -150,7 +155,7 @@ impl NodeController {
             slot: None,
             asks_peers,
             signing_conflict: self.signing_conflict(node),
-            job: self.caches.jobs.of(key).pop().map(|job| (*job).clone()),
+            job: self.bootstrap_job(node, key),
             claim: self.claim(node, key),
             adoption: None,
             waiting: None,
@@ -158,6 +163,8 @@ impl NodeController {
             pods,
             desired,
             current,
+            service: service.map(|found| found.view.clone()),
+            proxy_config: config.map(|found| found.view.clone()),
         }
     }
 
@@ -249,19 +256,21 @@ impl NodeController {
         &self,
         key: &ObjectKey,
         desired: &Shared<Desired>,
+        service: Option<&Shared<ObjectJson>>,
+        config: Option<&Shared<ObjectJson>>,
         statefulset: Option<&Shared<StatefulSetView>>,
-        is_idle: bool,
     ) -> Current {
-        // A template is restored only on an idle node whose StatefulSet is stamped with its hash.
-        let stamped = |set: &&Shared<StatefulSetView>| {
-            is_idle && set.template_hash.as_ref() == Some(&desired.hash)
-        };
+        // It must also be stamped with the hash of the desired template.
+        let stamped =
+            |set: &&Shared<StatefulSetView>| set.template_hash.as_ref() == Some(&desired.hash);
         let statefulset = statefulset.filter(stamped);
-        let service = self.caches.services.get(key, &key.name);
-        let config = self.caches.config_maps.get(key, &proxy_config(&key.name));
-        self.states.with(key, |state| {
-            state.compared.current(desired, service.as_ref(), config.as_ref(), statefulset)
-        })
+        self.states.with(key, |state| state.compared.current(desired, service, config, statefulset))
+    }
+
+    /// The node's own bootstrap Job, if the cache shows it.
+    fn bootstrap_job(&self, node: &SeiNode, key: &ObjectKey) -> Option<JobView> {
+        let found = self.caches.jobs.get(key, &bootstrap_job(&key.name))?;
+        (found.controller == node.metadata.uid).then(|| (*found).clone())
     }
 
     /// The node's own claim, if the cache shows it.
@@ -297,7 +306,10 @@ pub(super) fn config_map_json(map: &ConfigMap) -> ObjectJson {
 }
 
 /// Everything but what the server itself maintains.
-fn object_json(object: &impl serde::Serialize) -> ObjectJson {
+fn object_json<K>(object: &K) -> ObjectJson
+where
+    K: serde::Serialize + kube::Resource,
+{
     let mut value = serde_json::to_value(object).unwrap_or_default();
     if let Some(map) = value.as_object_mut() {
         map.remove("status");
@@ -306,7 +318,7 @@ fn object_json(object: &impl serde::Serialize) -> ObjectJson {
         metadata
             .retain(|key, _| ["name", "labels", "ownerReferences", "uid"].contains(&key.as_str()));
     }
-    ObjectJson(value)
+    ObjectJson { json: value, view: object.meta().into() }
 }
 
 fn rendered_json(object: &impl serde::Serialize) -> Value {
@@ -349,9 +361,9 @@ mod tests {
     #[test]
     fn a_live_object_is_compared_once_per_version() {
         let mut memo = Memo::default();
-        let first = Shared::new(ObjectJson(json!(1)));
+        let first = Shared::new(json!(1));
         assert!(memo.get(&first, |_| true));
         assert!(memo.get(&first, |_| false), "the result is kept");
-        assert!(!memo.get(&Shared::new(ObjectJson(json!(1))), |_| false), "another version");
+        assert!(!memo.get(&Shared::new(json!(1)), |_| false), "another version");
     }
 }

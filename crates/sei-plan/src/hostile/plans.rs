@@ -15,7 +15,7 @@ use crate::request::{ClaimView, SecretView, VolumeView};
 use crate::seen::{Reading, Seen};
 use crate::tasks::{Next, step};
 use crate::testing::{node, platform};
-use crate::view::{JobView, ObjectView, PodView, StatefulSetView};
+use crate::view::{Controller, JobView, ObjectView, PodView, StatefulSetView};
 
 /// Longest finding or message about one plan.
 const TEXT_MAX: usize = 4 * 1024;
@@ -145,8 +145,11 @@ fn all_seen() -> Vec<Seen> {
         }
         .into(),
     ));
-    let owner = Some(("StatefulSet".to_owned(), "u".to_owned()));
-    let pod = PodView { controller: owner, ip: Some("10.0.0.1".to_owned()), ..PodView::default() };
+    let set = desired.statefulset.metadata.name.clone().unwrap_or_default();
+    let owner = Some(Controller::statefulset(&set, "u"));
+    let name = format!("{set}-0");
+    let pod =
+        PodView { name, controller: owner, ip: Some("10.0.0.1".to_owned()), ..PodView::default() };
     there.pods = Reading::Live(Some(vec![pod.clone().into()]));
     there.pod = Reading::Live(Some(pod.into()));
     there.claim = Reading::Live(Some(ClaimView::default()));

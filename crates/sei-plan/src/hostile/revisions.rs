@@ -8,7 +8,7 @@ use crate::adoption::{Comparison, compare, template_of_revision};
 use crate::desired::render_desired;
 use crate::fixtures::{any_json, pointers, without};
 use crate::testing::{NODES, node, platform};
-use crate::view::{Freshness, PodView, Revisions, StatefulSetView, freshness};
+use crate::view::{Controller, Freshness, PodView, Revisions, StatefulSetView, freshness};
 
 fn rendered(name: &str) -> Value {
     let desired = render_desired(&node(name), &platform("example"), &[], &[]).unwrap();
@@ -50,7 +50,8 @@ proptest! {
     ) {
         let uid = if is_owned { "u" } else { "other" };
         let pod = PodView {
-            controller: Some(("StatefulSet".to_owned(), uid.to_owned())),
+            name: "-0".to_owned(),
+            controller: Some(Controller::statefulset("", uid)),
             revision: own.clone(),
             ..PodView::default()
         };

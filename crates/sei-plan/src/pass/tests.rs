@@ -3,6 +3,7 @@ use serde_json::json;
 
 use super::*;
 use crate::planner::fixture::{full_node, observer, running, validator};
+use crate::view::ObjectView;
 
 fn begin(snapshot: Snapshot) -> Pass {
     Pass::begin(snapshot, Carried::default())
@@ -27,13 +28,37 @@ fn updating() -> Snapshot {
 fn a_refused_repair_does_not_stop_the_plan() {
     let mut pass = begin(updating().with(|seen| seen.current.service = false));
     let Ask::Perform(repair) = pass.ask() else { panic!("the Service is repaired") };
-    assert!(matches!(*repair, Request::ApplyService(_)));
+    assert!(matches!(*repair, Request::CreateService(_)));
     pass.absorb(Outcome::Failed(Failure::Forbidden("cannot patch services".to_owned())));
     let Ask::Perform(step) = pass.ask() else { panic!("the plan continues") };
     assert!(matches!(*step, Request::Sidecar(_)), "{step:?}");
     pass.absorb(Outcome::Failed(Failure::Unreachable("no answer".to_owned())));
     let status = deferred(&mut pass);
     assert_eq!(status.blocked.map(|blocked| blocked.reason).as_deref(), Some("SidecarUnreachable"));
+}
+
+#[test]
+fn a_service_that_the_watch_does_not_show_is_read_and_left_to_its_owner() {
+    let mut pass = begin(running(full_node()).with(|seen| seen.current.service = false));
+    let Ask::Perform(repair) = pass.ask() else { panic!("the Service is created") };
+    assert!(matches!(*repair, Request::CreateService(_)), "{repair:?}");
+    pass.absorb(Outcome::Failed(Failure::AlreadyExists));
+    let Ask::Perform(read) = pass.ask() else { panic!("the Service is read") };
+    assert_eq!(*read, Request::Read(Read::Service));
+    pass.absorb(Outcome::Service(Some(ObjectView::default())));
+    let Ask::Write(status) = pass.ask() else { panic!("it is reported") };
+    assert_eq!(status.blocked.map(|blocked| blocked.reason).as_deref(), Some("FieldConflict"));
+}
+
+#[test]
+fn a_cached_object_of_another_owner_is_reported_without_a_request() {
+    let view = ObjectView { controller: Some("other".into()), ..ObjectView::default() };
+    let mut pass = begin(running(full_node()).with(|seen| {
+        seen.proxy_config = Some(view);
+        seen.current.proxy_config = false;
+    }));
+    let Ask::Write(status) = pass.ask() else { panic!("it is reported") };
+    assert_eq!(status.blocked.map(|blocked| blocked.reason).as_deref(), Some("FieldConflict"));
 }
 
 #[test]

@@ -19,7 +19,7 @@ use crate::desired::{Bootstrap, Desired};
 use crate::fingerprint::digest_of;
 use crate::snapshot::{Claim, Current, RegisteredWitnesses, Rollout, Sidecar, Slot, Snapshot};
 use crate::timing::Timing;
-use crate::view::{ContainerView, PodView, StatefulSetView};
+use crate::view::{ContainerView, Controller, PodView, StatefulSetView};
 
 pub(crate) const NODE_UID: &str = "node-uid";
 pub(crate) const STS_UID: &str = "sts-uid";
@@ -195,6 +195,8 @@ pub(crate) fn new_node(spec: SeiNodeSpec) -> Snapshot {
         signing_conflict: None,
         waiting: None,
         current: Current::default(),
+        service: None,
+        proxy_config: None,
     }
 }
 
@@ -264,7 +266,7 @@ pub(crate) fn pod(image: &str, sidecar_image: &str, revision: &str) -> PodView {
         name: "n-0".into(),
         uid: "pod-uid".into(),
         resource_version: "3".into(),
-        controller: Some(("StatefulSet".into(), STS_UID.into())),
+        controller: Some(Controller::statefulset("n", STS_UID)),
         revision: Some(revision.to_owned()),
         ip: Some("10.0.0.1".into()),
         ready: true,

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use sei_api::names::annotation;
+use sei_api::names::{self, annotation};
 use sei_api::plan::PlanPhase;
 use sei_api::status::SeiNodePhase;
 use sei_api::task::TaskType;
@@ -13,8 +13,8 @@ use super::{drift, stall};
 use crate::desired::Desired;
 use crate::request::Request;
 use crate::snapshot::Snapshot;
-use crate::tasks::in_bootstrap;
-use crate::view::StatefulSetView;
+use crate::tasks::{Waiting, in_bootstrap, not_controlled, write_proxy_config, write_service};
+use crate::view::{ObjectView, StatefulSetView};
 
 /// The writes that repair changes by hand, in order. Each is harmless if the snapshot is stale: an
 /// apply of the same content, a patch with the resourceVersion that it was decided on, or a create
@@ -30,10 +30,10 @@ pub fn repairs(snapshot: &Snapshot) -> Vec<Request> {
     }
     let mut writes = Vec::new();
     if running && !snapshot.current.service {
-        writes.push(Request::ApplyService(Box::new(desired.service.clone())));
+        writes.extend(service(snapshot));
     }
     if running && !snapshot.current.proxy_config {
-        writes.push(Request::ApplyConfigMap(Box::new(desired.proxy_config.clone())));
+        writes.extend(proxy_config(snapshot));
     }
     match &snapshot.statefulset {
         None if running => writes.extend(recreate(snapshot, desired)),
@@ -43,6 +43,39 @@ pub fn repairs(snapshot: &Snapshot) -> Vec<Request> {
         Some(statefulset) => writes.extend(repair_statefulset(snapshot, desired, statefulset)),
     }
     writes
+}
+
+/// The write that repairs the Service. One that the node does not control is left unchanged.
+pub fn service(snapshot: &Snapshot) -> Option<Request> {
+    let (desired, found) = (snapshot.desired.as_ref().ok()?, snapshot.service.as_ref());
+    is_writable(found, snapshot).then(|| write_service(desired, found))
+}
+
+/// The same for the proxy's `ConfigMap`.
+pub fn proxy_config(snapshot: &Snapshot) -> Option<Request> {
+    let (desired, found) = (snapshot.desired.as_ref().ok()?, snapshot.proxy_config.as_ref());
+    is_writable(found, snapshot).then(|| write_proxy_config(desired, found))
+}
+
+fn is_writable(found: Option<&ObjectView>, snapshot: &Snapshot) -> bool {
+    found.is_none_or(|found| !found.terminating && is_controlled(found, snapshot.uid()))
+}
+
+/// What is reported if a Service or `ConfigMap` with the name of the node's has another owner.
+pub fn foreign(snapshot: &Snapshot) -> Option<Waiting> {
+    let name = snapshot.node.metadata.name.as_deref().unwrap_or_default();
+    let is_foreign = |found: &Option<ObjectView>| {
+        found.as_ref().is_some_and(|found| !is_controlled(found, snapshot.uid()))
+    };
+    if is_foreign(&snapshot.service) {
+        return Some(not_controlled("Service", name));
+    }
+    is_foreign(&snapshot.proxy_config)
+        .then(|| not_controlled("ConfigMap", &names::proxy_config(name)))
+}
+
+fn is_controlled(object: &ObjectView, node_uid: &str) -> bool {
+    object.controller.as_deref() == Some(node_uid)
 }
 
 /// How many pods the node should have.

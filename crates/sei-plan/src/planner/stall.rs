@@ -9,7 +9,7 @@ use super::{Blocker, Decision, later};
 use crate::desired::Desired;
 use crate::snapshot::{Claim, Snapshot};
 use crate::tasks::bounded;
-use crate::view::{ContainerView, PodView, TroubleKind, is_owned};
+use crate::view::{ContainerView, PodView, TroubleKind, is_bootstrap_pod, is_owned};
 
 /// Records what blocks the node, and reports it as stalled once its deadline has passed. The start
 /// is stored in status, so that a restart of the operator does not reset it.
@@ -72,8 +72,10 @@ fn pod_missing(snapshot: &Snapshot) -> Option<(Reason, String)> {
 
 fn pod_trouble(snapshot: &Snapshot) -> Option<(Reason, String)> {
     let statefulset = snapshot.own_statefulset();
+    let (name, job) = (snapshot.node.metadata.name.as_deref(), snapshot.job.as_ref());
     let ours = |pod: &&PodView| {
-        pod.is_bootstrap || statefulset.is_some_and(|statefulset| is_owned(pod, statefulset))
+        job.is_some_and(|job| is_bootstrap_pod(pod, name.unwrap_or_default(), Some(job)))
+            || statefulset.is_some_and(|statefulset| is_owned(pod, statefulset))
     };
     let pods: Vec<_> = snapshot.pods().filter(ours).collect();
     let named =

@@ -2,17 +2,22 @@
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use sei_api::condition::Reason;
-use sei_api::names::annotation;
+use sei_api::names::{self, annotation};
 use sei_api::plan::{Applied, PlanKind, TaskPlan};
 use sei_api::status::StatefulSetRef;
 use serde_json::{Value, json};
 
-use super::{Effects, Next, done, fail, in_bootstrap, kind_of, not_ours, read, request, wait};
+use super::{
+    Effects, Next, Waiting, done, fail, in_bootstrap, kind_of, not_ours, read, request, wait,
+    wait_and_poll,
+};
 use crate::adoption::template_of_revision;
+use crate::desired::Desired;
 use crate::request::{Read, Request};
 use crate::seen::{CONFIG_MAP, PodTry, Reading, SERVICE, Seen};
-use crate::view::{StatefulSetView, identity_of};
+use crate::view::{ObjectView, StatefulSetView, identity_of};
 
 /// Writes the plan's template to the StatefulSet, or creates one.
 pub(super) fn step_statefulset(plan: &TaskPlan, seen: &Seen) -> Next {
@@ -180,18 +185,90 @@ fn try_pod(object: &StatefulSet, seen: &Seen) -> Option<Next> {
     Some(request(Request::TryPod(Box::new(pod))))
 }
 
-/// Applies the headless Service.
+/// Creates or applies the headless Service.
 pub(super) fn step_service(seen: &Seen) -> Next {
     if seen.service_is_current || seen.accepted.contains(&SERVICE) {
         return done();
     }
-    request(Request::ApplyService(Box::new(seen.desired.service.clone())))
+    match existing(&seen.service, Read::Service, "Service", seen.name(), seen) {
+        Ok(existing) => request(write_service(&seen.desired, existing)),
+        Err(next) => next,
+    }
 }
 
-/// Applies the `ConfigMap` that the pod's proxy mounts.
+/// Creates or applies the `ConfigMap` that the pod's proxy mounts.
 pub(super) fn step_proxy_config(seen: &Seen) -> Next {
     if seen.proxy_config_is_current || seen.accepted.contains(&CONFIG_MAP) {
         return done();
     }
-    request(Request::ApplyConfigMap(Box::new(seen.desired.proxy_config.clone())))
+    let name = names::proxy_config(seen.name());
+    match existing(&seen.config_map, Read::ConfigMap, "ConfigMap", &name, seen) {
+        Ok(existing) => request(write_proxy_config(&seen.desired, existing)),
+        Err(next) => next,
+    }
+}
+
+/// The object that the write is about, `None` if there is none. A cache that lags makes the write
+/// fail; then the object is read.
+fn existing<'a>(
+    reading: &'a Reading<ObjectView>,
+    live: Read,
+    kind: &str,
+    name: &str,
+    seen: &Seen,
+) -> Result<Option<&'a ObjectView>, Next> {
+    let found = match reading {
+        Reading::Unread => return Err(read(live)),
+        Reading::Cached(found) | Reading::Live(found) => found.as_ref(),
+    };
+    match found {
+        Some(object) if object.terminating => {
+            Err(wait_and_poll(seen, None, format!("{kind} {name} is being deleted")))
+        }
+        Some(object) if object.controller != seen.node.metadata.uid => {
+            let again = Some(seen.timing.poll() * 6);
+            Err(Next::Wait(Waiting { again, ..not_controlled(kind, name) }))
+        }
+        found => Ok(found),
+    }
+}
+
+/// What is reported about an object that has the name of a node's object and another owner.
+pub(crate) fn not_controlled(kind: &str, name: &str) -> Waiting {
+    Waiting {
+        reason: Some(Reason::FieldConflict),
+        message: format!(
+            "{kind} {name} exists and is not controlled by this node; it is left unchanged"
+        ),
+        ..Waiting::default()
+    }
+}
+
+/// The write of the Service: it creates the object, or changes this very object.
+pub(crate) fn write_service(desired: &Desired, existing: Option<&ObjectView>) -> Request {
+    let mut object = desired.service.clone();
+    match existing {
+        None => Request::CreateService(Box::new(object)),
+        Some(view) => {
+            bind(&mut object.metadata, view);
+            Request::ApplyService(Box::new(object))
+        }
+    }
+}
+
+/// The same for the proxy's `ConfigMap`.
+pub(crate) fn write_proxy_config(desired: &Desired, existing: Option<&ObjectView>) -> Request {
+    let mut object = desired.proxy_config.clone();
+    match existing {
+        None => Request::CreateConfigMap(Box::new(object)),
+        Some(view) => {
+            bind(&mut object.metadata, view);
+            Request::ApplyConfigMap(Box::new(object))
+        }
+    }
+}
+
+fn bind(metadata: &mut ObjectMeta, view: &ObjectView) {
+    metadata.uid = Some(view.uid.clone());
+    metadata.resource_version = Some(view.resource_version.clone());
 }

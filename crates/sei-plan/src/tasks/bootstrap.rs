@@ -1,13 +1,14 @@
 //! The tasks around the bootstrap Job.
 
 use sei_api::condition::Reason;
+use sei_api::names::bootstrap_job;
 use sei_api::plan::TaskPlan;
 use sei_api::task::TaskType;
 
 use super::{Next, done, fail, read, request, sidecar, wait, wait_and_poll};
 use crate::request::{Read, Request};
 use crate::seen::{Reading, Seen};
-use crate::view::JobState;
+use crate::view::{JobState, JobView, is_bootstrap_pod, is_named};
 
 /// Creates the Service under which the bootstrap pod's sidecar answers.
 pub(super) fn step_service(seen: &Seen) -> Next {
@@ -27,7 +28,7 @@ pub(super) fn step_service(seen: &Seen) -> Next {
 pub(super) fn step_job(seen: &Seen) -> Next {
     let Some(bootstrap) = &seen.desired.bootstrap else { return not_desired() };
     let Reading::Live(found) = &seen.job else { return read(Read::Job) };
-    let own_pod = seen.pods.any().into_iter().flatten().any(|pod| !pod.is_bootstrap);
+    let own_pod = seen.pods.any().into_iter().flatten().any(|pod| is_named(pod, seen.name()));
     let Some(job) = found else {
         if own_pod {
             let message = "the node's own pod still uses the volume";
@@ -35,8 +36,8 @@ pub(super) fn step_job(seen: &Seen) -> Next {
         }
         return request(Request::CreateJob(Box::new(bootstrap.job.clone())));
     };
-    if job.controller != seen.node.metadata.uid {
-        return wait(Reason::FieldConflict, "a Job of this name is controlled by another object");
+    if let Some(next) = not_ours(job, seen) {
+        return next;
     }
     if job.terminating {
         return wait(None, "the previous bootstrap Job is being deleted");
@@ -54,6 +55,9 @@ pub(super) fn step_job(seen: &Seen) -> Next {
 
 pub(super) fn step_await(plan: &TaskPlan, seen: &Seen) -> Next {
     let Reading::Live(found) = &seen.job else { return read(Read::Job) };
+    if let Some(next) = found.as_ref().and_then(|job| not_ours(job, seen)) {
+        return next;
+    }
     match found.as_ref().map(|job| &job.state) {
         None => fail("the bootstrap Job was deleted before it completed"),
         Some(JobState::Complete) => done(),
@@ -68,11 +72,8 @@ pub(super) fn step_await(plan: &TaskPlan, seen: &Seen) -> Next {
 pub(super) fn step_teardown(plan: &TaskPlan, seen: &Seen) -> Next {
     let Reading::Live(job) = &seen.job else { return read(Read::Job) };
     if let Some(job) = job {
-        if job.controller != seen.node.metadata.uid {
-            return wait(
-                Reason::FieldConflict,
-                "the bootstrap Job is controlled by another object",
-            );
+        if let Some(next) = not_ours(job, seen) {
+            return next;
         }
         if job.terminating {
             return wait(None, "the bootstrap Job is being deleted");
@@ -93,10 +94,18 @@ pub(super) fn step_teardown(plan: &TaskPlan, seen: &Seen) -> Next {
         return request(Request::DeleteService { uid: service.uid.clone() });
     }
     let Reading::Live(pods) = &seen.pods else { return read(Read::Pods) };
-    if pods.iter().flatten().any(|pod| pod.is_bootstrap) {
+    if pods.iter().flatten().any(|pod| is_bootstrap_pod(pod, seen.name(), None)) {
         return wait_and_poll(seen, Reason::PodTerminating, "the bootstrap pod still exists");
     }
     done()
+}
+
+/// Waits if the Job of this name has another controller; `None` if it is the node's own.
+pub(super) fn not_ours(job: &JobView, seen: &Seen) -> Option<Next> {
+    (job.controller != seen.node.metadata.uid).then(|| {
+        let message = format!("Job {} is controlled by another object", bootstrap_job(seen.name()));
+        wait(Reason::FieldConflict, message)
+    })
 }
 
 fn not_desired() -> Next {

@@ -15,7 +15,7 @@ use crate::desired::{Bootstrap, Desired};
 use crate::request::{Outcome, Request, SidecarCall};
 use crate::seen::{Reading, Seen};
 use crate::shared::Shared;
-use crate::view::{ContainerView, PodView, StatefulSetView};
+use crate::view::{ContainerView, Controller, PodView, StatefulSetView};
 
 use TaskType as T;
 
@@ -158,7 +158,7 @@ pub(crate) fn pod(revision: &str) -> PodView {
         name: "n-0".to_owned(),
         uid: format!("pod-{age}"),
         resource_version: "11".to_owned(),
-        controller: Some(("StatefulSet".to_owned(), STATEFULSET_UID.to_owned())),
+        controller: Some(Controller::statefulset("n", STATEFULSET_UID)),
         revision: Some(revision.to_owned()),
         ip: Some(if age == "new" { "10.0.0.2" } else { "10.0.0.1" }.to_owned()),
         host: Some("host-a".to_owned()),
@@ -373,11 +373,17 @@ fn shown_request(request: &Request) -> String {
     let name = |metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta| {
         metadata.name.clone().unwrap_or_default()
     };
+    let bound = |metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta| {
+        let text = |field: &Option<String>| field.clone().unwrap_or_else(|| "-".to_owned());
+        let (uid, version) = (text(&metadata.uid), text(&metadata.resource_version));
+        format!("{} uid={uid} version={version}", name(metadata))
+    };
     match request {
         Request::Read(read) => format!("read {read:?}"),
         Request::CreateClaim(claim) => format!("create claim {}", name(&claim.metadata)),
-        Request::ApplyConfigMap(map) => format!("apply ConfigMap {}", name(&map.metadata)),
-        Request::ApplyService(service) => format!("apply Service {}", name(&service.metadata)),
+        Request::ApplyConfigMap(map) => format!("apply ConfigMap {}", bound(&map.metadata)),
+        Request::ApplyService(service) => format!("apply Service {}", bound(&service.metadata)),
+        Request::CreateConfigMap(map) => format!("create ConfigMap {}", name(&map.metadata)),
         Request::CreateService(service) => format!("create Service {}", name(&service.metadata)),
         Request::CreateJob(job) => format!("create Job {}", name(&job.metadata)),
         Request::CreateStatefulSet(object) => format!("create {}", shown_statefulset(object)),

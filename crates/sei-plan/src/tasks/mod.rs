@@ -27,7 +27,9 @@ pub(crate) mod fixture;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use apply::{on_delete_patch, takes_a_key};
+pub(crate) use apply::{
+    not_controlled, on_delete_patch, takes_a_key, write_proxy_config, write_service,
+};
 pub use observe_image::{MadeFrom, has_run, observe};
 
 /// What to do next for a task.

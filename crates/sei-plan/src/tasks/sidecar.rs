@@ -6,13 +6,15 @@ use sei_api::task::TaskType;
 use serde_json::{Map, Value};
 
 use super::{
-    Effects, Next, fail, in_bootstrap, kind_of, not_ours, read, replace_pod, request, wait,
-    wait_and_poll,
+    Effects, Next, bootstrap, fail, in_bootstrap, kind_of, not_ours, read, replace_pod, request,
+    wait, wait_and_poll,
 };
 use crate::request::{Read, Request, SidecarCall, SidecarRequest, TaskState};
 use crate::seen::{Reading, Seen};
 use crate::shared::Shared;
-use crate::view::{Freshness, JobState, PodView, StatefulSetView, freshness, is_owned};
+use crate::view::{
+    Freshness, JobState, PodView, StatefulSetView, freshness, is_bootstrap_pod, is_owned,
+};
 
 /// Polls, submits if the sidecar has no record of the task, then polls to the end.
 ///
@@ -70,9 +72,9 @@ pub(super) fn open_gate_again(plan: &TaskPlan, seen: &Seen) -> Option<Next> {
         plan.tasks.iter().enumerate().find(|(_, task)| {
             task.is(TaskType::MarkReady) && task.status == TaskStatus::Complete
         })?;
-    let job = seen.job.any().map(|job| ("Job".to_owned(), job.uid.clone()));
+    let (job, node) = (seen.job.any()?, seen.node.metadata.name.as_deref()?);
     let pod = seen.pods.any()?.iter().find(|pod| {
-        pod.is_bootstrap && pod.controller == job && !pod.is_terminating() && !pod.seid.started
+        is_bootstrap_pod(pod, node, Some(job)) && !pod.is_terminating() && !pod.seid.started
     })?;
     let ip = pod.ip.clone().filter(|_| pod.sidecar.running)?;
     let id = attempt_id(plan, index, task);
@@ -114,6 +116,9 @@ fn clear_abandoned(plan: &TaskPlan, seen: &Seen) -> Option<SidecarCall> {
 /// When the bootstrap Job has ended, the tasks of its pod end too: its sidecar no longer runs.
 fn finished_by_job(seen: &Seen) -> Option<Next> {
     let Reading::Live(found) = &seen.job else { return Some(read(Read::Job)) };
+    if let Some(next) = found.as_ref().and_then(|job| bootstrap::not_ours(job, seen)) {
+        return Some(next);
+    }
     match found.as_ref().map(|job| &job.state) {
         Some(JobState::Complete) => Some(super::done()),
         Some(JobState::Failed(text)) => Some(fail(format!("the bootstrap Job failed: {text}"))),
@@ -136,8 +141,9 @@ fn addressed_pod<'a>(
     };
     let alive = |pod: &&Shared<PodView>| !pod.is_terminating();
     let found = if in_bootstrap(plan) {
-        let job = seen.job.any().map(|job| ("Job".to_owned(), job.uid.clone()));
-        pods.iter().filter(alive).find(|pod| pod.is_bootstrap && pod.controller == job)
+        let job = seen.job.any();
+        let is_of_job = |pod: &&Shared<PodView>| is_bootstrap_pod(pod, seen.name(), job);
+        pods.iter().filter(alive).filter(|_| job.is_some()).find(is_of_job)
     } else {
         let Some(statefulset) = seen.statefulset.any() else {
             return match seen.statefulset {

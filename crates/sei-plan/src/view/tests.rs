@@ -63,9 +63,9 @@ fn every_field_of_a_running_pod_is_read() {
         name: "val-byo-0".to_owned(),
         uid: "5b0c1f0e-3c1d-4a53-9d39-4d6a1f1f7a10".to_owned(),
         resource_version: "48211".to_owned(),
-        controller: Some((
-            "StatefulSet".to_owned(),
-            "0f4b6f0a-98a4-4d1c-9f52-0a7a0f6f2b11".to_owned(),
+        controller: Some(Controller::statefulset(
+            "val-byo",
+            "0f4b6f0a-98a4-4d1c-9f52-0a7a0f6f2b11",
         )),
         revision: text("val-byo-6c9f7d5b84"),
         is_bootstrap: false,
@@ -218,6 +218,64 @@ fn a_pod_on_a_lost_host_is_recognised() {
     assert!(pod("lost").host_lost);
     assert!(pod_with("running", |json| json["status"]["phase"] = json!("Unknown")).host_lost);
     assert!(!pod("evicted").host_lost);
+}
+
+#[test]
+fn a_pod_is_the_nodes_own_by_name_owner_and_the_owners_owner() {
+    let set = StatefulSetView {
+        name: "n".to_owned(),
+        uid: "set".to_owned(),
+        controller: text("node"),
+        ..StatefulSetView::default()
+    };
+    let own = PodView {
+        name: "n-0".to_owned(),
+        controller: Some(Controller::statefulset("n", "set")),
+        ..PodView::default()
+    };
+    let with = |change: fn(&mut Controller)| {
+        let mut pod = own.clone();
+        change(pod.controller.as_mut().unwrap());
+        pod
+    };
+    let is_own = |pod: &PodView, set: Option<&StatefulSetView>, uid: &str| {
+        own_pod(&[pod.clone().into()], set, uid).is_some()
+    };
+    assert!(is_own(&own, Some(&set), "node"));
+    assert!(!is_own(&own, None, "node"), "no StatefulSet");
+    assert!(!is_own(&own, Some(&set), "other"), "the StatefulSet of another node");
+    let unowned = StatefulSetView { controller: None, ..set.clone() };
+    assert!(!is_own(&own, Some(&unowned), ""), "a StatefulSet without an owner");
+    for (case, pod) in [
+        ("another name", PodView { name: "n-1".to_owned(), ..own.clone() }),
+        ("no controller", PodView { controller: None, ..own.clone() }),
+        ("another version", with(|owner| owner.api_version = "nope.example/v1".to_owned())),
+        ("another kind", with(|owner| owner.kind = "ReplicaSet".to_owned())),
+        ("another owner's name", with(|owner| owner.name = "zzz".to_owned())),
+        ("another owner's uid", with(|owner| owner.uid = "other".to_owned())),
+    ] {
+        assert!(!is_own(&pod, Some(&set), "node"), "{case}");
+    }
+}
+
+#[test]
+fn a_bootstrap_pod_is_that_of_the_nodes_own_job() {
+    let job = JobView { uid: "job".to_owned(), ..JobView::default() };
+    let pod = |controller| PodView {
+        is_bootstrap: true,
+        controller: Some(controller),
+        ..PodView::default()
+    };
+    let own = pod(Controller::job("n-bootstrap", "job"));
+    assert!(is_bootstrap_pod(&own, "n", Some(&job)));
+    assert!(is_bootstrap_pod(&own, "n", None), "its Job is deleted");
+    assert!(!is_bootstrap_pod(&own, "m", None), "another node's");
+    let unlabelled = PodView { is_bootstrap: false, ..own };
+    assert!(!is_bootstrap_pod(&unlabelled, "n", Some(&job)));
+    let older = pod(Controller::job("n-bootstrap", "older"));
+    assert!(!is_bootstrap_pod(&older, "n", Some(&job)), "another Job of the name");
+    let forged = pod(Controller::statefulset("n-bootstrap", "job"));
+    assert!(!is_bootstrap_pod(&forged, "n", Some(&job)), "another kind");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use tokio::net::TcpStream;
 
 use super::process::Inner;
-use super::{lock, usual};
+use super::{Received, lock, usual};
 use crate::digest::{hex, sha256_hex};
 
 type Answer = Response<Full<Bytes>>;
@@ -44,8 +44,16 @@ pub(super) async fn serve(inner: Arc<Inner>, stream: TcpStream) {
 async fn answer(inner: &Arc<Inner>, request: Request<Incoming>) -> Answer {
     let (parts, body) = request.into_parts();
     let path = parts.uri.path();
+    let token = bearer(&parts.headers);
+    lock(&inner.sidecars.received).push(Received {
+        namespace: inner.host.namespace.clone(),
+        node: inner.host.node.clone(),
+        pod_uid: inner.host.pod_uid.clone(),
+        request: format!("{} {path}", parts.method),
+        token: token.map(str::to_owned),
+    });
     // The proxy responds with plain text, the sidecar with JSON.
-    if !is_authenticated(inner, path, &parts.headers) {
+    if !is_authenticated(inner, path, token) {
         return text(StatusCode::UNAUTHORIZED, "Unauthorized\n");
     }
     if !is_authorized(inner, &parts.method, path) {
@@ -98,13 +106,12 @@ fn is_open(inner: &Inner, path: &str) -> bool {
     inner.host.open_paths.iter().any(|open| open == path)
 }
 
-fn is_authenticated(inner: &Inner, path: &str, headers: &HeaderMap) -> bool {
-    if is_open(inner, path) {
-        return true;
-    }
-    let value = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let token = value.and_then(|value| value.strip_prefix("Bearer "));
-    inner.sidecars.accepts_token(&inner.host.namespace, token)
+fn is_authenticated(inner: &Inner, path: &str, token: Option<&str>) -> bool {
+    is_open(inner, path) || inner.sidecars.accepts_token(&inner.host.namespace, token)
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    headers.get(AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")
 }
 
 fn task(inner: &Inner, method: &Method, id: &str) -> Answer {

@@ -5,9 +5,10 @@ use serde_json::json;
 
 use super::*;
 use crate::planner::fixture::{full_node, new_node, running, validator};
-use crate::planner::repair::{desired_replicas, repairs};
+use crate::planner::repair::{desired_replicas, foreign, repairs};
 use crate::request::Request;
 use crate::snapshot::Current;
+use crate::view::ObjectView;
 
 const ALL: Current = Current { service: true, proxy_config: true, template: true };
 const NONE: Current = Current { service: false, proxy_config: false, template: true };
@@ -17,8 +18,16 @@ fn check(snapshot: &Snapshot, current: Current) -> String {
     let mut snapshot = snapshot.clone();
     snapshot.current = Current { template: snapshot.compare_template(), ..current };
     let names = repairs(&snapshot).into_iter().map(|request| match request {
-        Request::ApplyService(_) => "service".to_owned(),
-        Request::ApplyConfigMap(_) => "config".to_owned(),
+        Request::CreateService(_) => "service".to_owned(),
+        Request::CreateConfigMap(_) => "config".to_owned(),
+        Request::ApplyService(object) => {
+            assert!(object.metadata.uid.is_some() && object.metadata.resource_version.is_some());
+            "apply-service".to_owned()
+        }
+        Request::ApplyConfigMap(object) => {
+            assert!(object.metadata.uid.is_some() && object.metadata.resource_version.is_some());
+            "apply-config".to_owned()
+        }
         Request::CreateStatefulSet(object) => {
             let hash = object.metadata.annotations.as_ref().unwrap();
             assert!(hash.contains_key(annotation::TEMPLATE_HASH));
@@ -38,6 +47,32 @@ fn check(snapshot: &Snapshot, current: Current) -> String {
 fn nothing_is_repaired_at_rest() {
     assert_eq!(check(&running(full_node()), ALL), "");
     assert_eq!(check(&new_node(full_node()), NONE), "", "a new node has its plan");
+}
+
+#[test]
+fn objects_that_differ_are_applied_and_those_of_another_owner_are_reported() {
+    let with = |controller: &str, terminating| {
+        let view = ObjectView {
+            uid: "u".into(),
+            resource_version: "7".into(),
+            controller: Some(controller.into()),
+            terminating,
+        };
+        running(full_node()).with(|seen| {
+            seen.service = Some(view.clone());
+            seen.proxy_config = Some(view.clone());
+        })
+    };
+    let own = with(crate::planner::fixture::NODE_UID, false);
+    assert_eq!(check(&own, NONE), "apply-service apply-config");
+    assert_eq!(foreign(&own), None);
+    assert_eq!(check(&with(crate::planner::fixture::NODE_UID, true), NONE), "", "being deleted");
+    let mut unowned = with("another", false);
+    assert_eq!(check(&unowned, NONE), "");
+    assert!(foreign(&unowned).unwrap().message.starts_with("Service n exists"));
+    unowned.service = None;
+    let message = foreign(&unowned).unwrap().message;
+    assert!(message.starts_with("ConfigMap n-rbac-proxy-config exists"), "{message}");
 }
 
 // T1, T6

@@ -10,7 +10,7 @@ use crate::shared::Shared;
 use crate::tasks::fixture::{
     NEW, OLD, STATEFULSET_UID, World, assert_transcript, from, pod, signing_node, terminating,
 };
-use crate::view::{PodView, StatefulSetView};
+use crate::view::{Controller, PodView, StatefulSetView};
 
 const DELETES: &str = "delete pod n-0 uid=pod-old version=11";
 
@@ -120,7 +120,7 @@ fn a_similar_pod_is_never_touched() {
         (
             "another StatefulSet's",
             |world| {
-                let controller = Some(("StatefulSet".to_owned(), "other".to_owned()));
+                let controller = Some(Controller::statefulset("n", "other"));
                 set_pods(world, vec![PodView { controller, ..pod(OLD) }]);
             },
             "wait StatefulSetNotObserved: …has not created the pod yet",
@@ -128,9 +128,25 @@ fn a_similar_pod_is_never_touched() {
         (
             "another kind's",
             |world| {
-                let controller = Some(("ReplicaSet".to_owned(), STATEFULSET_UID.to_owned()));
+                let controller = Some(Controller::job("n", STATEFULSET_UID));
                 set_pods(world, vec![PodView { controller, ..pod(OLD) }]);
             },
+            "wait StatefulSetNotObserved: …has not created the pod yet",
+        ),
+        (
+            "a forged reference that is right in kind and uid only",
+            |world| {
+                let controller = Some(Controller {
+                    api_version: "nope.example/v1".to_owned(),
+                    ..Controller::statefulset("zzz", STATEFULSET_UID)
+                });
+                set_pods(world, vec![PodView { controller, ..pod(OLD) }]);
+            },
+            "wait StatefulSetNotObserved: …has not created the pod yet",
+        ),
+        (
+            "a pod of another name",
+            |world| set_pods(world, vec![PodView { name: "n-1".to_owned(), ..pod(OLD) }]),
             "wait StatefulSetNotObserved: …has not created the pod yet",
         ),
         (

@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use crate::request::{Failure, Outcome};
 use crate::seen::{CONFIG_MAP, PodTry, Reading, SERVICE};
-use crate::tasks::fixture::{OLD, World, assert_transcript, from, statefulset, template};
-use crate::view::StatefulSetView;
+use crate::tasks::fixture::{NODE_UID, OLD, World, assert_transcript, from, statefulset, template};
+use crate::view::{ObjectView, StatefulSetView};
 
 const APPLIES: &str = "apply StatefulSet n uid=sts-uid version=70 hash=v1:new image=seid:new";
 const CREATES: &str = "create StatefulSet n uid=- version=- hash=v1:new image=seid:new";
@@ -308,31 +308,94 @@ fn a_template_that_cannot_be_restored_fails_the_plan() {
 #[test]
 fn the_service_is_applied_unless_it_is_as_desired() {
     check(
-        || World::updating(TaskType::ApplyService),
+        || missing(TaskType::ApplyService),
         &[
-            ("missing", |_| {}, "apply Service n"),
+            ("not read", |world| world.seen.service = Reading::Unread, "read Service"),
+            ("missing", |_| {}, "create Service n"),
             ("as desired", |world| world.seen.service_is_current = true, "done"),
-            ("applied in this pass", |world| world.seen.accepted.push(SERVICE), "done"),
-            ("another write", |world| world.seen.accepted.push(CONFIG_MAP), "apply Service n"),
+            ("written in this pass", |world| world.seen.accepted.push(SERVICE), "done"),
+            ("another write", |world| world.seen.accepted.push(CONFIG_MAP), "create Service n"),
+            (
+                "another content",
+                |world| world.seen.service = Reading::Cached(Some(object(Some(NODE_UID)))),
+                "apply Service n uid=u version=7",
+            ),
+            (
+                "another owner's",
+                |world| world.seen.service = Reading::Cached(Some(object(Some("other")))),
+                "wait FieldConflict again 30s: Service n exists and is not controlled by this…",
+            ),
+            (
+                "without an owner",
+                |world| world.seen.service = Reading::Live(Some(object(None))),
+                "wait FieldConflict again 30s: …",
+            ),
+            (
+                "being deleted",
+                |world| {
+                    let terminating = true;
+                    let view = ObjectView { terminating, ..object(Some(NODE_UID)) };
+                    world.seen.service = Reading::Cached(Some(view));
+                },
+                "wait - again 5s: Service n is being deleted",
+            ),
         ],
     );
-    let mut world = World::updating(TaskType::ApplyService);
-    assert_transcript(&world.transcript([Outcome::Accepted]), &["apply Service n", "done"]);
+    let mut world = missing(TaskType::ApplyService);
+    assert_transcript(&world.transcript([Outcome::Accepted]), &["create Service n", "done"]);
+    let mut world = missing(TaskType::ApplyService);
+    let found = Outcome::Service(Some(object(Some(NODE_UID))));
+    let outcomes = [Outcome::Failed(Failure::AlreadyExists), found, Outcome::Accepted];
+    assert_transcript(
+        &world.transcript(outcomes),
+        &["create Service n", "read Service", "apply Service n uid=u version=7", "done"],
+    );
+}
+
+fn missing(task: TaskType) -> World {
+    let mut world = World::updating(task);
+    world.seen.service = Reading::Cached(None);
+    world
+}
+
+fn object(controller: Option<&str>) -> ObjectView {
+    ObjectView {
+        uid: "u".to_owned(),
+        resource_version: "7".to_owned(),
+        controller: controller.map(str::to_owned),
+        terminating: false,
+    }
 }
 
 #[test]
 fn the_proxys_configuration_is_applied_unless_it_is_as_desired() {
-    const APPLIES: &str = "apply ConfigMap n-rbac-proxy-config";
+    const CREATES: &str = "create ConfigMap n-rbac-proxy-config";
+    let missing = || {
+        let mut world = World::only(TaskType::ApplyRbacProxyConfig, json!({}));
+        world.seen.config_map = Reading::Cached(None);
+        world
+    };
     check(
-        || World::only(TaskType::ApplyRbacProxyConfig, json!({})),
+        missing,
         &[
-            ("not there", |_| {}, APPLIES),
+            ("not read", |world| world.seen.config_map = Reading::Unread, "read ConfigMap"),
+            ("missing", |_| {}, CREATES),
             ("as desired", |world| world.seen.proxy_config_is_current = true, "done"),
-            ("another write", |world| world.seen.accepted.push(SERVICE), APPLIES),
+            ("another write", |world| world.seen.accepted.push(SERVICE), CREATES),
+            (
+                "another content",
+                |world| world.seen.config_map = Reading::Cached(Some(object(Some(NODE_UID)))),
+                "apply ConfigMap n-rbac-proxy-config uid=u version=7",
+            ),
+            (
+                "another owner's",
+                |world| world.seen.config_map = Reading::Cached(Some(object(Some("other")))),
+                "wait FieldConflict again 30s: ConfigMap n-rbac-proxy-config exists and is not…",
+            ),
         ],
     );
-    let mut world = World::only(TaskType::ApplyRbacProxyConfig, json!({}));
-    assert_transcript(&world.transcript([Outcome::Accepted]), &[APPLIES, "done"]);
+    let mut world = missing();
+    assert_transcript(&world.transcript([Outcome::Accepted]), &[CREATES, "done"]);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::seen::Reading;
 use crate::tasks::fixture::{
     BOOTSTRAP, NODE_UID, OLD, World, assert_transcript, bootstrap, plan, pod, terminating,
 };
-use crate::view::{JobState, JobView, ObjectView, PodView};
+use crate::view::{Controller, JobState, JobView, ObjectView, PodView};
 
 use TaskType as T;
 
@@ -52,7 +52,7 @@ fn service() -> ObjectView {
 fn bootstrap_pod() -> PodView {
     PodView {
         is_bootstrap: true,
-        controller: Some(("Job".to_owned(), "job-uid".to_owned())),
+        controller: Some(Controller::job("n-bootstrap", "job-uid")),
         ..pod(OLD)
     }
 }

@@ -9,7 +9,7 @@ use crate::tasks::fixture::{
     terminating,
 };
 use crate::tasks::sidecar::{attempt_id, wire_params};
-use crate::view::{JobState, JobView, PodView};
+use crate::view::{Controller, JobState, JobView, PodView};
 
 use TaskType as T;
 
@@ -388,7 +388,7 @@ fn the_sidecar_of_a_foreign_pod_is_never_called() {
     let mut world = gate();
     world.statefulset().controller = Some("other".to_owned());
     world.check("another owner's StatefulSet", "wait FieldConflict: …");
-    let foreign = [None, Some(("Job".to_owned(), "other".to_owned()))];
+    let foreign = [None, Some(Controller::job("n-bootstrap", "other"))];
     for controller in foreign {
         let mut world = bootstrapping();
         world.live_pods([PodView { controller, ..bootstrap_pod() }]);
@@ -415,7 +415,7 @@ fn bootstrap_pod() -> PodView {
         uid: "pod-boot".to_owned(),
         ip: Some("10.0.0.9".to_owned()),
         is_bootstrap: true,
-        controller: Some(("Job".to_owned(), "job-uid".to_owned())),
+        controller: Some(Controller::job("n-bootstrap", "job-uid")),
         revision: None,
         ..pod(OLD)
     }
@@ -447,11 +447,16 @@ fn when_the_job_has_ended_the_tasks_of_its_pod_end() {
         let mut world = bootstrapping();
         world.seen.job = Reading::Live(state.map(|state| JobView {
             uid: "job-uid".to_owned(),
+            controller: Some(NODE_UID.to_owned()),
             state,
             ..JobView::default()
         }));
         world.check(expected, expected);
     }
+    let mut world = bootstrapping();
+    let state = JobState::Complete;
+    world.seen.job = Reading::Live(Some(JobView { state, ..JobView::default() }));
+    world.check("another's Job", "wait FieldConflict: Job n-bootstrap is controlled by another…");
     let mut world = bootstrapping();
     world.seen.job = Reading::Cached(None);
     world.check("a cache decides nothing", "read Job");
