@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use sei_api::SeiNode;
-use sei_api::condition::{ConditionType, Reason};
+use sei_api::condition::{ConditionType, Reason, find};
 use sei_api::names::{NODE_FINALIZER, data_claim};
 use sei_api::plan::{PlanKind, TaskPlan};
 use sei_api::status::{Blocked, ClaimRef, SeiNodePhase, SeiNodeStatus};
@@ -19,13 +19,13 @@ use crate::adoption::{compare, template_of_revision};
 use crate::endpoint::endpoint;
 use crate::executor::{self, Progress};
 use crate::planner::{self, Decision, Note, repair};
-use crate::request::{Failure, Outcome, Read, Request, SidecarCall};
+use crate::request::{Failure, Outcome, Purpose, Read, Request, SidecarCall};
 use crate::seen::{PodTry, Reading, Seen};
 use crate::shared::Shared;
 use crate::snapshot::{Claim, Current, Sidecar, Snapshot};
 use crate::start_check::{StartCheck, Verdict};
 use crate::tasks::sidecar::attempt_id;
-use crate::tasks::{Next, Waiting, in_bootstrap, step, takes_a_key};
+use crate::tasks::{Next, Waiting, in_bootstrap, kind_of, step, takes_a_key};
 
 /// More requests than any pass needs; past it the answers of the cluster change in circles.
 const REQUESTS_MAX: usize = 64;
@@ -151,6 +151,29 @@ impl Pass {
     /// The node as it was last read or written.
     pub fn node(&self) -> &Shared<SeiNode> {
         &self.snapshot.node
+    }
+
+    /// Why the request or write that the pass asks for is made.
+    pub fn purpose(&self) -> Purpose {
+        let status = &self.snapshot.status;
+        let plan = status.plan.as_ref().filter(|plan| plan.is_active());
+        let task = plan.and_then(|plan| plan.current()).map(|(_, task)| task.r#type.clone());
+        let of_plan =
+            Purpose { plan: plan.and_then(|plan| plan.id.clone()), task, why: String::new() };
+        match (&self.stage, plan) {
+            (Stage::Repair(_), _) => Purpose {
+                why: "repairs a difference from the spec".to_owned(),
+                ..Purpose::default()
+            },
+            (Stage::Step | Stage::DecideAgain, Some(plan)) => {
+                Purpose { why: plan_purpose(plan, status), ..of_plan }
+            }
+            (Stage::Write | Stage::End, _) => {
+                let report: Vec<_> = self.ending.report.iter().map(ToString::to_string).collect();
+                Purpose { why: report.join("; "), ..of_plan }
+            }
+            _ => Purpose { why: "begins to manage the node".to_owned(), ..Purpose::default() },
+        }
     }
 
     /// Whether the shell must hold the start lock for the next request: between the checks for
@@ -575,6 +598,20 @@ impl Pass {
             Progress::Complete | Progress::Failed => false,
         }
     }
+}
+
+/// What a plan is for. The condition of an update has the difference that caused it.
+fn plan_purpose(plan: &TaskPlan, status: &SeiNodeStatus) -> String {
+    let purpose = match kind_of(plan) {
+        PlanKind::Init => "starts the node",
+        PlanKind::MarkReady => "opens the gate of the running pod",
+        PlanKind::ApplyTemplate => "sets the template of the next pod",
+        PlanKind::NodeUpdate => {
+            let update = find(&status.conditions, ConditionType::NodeUpdateInProgress);
+            update.map_or("updates the node", |update| update.message.as_str())
+        }
+    };
+    purpose.to_owned()
 }
 
 fn requeue_within(ending: &mut Ending, pause: Duration) {
