@@ -557,8 +557,9 @@ impl Pass {
             if let Next::Request(request) = next {
                 if self.requests >= REQUESTS_MAX {
                     let message = "the cluster's answers change faster than they can be used";
-                    self.waiting =
-                        Some(Waiting { message: message.to_owned(), ..Waiting::default() });
+                    let again = Some(self.snapshot.timing.poll());
+                    let message = message.to_owned();
+                    self.waiting = Some(Waiting { message, again, ..Waiting::default() });
                     return None;
                 }
                 return Some(*request);
@@ -582,17 +583,14 @@ impl Pass {
             self.ending.opened_gate = true;
         }
         match progress {
-            Progress::Continue => {
+            // A task that is retried is stepped again: it waits, and reports why.
+            Progress::Continue | Progress::Retrying(_) => {
                 self.seen.failure = None;
                 self.seen.applied = None;
                 true
             }
             Progress::Waiting(waiting) => {
                 self.waiting = Some(waiting);
-                false
-            }
-            Progress::Retrying(pause) => {
-                self.retry = Some(pause);
                 false
             }
             Progress::Complete | Progress::Failed => false,
@@ -635,6 +633,9 @@ fn seen_in(snapshot: &Snapshot) -> Seen {
     seen.pods = Reading::Cached(Some(snapshot.pods.clone()));
     let present = snapshot.statefulset.as_ref().and_then(|set| set.replicas);
     seen.replicas = repair::desired_replicas(snapshot, present);
+    if snapshot.sidecar == Sidecar::Ready {
+        seen.open_gate = snapshot.pod().map(|pod| pod.uid.clone());
+    }
     seen.service_is_current = snapshot.current.service;
     seen.proxy_config_is_current = snapshot.current.proxy_config;
     seen
@@ -773,9 +774,10 @@ fn refused(failure: &Failure) -> Option<Waiting> {
         Failure::Forbidden(text) => (Some(Reason::Forbidden), text),
         Failure::Rejected(text) => (Some(Reason::ApplyRejected), text),
         Failure::SigningKey(text) => (Some(Reason::SigningKeyConflict), text),
-        Failure::Indeterminate(text) | Failure::Unreachable(text) | Failure::Unauthorized(text) => {
-            (None, text)
-        }
+        Failure::Indeterminate(text)
+        | Failure::Unreachable(text)
+        | Failure::Unauthorized(text)
+        | Failure::TaskRefused(text) => (None, text),
     };
     Some(Waiting { reason, message: crate::tasks::bounded(text), ..Waiting::default() })
 }

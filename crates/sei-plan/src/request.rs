@@ -236,6 +236,9 @@ pub enum Failure {
     Indeterminate(String),
     /// The sidecar could not be reached, or its answer was malformed.
     Unreachable(String),
+    /// The sidecar refuses to run a task: 400. Its database may be at fault, so another attempt may
+    /// succeed.
+    TaskRefused(String),
     /// The sidecar's proxy rejects the operator's token.
     Unauthorized(String),
 }
@@ -252,6 +255,7 @@ impl std::fmt::Display for Failure {
             | Self::SigningKey(text)
             | Self::Indeterminate(text)
             | Self::Unreachable(text)
+            | Self::TaskRefused(text)
             | Self::Unauthorized(text) => text,
         })
     }

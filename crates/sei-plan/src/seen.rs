@@ -67,6 +67,8 @@ pub struct Seen {
     pub job: Reading<JobView>,
     pub service: Reading<ObjectView>,
     pub revision: Reading<Value>,
+    /// Uid of the pod whose gate is open by its last health probe.
+    pub open_gate: Option<String>,
     /// Polled sidecar tasks by id.
     pub tasks: BTreeMap<String, Option<TaskRecord>>,
     /// Tasks whose submission was accepted in this pass.
@@ -121,6 +123,7 @@ impl Seen {
             job: Reading::Unread,
             service: Reading::Unread,
             revision: Reading::Unread,
+            open_gate: None,
             tasks: BTreeMap::new(),
             submitted: Vec::new(),
             deleted_pod: None,
