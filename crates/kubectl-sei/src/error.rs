@@ -49,6 +49,7 @@ pub(crate) fn call_error(what: &str, failure: Failure) -> Error {
         | Failure::SigningKey(text)
         | Failure::Indeterminate(text)
         | Failure::Unreachable(text)
+        | Failure::TaskRefused(text)
         | Failure::Unauthorized(text) => text,
     };
     Error::Call { message: one_line(&message) }

@@ -324,9 +324,9 @@ pub const REASONS: &[ReasonRow] = &[
     ),
     stall(
         R::SidecarTaskFailed,
-        0,
-        "The sidecar reports a failed task.",
-        "The message comes from the sidecar; its log has more detail (kubectl logs POD -c sei-sidecar). The operator repeats the task until its retries are used up.",
+        300,
+        "A task of the sidecar fails, is refused, or does not end. The operator repeats it.",
+        "The message comes from the sidecar; its log has more detail (kubectl logs POD -c sei-sidecar). During a genesis ceremony, configure-genesis fails until every validator has uploaded its part.",
     ),
     stall(
         R::SecretMissing,

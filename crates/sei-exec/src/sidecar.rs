@@ -228,6 +228,11 @@ fn polled(id: &str, status: StatusCode, body: &[u8]) -> Result<Outcome, Failure>
 /// The outcome of a submission. An accepted one returns the id that was sent; anything else is a
 /// failure.
 fn submitted(id: &str, status: StatusCode, body: &[u8]) -> Result<Outcome, Failure> {
+    if status == StatusCode::BAD_REQUEST {
+        let error = perform::json(body).and_then(|body| body["error"].as_str().map(str::to_owned));
+        let error = error.unwrap_or_else(|| "400 without an error".to_owned());
+        return Err(Failure::TaskRefused(format!("the sidecar refuses it: {error}")));
+    }
     if !matches!(status, StatusCode::CREATED | StatusCode::ACCEPTED) {
         return Err(unexpected("submit", status));
     }

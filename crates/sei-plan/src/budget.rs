@@ -210,12 +210,12 @@ fn standing(node: &SeiNode, pod: Option<&PodView>, budget: &Budget, now: Timesta
     }
     let attempts = failed_attempts(pending);
     if let Some(since) = rolls_since(status) {
-        let late = later(since, budget.ready_deadline) <= now;
+        let late = is_late(since, budget.ready_deadline, now);
         return if stalled || late || attempts > 0 { Standing::Failed } else { Standing::Rolls };
     }
     if let Some(last) = open_roll(status) {
         let back = attempts == 0 && pod.is_some_and(|pod| is_back(status, pod));
-        let late = later(last.finished_at.0, budget.ready_deadline) <= now;
+        let late = is_late(last.finished_at.0, budget.ready_deadline, now);
         if !back {
             let failed = stalled || late || attempts > 0;
             return if failed { Standing::Failed } else { Standing::Rolls };
@@ -242,6 +242,12 @@ pub(crate) fn failed_attempts(pending: Option<&PendingUpdate>) -> i32 {
 
 fn is_out(pod: &PodView, budget: &Budget, now: Timestamp) -> bool {
     !pod.ready && pod.ready_since.is_some_and(|since| later(since, budget.outage) <= now)
+}
+
+/// Whether the deadline has passed. A start that is farther in the future than the deadline was
+/// stored by a clock that was ahead: it must not delay the report by that much.
+fn is_late(since: Timestamp, deadline: Duration, now: Timestamp) -> bool {
+    later(since, deadline) <= now || later(now, deadline) < since
 }
 
 /// Since when a plan that holds a slot has been under way.

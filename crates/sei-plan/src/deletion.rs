@@ -6,7 +6,7 @@ use sei_api::names::{NODE_FINALIZER, data_claim};
 use sei_api::status::SeiNodePhase;
 
 use crate::pass::{Ask, Ending};
-use crate::request::{Failure, Outcome, Read, Request};
+use crate::request::{Failure, Outcome, Purpose, Read, Request};
 use crate::shared::Shared;
 
 /// One pass over a node that has a deletion timestamp.
@@ -36,6 +36,10 @@ impl Deletion {
 
     pub fn node(&self) -> &Shared<SeiNode> {
         &self.node
+    }
+
+    pub fn purpose(&self) -> Purpose {
+        Purpose { why: "the node is deleted".to_owned(), ..Purpose::default() }
     }
 
     pub fn ask(&mut self) -> Ask {

@@ -8,10 +8,11 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use sei_api::condition;
-use sei_api::plan::{FailedTaskDetail, PlanPhase, TaskStatus};
+use sei_api::plan::{FailedTaskDetail, PlanKind, PlanPhase, PlannedTask, TaskStatus};
 use sei_api::status::SeiNodeStatus;
 
 use crate::planner::{enter, later};
+use crate::tasks::sidecar::attempt_id;
 use crate::tasks::{Effects, Failed, Next, Waiting};
 use crate::timing::Timing;
 
@@ -49,7 +50,23 @@ pub fn record(
             Progress::Waiting(waiting)
         }
         Next::Done(effects) => complete(status, &effects, generation, now),
-        Next::Retry(detail) => retry(status, detail, generation, now, timing),
+        Next::Retry(detail) if may_retry(status) => retry(status, detail, now, timing),
+        Next::Retry(detail) => fail(status, &Failed { detail, verdict: None }, generation, now),
+        Next::TimedOut(detail) => {
+            if let Some(plan) = status.plan.as_mut()
+                && let Some((index, task)) = plan.current()
+            {
+                let id = attempt_id(plan, index, task);
+                plan.abandoned.push(id);
+            }
+            retry(status, detail, now, timing)
+        }
+        Next::Cleared(id) => {
+            if let Some(plan) = status.plan.as_mut() {
+                plan.abandoned.retain(|abandoned| *abandoned != id);
+            }
+            Progress::Continue
+        }
         Next::Fail(failed) => fail(status, &failed, generation, now),
     }
 }
@@ -76,7 +93,7 @@ pub fn finish(status: &mut SeiNodeStatus, now: Timestamp) -> Progress {
     Progress::Complete
 }
 
-fn current(status: &mut SeiNodeStatus) -> Option<&mut sei_api::PlannedTask> {
+fn current(status: &mut SeiNodeStatus) -> Option<&mut PlannedTask> {
     let plan = status.plan.as_mut().filter(|plan| plan.is_active())?;
     plan.tasks.iter_mut().find(|task| task.status != TaskStatus::Complete)
 }
@@ -87,16 +104,8 @@ fn complete(
     generation: i64,
     now: Timestamp,
 ) -> Progress {
-    let Effects {
-        stamp,
-        verdict,
-        applied,
-        statefulset,
-        claim,
-        signing_identity,
-        signing_stopped,
-        abandoned_cleared,
-    } = effects;
+    let Effects { stamp, verdict, applied, statefulset, claim, signing_identity, signing_stopped } =
+        effects;
     let Some(task) = current(status) else { return Progress::Continue };
     task.status = TaskStatus::Complete;
     task.error = None;
@@ -105,9 +114,6 @@ fn complete(
     if let Some(plan) = status.plan.as_mut() {
         if applied.is_some() {
             plan.applied.clone_from(applied);
-        }
-        if *abandoned_cleared {
-            plan.abandoned.clear();
         }
     }
     if let Some(stamp) = stamp {
@@ -131,23 +137,23 @@ fn complete(
     finish(status, now)
 }
 
-fn retry(
-    status: &mut SeiNodeStatus,
-    detail: String,
-    generation: i64,
-    now: Timestamp,
-    timing: Timing,
-) -> Progress {
+/// Whether the current task may be run again after a failure. A plan that only opens the gate is
+/// repeated for as long as it is needed: the next plan would be the same, without the pause.
+fn may_retry(status: &SeiNodeStatus) -> bool {
+    let Some(plan) = status.plan.as_ref() else { return false };
+    let allowed =
+        |task: &PlannedTask| task.retry_count.unwrap_or(0) < task.max_retries.unwrap_or(0);
+    plan.kind == Some(PlanKind::MarkReady) || plan.current().is_some_and(|(_, task)| allowed(task))
+}
+
+fn retry(status: &mut SeiNodeStatus, detail: String, now: Timestamp, timing: Timing) -> Progress {
     let Some(task) = current(status) else { return Progress::Continue };
     let retries = task.retry_count.unwrap_or(0);
-    if retries >= task.max_retries.unwrap_or(0) {
-        return fail(status, &Failed { detail, verdict: None }, generation, now);
-    }
-    task.retry_count = Some(retries + 1);
+    task.retry_count = Some(retries.saturating_add(1));
     task.status = TaskStatus::Pending;
-    task.error = None;
+    task.error = Some(detail);
     task.submitted_at = None;
-    let pause = timing.task_retry(retries + 1);
+    let pause = timing.task_retry(retries.saturating_add(1));
     task.not_before = Some(Time(later(now, pause)));
     Progress::Retrying(pause)
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use sei_api::SeiNode;
-use sei_api::condition::{ConditionType, Reason};
+use sei_api::condition::{ConditionType, Reason, find};
 use sei_api::names::{NODE_FINALIZER, data_claim};
 use sei_api::plan::{PlanKind, TaskPlan};
 use sei_api::status::{Blocked, ClaimRef, SeiNodePhase, SeiNodeStatus};
@@ -20,13 +20,13 @@ use crate::budget::Roll;
 use crate::endpoint::endpoint;
 use crate::executor::{self, Progress};
 use crate::planner::{self, Decision, Note, repair};
-use crate::request::{Failure, Outcome, Read, Request, SidecarCall};
+use crate::request::{Failure, Outcome, Purpose, Read, Request, SidecarCall};
 use crate::seen::{PodTry, Reading, Seen};
 use crate::shared::Shared;
 use crate::snapshot::{Claim, Current, Sidecar, Snapshot};
 use crate::start_check::{StartCheck, Verdict};
 use crate::tasks::sidecar::attempt_id;
-use crate::tasks::{Next, Waiting, in_bootstrap, step, takes_a_key};
+use crate::tasks::{Next, Waiting, in_bootstrap, kind_of, step, takes_a_key};
 
 /// More requests than any pass needs; past it the answers of the cluster change in circles.
 const REQUESTS_MAX: usize = 64;
@@ -152,6 +152,29 @@ impl Pass {
     /// The node as it was last read or written.
     pub fn node(&self) -> &Shared<SeiNode> {
         &self.snapshot.node
+    }
+
+    /// Why the request or write that the pass asks for is made.
+    pub fn purpose(&self) -> Purpose {
+        let status = &self.snapshot.status;
+        let plan = status.plan.as_ref().filter(|plan| plan.is_active());
+        let task = plan.and_then(|plan| plan.current()).map(|(_, task)| task.r#type.clone());
+        let of_plan =
+            Purpose { plan: plan.and_then(|plan| plan.id.clone()), task, why: String::new() };
+        match (&self.stage, plan) {
+            (Stage::Repair(_), _) => Purpose {
+                why: "repairs a difference from the spec".to_owned(),
+                ..Purpose::default()
+            },
+            (Stage::Step | Stage::DecideAgain, Some(plan)) => {
+                Purpose { why: plan_purpose(plan, status), ..of_plan }
+            }
+            (Stage::Write | Stage::End, _) => {
+                let report: Vec<_> = self.ending.report.iter().map(ToString::to_string).collect();
+                Purpose { why: report.join("; "), ..of_plan }
+            }
+            _ => Purpose { why: "begins to manage the node".to_owned(), ..Purpose::default() },
+        }
     }
 
     /// Whether the shell must hold the start lock for the next request: between the checks for
@@ -570,8 +593,9 @@ impl Pass {
             if let Next::Request(request) = next {
                 if self.requests >= REQUESTS_MAX {
                     let message = "the cluster's answers change faster than they can be used";
-                    self.waiting =
-                        Some(Waiting { message: message.to_owned(), ..Waiting::default() });
+                    let again = Some(self.snapshot.timing.poll());
+                    let message = message.to_owned();
+                    self.waiting = Some(Waiting { message, again, ..Waiting::default() });
                     return None;
                 }
                 return Some(*request);
@@ -595,7 +619,8 @@ impl Pass {
             self.ending.opened_gate = true;
         }
         match progress {
-            Progress::Continue => {
+            // A task that is retried is stepped again: it waits, and reports why.
+            Progress::Continue | Progress::Retrying(_) => {
                 self.seen.failure = None;
                 self.seen.applied = None;
                 true
@@ -604,13 +629,23 @@ impl Pass {
                 self.waiting = Some(waiting);
                 false
             }
-            Progress::Retrying(pause) => {
-                self.retry = Some(pause);
-                false
-            }
             Progress::Complete | Progress::Failed => false,
         }
     }
+}
+
+/// What a plan is for. The condition of an update has the difference that caused it.
+fn plan_purpose(plan: &TaskPlan, status: &SeiNodeStatus) -> String {
+    let purpose = match kind_of(plan) {
+        PlanKind::Init => "starts the node",
+        PlanKind::MarkReady => "opens the gate of the running pod",
+        PlanKind::ApplyTemplate => "sets the template of the next pod",
+        PlanKind::NodeUpdate => {
+            let update = find(&status.conditions, ConditionType::NodeUpdateInProgress);
+            update.map_or("updates the node", |update| update.message.as_str())
+        }
+    };
+    purpose.to_owned()
 }
 
 fn requeue_within(ending: &mut Ending, pause: Duration) {
@@ -636,6 +671,9 @@ fn seen_in(snapshot: &Snapshot) -> Seen {
     seen.replicas = repair::desired_replicas(snapshot, present);
     seen.service = Reading::Cached(snapshot.service.clone());
     seen.config_map = Reading::Cached(snapshot.proxy_config.clone());
+    if snapshot.sidecar == Sidecar::Ready {
+        seen.open_gate = snapshot.pod().map(|pod| pod.uid.clone());
+    }
     seen.service_is_current = snapshot.current.service;
     seen.proxy_config_is_current = snapshot.current.proxy_config;
     seen
@@ -774,9 +812,10 @@ fn refused(failure: &Failure) -> Option<Waiting> {
         Failure::Forbidden(text) => (Some(Reason::Forbidden), text),
         Failure::Rejected(text) => (Some(Reason::ApplyRejected), text),
         Failure::SigningKey(text) => (Some(Reason::SigningKeyConflict), text),
-        Failure::Indeterminate(text) | Failure::Unreachable(text) | Failure::Unauthorized(text) => {
-            (None, text)
-        }
+        Failure::Indeterminate(text)
+        | Failure::Unreachable(text)
+        | Failure::Unauthorized(text)
+        | Failure::TaskRefused(text) => (None, text),
     };
     Some(Waiting { reason, message: crate::tasks::bounded(text), ..Waiting::default() })
 }

@@ -8,8 +8,10 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use sei_api::SeiNode;
 use sei_api::key::ObjectKey;
+use sei_api::names::bootstrap_job;
 use serde_json::Value;
 
 use crate::budget::Roll;
@@ -71,6 +73,62 @@ impl Request {
             _ => false,
         }
     }
+
+    /// What the request changes; `None` for reads, dry runs and questions.
+    pub fn write(&self, node: &str) -> Option<Write> {
+        let of = |verb, kind, name: &str, uid: Option<&str>| {
+            let (name, uid) = (name.to_owned(), uid.map(str::to_owned));
+            Some(Write { verb, kind, name, uid })
+        };
+        let object = |verb, kind, metadata: &ObjectMeta| {
+            of(verb, kind, metadata.name.as_deref().unwrap_or(node), metadata.uid.as_deref())
+        };
+        match self {
+            Self::Read(_) | Self::DryRunStatefulSet(_) | Self::TryPod(_) | Self::TakeSlot => None,
+            Self::CreateClaim(claim) => object("create", "PersistentVolumeClaim", &claim.metadata),
+            Self::ApplyConfigMap(map) => object("apply", "ConfigMap", &map.metadata),
+            Self::ApplyService(service) => object("apply", "Service", &service.metadata),
+            Self::CreateService(service) => object("create", "Service", &service.metadata),
+            Self::CreateJob(job) => object("create", "Job", &job.metadata),
+            Self::CreateStatefulSet(set) => object("create", "StatefulSet", &set.metadata),
+            Self::ApplyStatefulSet(set) => object("apply", "StatefulSet", &set.metadata),
+            Self::PatchStatefulSet(patch) => {
+                of("patch", "StatefulSet", node, patch["metadata"]["uid"].as_str())
+            }
+            Self::DeletePod(pod) => of("delete", "Pod", &pod.name, Some(&pod.uid)),
+            Self::DeleteJob { uid } => of("delete", "Job", &bootstrap_job(node), Some(uid)),
+            Self::DeleteService { uid } => of("delete", "Service", node, Some(uid)),
+            Self::DeleteClaim { name, uid } => {
+                of("delete", "PersistentVolumeClaim", name, Some(uid))
+            }
+            Self::PatchFinalizers { .. } => of("patch", "SeiNode", node, None),
+            Self::Sidecar(SidecarRequest { pod_uid, call, .. }) => match call {
+                SidecarCall::Poll { .. } => None,
+                SidecarCall::Submit { id, .. } => of("submit", "SidecarTask", id, Some(pod_uid)),
+                SidecarCall::Delete { id } => of("delete", "SidecarTask", id, Some(pod_uid)),
+            },
+        }
+    }
+}
+
+/// What a request changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Write {
+    pub verb: &'static str,
+    pub kind: &'static str,
+    pub name: String,
+    /// Of the object; of the pod for a sidecar task. `None` if the request does not depend on it.
+    pub uid: Option<String>,
+}
+
+/// Why a request is made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Purpose {
+    /// Id of the plan that it belongs to.
+    pub plan: Option<String>,
+    /// Type of the plan's current task.
+    pub task: Option<String>,
+    pub why: String,
 }
 
 /// What to read.
@@ -161,6 +219,16 @@ pub enum Outcome {
     Failed(Failure),
 }
 
+impl Outcome {
+    /// Why the call failed, if it did.
+    pub fn failure(&self) -> Option<&Failure> {
+        match self {
+            Self::Failed(failure) => Some(failure),
+            _ => None,
+        }
+    }
+}
+
 /// Why a call failed, by the categories that decisions need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
@@ -181,8 +249,29 @@ pub enum Failure {
     Indeterminate(String),
     /// The sidecar could not be reached, or its answer was malformed.
     Unreachable(String),
+    /// The sidecar refuses to run a task: 400. Its database may be at fault, so another attempt may
+    /// succeed.
+    TaskRefused(String),
     /// The sidecar's proxy rejects the operator's token.
     Unauthorized(String),
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::NotFound => "not found",
+            Self::AlreadyExists => "already exists",
+            Self::Conflict(text)
+            | Self::FieldManagerConflict(text)
+            | Self::Forbidden(text)
+            | Self::Rejected(text)
+            | Self::SigningKey(text)
+            | Self::Indeterminate(text)
+            | Self::Unreachable(text)
+            | Self::TaskRefused(text)
+            | Self::Unauthorized(text) => text,
+        })
+    }
 }
 
 /// A StatefulSet or pod of a node, with the Secrets and claims that it mounts.
@@ -246,4 +335,35 @@ pub enum TaskState {
     Running,
     Completed,
     Failed(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_names_its_object_and_a_read_is_none() {
+        let pod = PodDelete { name: "n-0".into(), uid: "u".into(), resource_version: None };
+        let write = Request::DeletePod(pod).write("n").unwrap();
+        assert_eq!(
+            (write.verb, write.kind, write.name.as_str(), write.uid.as_deref()),
+            ("delete", "Pod", "n-0", Some("u"))
+        );
+        let delete = Request::DeleteJob { uid: "u".into() };
+        assert_eq!(delete.write("n").unwrap().name, "n-bootstrap");
+        let sidecar = |call| {
+            let (pod_uid, ip) = ("u".to_owned(), "10.0.0.1".to_owned());
+            Request::Sidecar(SidecarRequest { pod_uid, ip, call }).write("n")
+        };
+        assert_eq!(sidecar(SidecarCall::Poll { id: "i".into() }), None);
+        assert_eq!(sidecar(SidecarCall::Delete { id: "i".into() }).unwrap().name, "i");
+        for question in [
+            Request::Read(Read::Pods),
+            Request::TakeSlot,
+            Request::TryPod(Box::default()),
+            Request::DryRunStatefulSet(Box::default()),
+        ] {
+            assert_eq!(question.write("n"), None, "{question:?}");
+        }
+    }
 }

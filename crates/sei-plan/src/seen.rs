@@ -68,6 +68,8 @@ pub struct Seen {
     pub service: Reading<ObjectView>,
     pub config_map: Reading<ObjectView>,
     pub revision: Reading<Value>,
+    /// Uid of the pod whose gate is open by its last health probe.
+    pub open_gate: Option<String>,
     /// Polled sidecar tasks by id.
     pub tasks: BTreeMap<String, Option<TaskRecord>>,
     /// Tasks whose submission was accepted in this pass.
@@ -125,6 +127,7 @@ impl Seen {
             service: Reading::Unread,
             config_map: Reading::Unread,
             revision: Reading::Unread,
+            open_gate: None,
             tasks: BTreeMap::new(),
             submitted: Vec::new(),
             deleted_pod: None,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use sei_api::condition::{ConditionType, REASONS, Reason};
+use sei_api::task::TaskType;
 
 /// The speed of time.
 ///
@@ -60,6 +61,19 @@ impl Timing {
     pub fn task_retry(self, retries: i32) -> Duration {
         let exponent = u32::try_from(retries.clamp(0, 5)).unwrap_or(0);
         self.scaled((5 << exponent).min(30))
+    }
+
+    /// How long a sidecar may run a task before another attempt is made. `None` for a restore, which
+    /// may take hours. A genesis file is downloaded or uploaded; the other tasks write a few files, or
+    /// query two witnesses for 10 s each.
+    pub fn task_deadline(self, task_type: TaskType) -> Option<Duration> {
+        let seconds = match task_type {
+            TaskType::SnapshotRestore => return None,
+            TaskType::MarkReady => 60,
+            TaskType::ConfigureGenesis | TaskType::UploadGenesisArtifacts => 900,
+            _ => 180,
+        };
+        Some(self.scaled(seconds))
     }
 
     /// Pause before a failed update is retried: 30 s doubling to 10 min.

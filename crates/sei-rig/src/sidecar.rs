@@ -36,6 +36,10 @@ pub enum Doing {
     Fail(String),
     /// Completes with its usual result after this time.
     Delay(Duration),
+    /// Has its usual effect, but its record stays `running`.
+    Stick,
+    /// The submission is refused with 400 and this text.
+    Refuse(String),
 }
 
 /// A submission that a pod received, whatever its response.
@@ -131,6 +135,16 @@ impl Sidecars {
     /// Tasks of this type take this time.
     pub fn delay(&self, namespace: &str, node: &str, task_type: &str, time: Duration) {
         self.set(namespace, Some(node), task_type, Doing::Delay(time));
+    }
+
+    /// Tasks of this type have their effect, but their records stay `running`.
+    pub fn stick(&self, namespace: &str, node: &str, task_type: &str) {
+        self.set(namespace, Some(node), task_type, Doing::Stick);
+    }
+
+    /// Submissions of this type are refused with 400.
+    pub fn refuse(&self, namespace: &str, node: &str, task_type: &str, text: &str) {
+        self.set(namespace, Some(node), task_type, Doing::Refuse(text.to_owned()));
     }
 
     /// Tasks of this type behave as usual.

@@ -12,8 +12,9 @@ use cluster_tests::docs::commands;
 use cluster_tests::operator::PLATFORM;
 use cluster_tests::{boot, minor, wait_for};
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
-use kube::api::{Api, PostParams};
+use kube::api::{Api, Patch, PatchParams, PostParams};
 use sei_api::SeiNode;
 use sei_api::names::LEASE_NAME;
 use sei_api::status::SeiNodePhase;
@@ -182,6 +183,50 @@ async fn of_two_processes_one_leads_and_the_other_takes_over() -> Result<()> {
     let (absent, leaderless) = (fires("SeiOperatorAbsent"), fires("SeiOperatorWithoutLeader"));
     check(joined(&both)?, Scrape::new(), joined(&leading)?, vec![absent])?;
     check(joined(&both)?, joined(&waiting)?, joined(&leading)?, vec![leaderless])
+}
+
+#[tokio::test]
+async fn the_log_has_who_deleted_a_pod_and_why() -> Result<()> {
+    let lane = Lane::start(boot().await?)?;
+    allow_leader_election(lane.plane()).await?;
+    let operator = start(&program()?, lane.plane(), "alpha")?;
+    let nodes: Api<SeiNode> = Api::namespaced(lane.plane().client(User::Admin)?, "default");
+    let node: SeiNode = serde_json::from_value(json!({
+        "apiVersion": "sei.io/v1alpha1", "kind": "SeiNode", "metadata": { "name": "val-0" },
+        "spec": { "chainId": "demo-1", "image": "seid:v1", "fullNode": {} },
+    }))?;
+    nodes.create(&PostParams::default(), &node).await?;
+    let runs = async |image: &str| {
+        wait_for(&format!("it runs {image}"), async || {
+            let status = nodes.get("val-0").await?.status.unwrap_or_default();
+            let done = status.plan.is_none() && status.current_image.as_deref() == Some(image);
+            Ok(done.then_some(()))
+        })
+        .await
+    };
+    runs("seid:v1").await?;
+    let pods: Api<Pod> = Api::namespaced(lane.plane().client(User::Admin)?, "default");
+    let uid = pods.get("val-0-0").await?.metadata.uid.context("a pod has a uid")?;
+    let patch = Patch::Merge(json!({ "spec": { "image": "seid:v2" } }));
+    nodes.patch("val-0", &PatchParams::default(), &patch).await?;
+    runs("seid:v2").await?;
+
+    let log = std::fs::read_to_string(&operator.log)?;
+    let deletes: Vec<&str> =
+        log.lines().filter(|line| line.contains("verb=\"delete\" kind=\"Pod\"")).collect();
+    let [delete] = deletes[..] else { anyhow::bail!("{deletes:?}") };
+    for part in [
+        "node=default/val-0 plan=\"",
+        "task=\"replace-pod\"",
+        "name=\"val-0-0\"",
+        &format!("uid=\"{uid}\""),
+        "outcome=\"accepted\"",
+        "milliseconds=",
+        "why=\"image drift detected: spec=seid:v2 current=seid:v1\"",
+    ] {
+        assert!(delete.contains(part), "{part} is not in {delete}");
+    }
+    Ok(())
 }
 
 /// The leader metrics of a process, each line with the process's port.

@@ -35,6 +35,7 @@ mod reconcile;
 mod snapshot;
 mod state;
 mod watched_pod;
+mod write_log;
 
 use platform_file::PlatformFile;
 pub use platform_file::read_platform;

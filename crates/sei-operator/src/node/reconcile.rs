@@ -14,7 +14,7 @@ use sei_exec::sidecar::Sidecar;
 use sei_exec::status::{WriteError, write_status};
 use sei_plan::deletion::Deletion;
 use sei_plan::pass::{Ask, Ending, Pass};
-use sei_plan::request::{Outcome, Read, Request};
+use sei_plan::request::{Outcome, Purpose, Read, Request, Write};
 use sei_plan::shared::Shared;
 
 use super::Caches;
@@ -23,6 +23,7 @@ use super::ledger::Ledger;
 use super::peer_ids::PeerIds;
 use super::platform_file::PlatformFile;
 use super::state::NodeState;
+use super::write_log::LoggedWrite;
 use crate::Options;
 use crate::runtime::controller::{Error, Permit, Queue, Reconcile, reference};
 use crate::runtime::events::Events;
@@ -118,6 +119,13 @@ impl Conversation {
     fn is_exclusive(&self) -> bool {
         matches!(self, Self::Pass(pass) if pass.is_exclusive())
     }
+
+    fn purpose(&self) -> Purpose {
+        match self {
+            Self::Pass(pass) => pass.purpose(),
+            Self::Deletion(deletion) => deletion.purpose(),
+        }
+    }
 }
 
 impl NodeController {
@@ -137,6 +145,9 @@ impl NodeController {
                     if conversation.is_exclusive() && starting.is_none() {
                         starting = Some(self.start_lock.lock().await);
                     }
+                    let logged = request
+                        .write(&key.name)
+                        .map(|write| LoggedWrite::begin(write, conversation.purpose()));
                     let outcome = match *request {
                         Request::TakeSlot(roll) => {
                             Outcome::Slot(self.ledger.take(conversation.node(), key, roll, self))
@@ -147,6 +158,9 @@ impl NodeController {
                         Request::Sidecar(_) => permit.outside(cluster.perform(&request)).await,
                         _ => cluster.perform(&request).await,
                     };
+                    if let Some(logged) = logged {
+                        logged.end(key, outcome.failure().map(ToString::to_string).as_deref());
+                    }
                     conversation.absorb(outcome);
                     if !conversation.is_exclusive() {
                         starting = None;
@@ -154,7 +168,7 @@ impl NodeController {
                     self.states.with(key, |state| state.wrote(conversation.node()));
                 }
                 Ask::Write(status) => {
-                    match self.write(&cluster, conversation.node(), &status).await {
+                    match self.write(&cluster, &conversation, &status, key).await {
                         Ok(Some(node)) => {
                             conversation.absorb(Outcome::Node(Some(Box::new(node))));
                             self.states.with(key, |state| state.wrote(conversation.node()));
@@ -178,10 +192,19 @@ impl NodeController {
     async fn write(
         &self,
         cluster: &Cluster,
-        node: &SeiNode,
+        conversation: &Conversation,
         status: &SeiNodeStatus,
+        key: &ObjectKey,
     ) -> Result<Option<SeiNode>, WriteError> {
-        let written = write_status(&cluster.nodes(), node, status).await?;
+        let node = conversation.node();
+        let (name, uid) = (key.name.clone(), node.metadata.uid.clone());
+        let write = Write { verb: "patch", kind: "SeiNode/status", name, uid };
+        let logged = LoggedWrite::begin(write, conversation.purpose());
+        let written = write_status(&cluster.nodes(), node, status).await;
+        if !matches!(written, Ok(None)) {
+            logged.end(key, written.as_ref().err().map(ToString::to_string).as_deref());
+        }
+        let written = written?;
         if written.is_some() {
             let before = node.status.clone().unwrap_or_default();
             let now = jiff::Timestamp::now();

@@ -3,7 +3,7 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use sei_api::SeiNodeStatus;
 use sei_api::condition::{ConditionStatus, ConditionType, Reason, Verdict, find};
-use sei_api::plan::{Applied, FailedTaskDetail, PlanPhase, TaskPlan, TaskStatus};
+use sei_api::plan::{Applied, FailedTaskDetail, PlanKind, PlanPhase, TaskPlan, TaskStatus};
 use sei_api::status::{ClaimRef, ObservedTemplate, SeiNodePhase, StatefulSetRef};
 use sei_api::task::TaskType;
 use serde_json::json;
@@ -69,9 +69,14 @@ fn a_retry_keeps_the_stored_id_and_starts_the_task_again() {
     assert_eq!(progress, Progress::Retrying(Duration::from_secs(10)));
     let mut expected = before;
     expected.tasks[0].retry_count = Some(1);
+    expected.tasks[0].error = Some("not yet".to_owned());
     let until = now().checked_add(jiff::SignedDuration::from_secs(10)).unwrap();
     expected.tasks[0].not_before = Some(Time(until));
-    assert_eq!(plan_of(&status), &expected, "nothing but the count and the pause has changed");
+    assert_eq!(
+        plan_of(&status),
+        &expected,
+        "nothing but the count, the error and the pause has changed"
+    );
 }
 
 // X1, X2, X3
@@ -201,9 +206,8 @@ fn an_ended_plan_and_no_plan_are_left_unchanged() {
     let mut complete = ended.clone();
     complete.plan.as_mut().unwrap().phase = PlanPhase::Complete;
     for before in [ended, complete, SeiNodeStatus::default()] {
-        let effects = Effects { abandoned_cleared: true, ..everything() };
         for next in
-            [done(), Next::Done(Box::new(effects)), Next::Retry("no".to_owned()), failed("no")]
+            [done(), Next::Done(Box::new(everything())), Next::Retry("no".to_owned()), failed("no")]
         {
             let mut status = before.clone();
             assert_eq!(note(&mut status, next), Progress::Continue);
@@ -358,14 +362,12 @@ fn everything() -> Effects {
         claim: Some(ClaimRef { name: "data-n".to_owned(), uid: "claim-uid".to_owned() }),
         signing_identity: Some("v1:me".to_owned()),
         signing_stopped: false,
-        abandoned_cleared: true,
     }
 }
 
 #[test]
 fn effects_land_in_status() {
     let mut status = node_with(&[T::ObserveImage, T::MarkReady]);
-    status.plan.as_mut().unwrap().abandoned = vec!["old".to_owned()];
     note(&mut status, Next::Done(Box::new(everything())));
     let Effects { stamp, applied, statefulset, claim, .. } = everything();
     let stamp = stamp.unwrap();
@@ -377,14 +379,38 @@ fn effects_land_in_status() {
     assert_eq!(status.signing_identity.as_deref(), Some("v1:me"));
     assert!(find(&status.conditions, ConditionType::SigningKeyReady).is_some());
     assert_eq!(plan_of(&status).applied, applied);
-    assert!(plan_of(&status).abandoned.is_empty());
+}
+
+#[test]
+fn a_run_without_an_end_is_abandoned_and_repeated_without_a_limit() {
+    let mut status = node_with(&[T::ConfigApply]);
+    let first = plan_of(&status).tasks[0].id.clone();
+    for _ in 0..3 {
+        let progress = note(&mut status, Next::TimedOut("no end".to_owned()));
+        assert!(matches!(progress, Progress::Retrying(_)), "{progress:?}");
+    }
+    let plan = plan_of(&status);
+    assert_eq!((plan.abandoned.len(), &plan.abandoned[0]), (3, &first));
+    assert_eq!(plan.tasks[0].error.as_deref(), Some("no end"));
+    note(&mut status, Next::Cleared(first.clone()));
+    assert_eq!(plan_of(&status).abandoned.len(), 2);
+    assert!(!plan_of(&status).abandoned.contains(&first));
+}
+
+#[test]
+fn a_plan_that_opens_the_gate_is_retried_with_a_pause() {
+    let mut status = node_with(&[T::MarkReady]);
+    status.plan.as_mut().unwrap().kind = Some(PlanKind::MarkReady);
+    let waits: Vec<_> =
+        (0..4).map(|_| note(&mut status, Next::Retry("disk full".to_owned()))).collect();
+    let seconds = |seconds| Progress::Retrying(Duration::from_secs(seconds));
+    assert_eq!(waits, [seconds(10), seconds(20), seconds(30), seconds(30)]);
 }
 
 #[test]
 fn a_task_without_effects_leaves_the_earlier_ones() {
     let mut status = node_with(&[T::ObserveImage, T::ApplyService, T::MarkReady]);
-    let effects = Effects { abandoned_cleared: false, ..everything() };
-    note(&mut status, Next::Done(Box::new(effects)));
+    note(&mut status, Next::Done(Box::new(everything())));
     status.plan.as_mut().unwrap().abandoned = vec!["old".to_owned()];
     let before = status.clone();
     note(&mut status, done());

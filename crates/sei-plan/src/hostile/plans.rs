@@ -166,9 +166,9 @@ fn all_seen() -> Vec<Seen> {
 /// The message of a step, as far as it repeats text of others.
 fn message(next: &Next) -> &str {
     match next {
-        Next::Request(_) | Next::Done(_) => "",
+        Next::Request(_) | Next::Done(_) | Next::Cleared(_) => "",
         Next::Wait(waiting) => &waiting.message,
-        Next::Retry(text) => text,
+        Next::Retry(text) | Next::TimedOut(text) => text,
         Next::Fail(failed) => &failed.detail,
     }
 }
@@ -178,7 +178,7 @@ fn verdict_text(next: &Next) -> &str {
         Next::Wait(waiting) => waiting.verdict.as_ref(),
         Next::Fail(failed) => failed.verdict.as_ref(),
         Next::Done(effects) => effects.verdict.as_ref(),
-        Next::Request(_) | Next::Retry(_) => None,
+        Next::Request(_) | Next::Retry(_) | Next::TimedOut(_) | Next::Cleared(_) => None,
     };
     verdict.map_or("", |verdict| &verdict.message)
 }

@@ -62,6 +62,19 @@ fn a_cached_object_of_another_owner_is_reported_without_a_request() {
 }
 
 #[test]
+fn a_write_has_the_plan_and_the_cause_as_its_purpose() {
+    let mut pass = begin(updating().with(|seen| seen.current.service = false));
+    pass.ask();
+    assert_eq!(pass.purpose().why, "repairs a difference from the spec");
+    pass.absorb(Outcome::Accepted);
+    pass.ask();
+    let purpose = pass.purpose();
+    assert_eq!(purpose.task.as_deref(), Some("config-patch"));
+    assert!(purpose.plan.is_some());
+    assert_eq!(purpose.why, "image drift detected: spec=seid:2 current=seid:1");
+}
+
+#[test]
 fn the_gate_of_a_pod_that_cannot_be_compared_is_opened() {
     let snapshot = running(full_node()).with(|seen| {
         seen.status_mut().pod_template = None;

@@ -1,5 +1,6 @@
 //! A node with an active plan: resume the plan, or supersede it by a newer desired state.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use sei_api::condition::Reason;
 use sei_api::plan::{PlanKind, PlanTarget, PlannedTask, TaskPlan};
 use sei_api::status::{Cause, PendingUpdate, UpdateOutcome, UpdateState};
@@ -392,7 +393,10 @@ fn config_is_unanswered(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
     // The sidecar has not answered since at least the start of the block, whatever its reason.
     let blocked = snapshot.status().blocked.as_ref().filter(|_| unanswered);
     let since = [blocked.map(|blocked| &blocked.since), task.submitted_at.as_ref()];
-    since.into_iter().flatten().any(|since| super::later(since.0, timeout) <= snapshot.now)
+    // A start in the future comes from a clock that was ahead.
+    let is_due =
+        |since: &Time| since.0 > snapshot.now || super::later(since.0, timeout) <= snapshot.now;
+    since.into_iter().flatten().any(is_due)
 }
 
 /// Replaces an early update by a late update to the same target.

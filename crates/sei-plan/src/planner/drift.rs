@@ -12,6 +12,7 @@ use sei_api::node::{OnImageChange, OnOperatorChange};
 use sei_api::status::{Cause, FieldChange};
 use serde_json::Value;
 
+use super::wait_until;
 use crate::adoption::Comparison;
 use crate::budget::Roll;
 use crate::desired::Desired;
@@ -379,8 +380,9 @@ fn on_image_change(snapshot: &Snapshot) -> OnImageChange {
 pub(super) fn back_off(snapshot: &Snapshot, desired: &Desired) -> Option<Pause> {
     let pending = snapshot.status().pending_update.as_ref()?;
     let until = pending.next_attempt_at.as_ref().filter(|_| pending.target_hash == desired.hash)?;
-    let seconds = until.0.duration_since(snapshot.now).as_secs();
-    (until.0 > snapshot.now).then_some(Pause { attempts: pending.attempts.unwrap_or(0), seconds })
+    let attempts = pending.attempts.unwrap_or(0);
+    let left = wait_until(until.0, snapshot.now, snapshot.timing.update_retry(attempts))?;
+    Some(Pause { attempts, seconds: i64::try_from(left.as_secs()).unwrap_or(0) })
 }
 
 /// Why a change that does not come from the spec of this node waits for an approval.

@@ -175,6 +175,18 @@ pub(crate) fn later(now: Timestamp, pause: Duration) -> Timestamp {
         .unwrap_or(now)
 }
 
+/// A stored time, or now if it is in the future: it was written by a clock that was ahead.
+pub(crate) fn not_after(time: Timestamp, now: Timestamp) -> Timestamp {
+    time.min(now)
+}
+
+/// How long something waits that was stored to wait until a time, with a pause of at most `longest`.
+/// A longer wait was stored by a clock that was ahead, and is over.
+pub(crate) fn wait_until(until: Timestamp, now: Timestamp, longest: Duration) -> Option<Duration> {
+    let left = until.duration_since(now);
+    (left.is_positive() && left.unsigned_abs() <= longest).then(|| left.unsigned_abs())
+}
+
 /// The conditions that only repeat what was observed.
 fn mirror(snapshot: &Snapshot) -> Decision {
     let spec = &snapshot.node.spec;
@@ -288,8 +300,9 @@ fn release_slot(snapshot: &Snapshot, decision: Decision) -> Decision {
         _ => None,
     };
     let due = since.map(|since| later(since, snapshot.rollout.ready_deadline));
-    match due.filter(|due| *due > snapshot.now) {
-        Some(due) => decision.requeue_within(due.duration_since(snapshot.now).unsigned_abs()),
+    let longest = snapshot.rollout.ready_deadline;
+    match due.and_then(|due| wait_until(due, snapshot.now, longest)) {
+        Some(left) => decision.requeue_within(left),
         None => decision,
     }
 }

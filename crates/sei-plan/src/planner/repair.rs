@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use sei_api::names::{self, annotation};
+use sei_api::names::{self, annotation, label};
 use sei_api::plan::PlanPhase;
 use sei_api::status::SeiNodePhase;
 use sei_api::task::TaskType;
@@ -136,12 +136,15 @@ fn patch(snapshot: &Snapshot, desired: &Desired, statefulset: &StatefulSetView) 
         spec.insert("replicas".to_owned(), json!(replicas));
     }
     let labels: BTreeMap<_, _> = desired.statefulset.metadata.labels.iter().flatten().collect();
+    // While an update waits, its labels wait too: they may be the reason for the update. Without the
+    // label that the watch selects by, the StatefulSet and its pod would appear deleted.
+    let waits = snapshot.status().pending_update.is_some();
     let differing: BTreeMap<_, _> = labels
         .into_iter()
         .filter(|(key, value)| statefulset.labels.get(*key) != Some(value))
+        .filter(|(key, _)| !waits || *key == label::NODE)
         .collect();
-    // While an update waits, its labels wait too: they may be the reason for the update.
-    if !differing.is_empty() && snapshot.status().pending_update.is_none() {
+    if !differing.is_empty() {
         metadata.insert("labels".to_owned(), json!(differing));
     }
     if lacks_only_the_stamp(snapshot, desired, statefulset) {

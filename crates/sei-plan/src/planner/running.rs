@@ -8,7 +8,7 @@ use sei_api::status::{Cause, FieldChange, PendingUpdate, UpdateState};
 
 use super::decision::drift_is;
 use super::drift::{self, Difference, Drift, Permit};
-use super::{Blocker, Decision, Note, build, init, stall};
+use super::{Blocker, Decision, Note, build, init, stall, wait_until};
 use crate::desired::Desired;
 use crate::diff::cut_changes;
 use crate::snapshot::{Sidecar, Slot, Snapshot};
@@ -391,7 +391,11 @@ fn restore_template(snapshot: &Snapshot, desired: &Desired, decision: Decision) 
         return decision;
     };
     let waits = matches!(update.state, UpdateState::Held | UpdateState::Queued);
-    let backs_off = update.next_attempt_at.as_ref().is_some_and(|until| until.0 > snapshot.now);
+    let longest = snapshot.timing.update_retry(update.attempts.unwrap_or(0));
+    let backs_off = update
+        .next_attempt_at
+        .as_ref()
+        .is_some_and(|until| wait_until(until.0, snapshot.now, longest).is_some());
     let applied = statefulset.template_hash.as_deref();
     let differs =
         applied.is_some_and(|hash| hash != observed && drift::same_algorithm(hash, observed));

@@ -5,7 +5,7 @@ use sei_api::condition::{ConditionStatus, ConditionType, Reason, Verdict};
 use sei_api::names::data_claim;
 use sei_api::status::{Blocked, SeiNodePhase};
 
-use super::{Blocker, Decision, later};
+use super::{Blocker, Decision, later, not_after};
 use crate::desired::Desired;
 use crate::snapshot::{Claim, Snapshot};
 use crate::tasks::bounded;
@@ -19,7 +19,8 @@ pub(super) fn report(snapshot: &Snapshot, decision: Decision) -> Decision {
     };
     let before = snapshot.status().blocked.as_ref();
     let same = before.filter(|blocked| blocked.reason == reason.as_str());
-    let since = same.map_or(Time(snapshot.now), |blocked| blocked.since.clone());
+    let since = same.map_or(snapshot.now, |blocked| not_after(blocked.since.0, snapshot.now));
+    let since = Time(since);
     let due = later(since.0, snapshot.timing.stall_deadline(reason));
     let message = bounded(&message);
     let blocked =

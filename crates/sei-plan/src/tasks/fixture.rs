@@ -273,8 +273,13 @@ impl World {
     ) -> Vec<String> {
         let mut lines = Vec::new();
         for outcome in outcomes {
-            let next = self.next();
+            let mut next = self.next();
             lines.push(shown(&next));
+            while let Next::Cleared(id) = next {
+                self.plan.abandoned.retain(|abandoned| *abandoned != id);
+                next = self.next();
+                lines.push(shown(&next));
+            }
             let Next::Request(request) = next else { panic!("no request: {lines:?}") };
             self.seen.absorb(&request, outcome);
         }
@@ -327,6 +332,8 @@ pub(crate) fn shown(next: &Next) -> String {
         }
         Next::Done(effects) => shown_effects(effects),
         Next::Retry(detail) => format!("retry: {detail}"),
+        Next::TimedOut(detail) => format!("timed out: {detail}"),
+        Next::Cleared(id) => format!("cleared {id}"),
         Next::Fail(failed) => {
             format!("fail{}: {}", shown_verdict(failed.verdict.as_ref()), failed.detail)
         }
@@ -342,7 +349,6 @@ fn shown_effects(effects: &Effects) -> String {
         claim,
         signing_identity: _,
         signing_stopped,
-        abandoned_cleared,
     } = effects;
     let parts = [
         Some("done".to_owned()),
@@ -357,7 +363,6 @@ fn shown_effects(effects: &Effects) -> String {
         statefulset.as_ref().map(|set| format!("statefulset {}/{}", set.name, set.uid)),
         claim.as_ref().map(|claim| format!("claim {}/{}", claim.name, claim.uid)),
         signing_stopped.then(|| "no longer signs".to_owned()),
-        abandoned_cleared.then(|| "abandoned cleared".to_owned()),
     ];
     let parts: Vec<_> = parts.into_iter().flatten().collect();
     parts.join(" ") + &shown_verdict(verdict.as_ref())

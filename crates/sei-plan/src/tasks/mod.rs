@@ -10,6 +10,7 @@ use sei_api::plan::{Applied, PlanKind, PlannedTask, TaskPlan};
 use sei_api::status::{ClaimRef, ObservedTemplate, StatefulSetRef};
 use sei_api::task::{Side, TaskType};
 
+use crate::planner::wait_until;
 use crate::request::{Failure, Request};
 use crate::seen::Seen;
 use crate::view::StatefulSetView;
@@ -40,6 +41,11 @@ pub enum Next {
     Done(Box<Effects>),
     /// The run failed; run it again if the retry budget allows.
     Retry(String),
+    /// The run did not end in time: run it again, under another id. The sidecar is at fault, not the
+    /// task, so this does not count against the retry budget.
+    TimedOut(String),
+    /// This abandoned sidecar task does not run any more.
+    Cleared(String),
     /// No further run can help.
     Fail(Failed),
 }
@@ -73,8 +79,6 @@ pub struct Effects {
     pub signing_identity: Option<String>,
     /// No pod of the node has a signing key any longer.
     pub signing_stopped: bool,
-    /// The abandoned sidecar tasks of older plans are cleared.
-    pub abandoned_cleared: bool,
 }
 
 /// What was observed running. Built by [`observe`] alone, from the pod and never from the spec.
@@ -92,10 +96,10 @@ pub fn step(plan: &TaskPlan, seen: &Seen) -> Option<Next> {
     let Some(task_type) = task.task_type() else {
         return Some(fail(format!("unknown task type {:?}", task.r#type)));
     };
-    if let Some(until) = task.not_before.as_ref().filter(|until| until.0 > seen.now) {
-        let again = until.0.duration_since(seen.now).unsigned_abs();
-        let message = format!("{task_type} waits for its retry");
-        return Some(Next::Wait(Waiting { message, again: Some(again), ..Waiting::default() }));
+    if let Some(again) = retry_pause(task, seen) {
+        let message = sidecar::after_failure(task);
+        let (reason, again) = (Some(Reason::SidecarTaskFailed), Some(again));
+        return Some(cut(Next::Wait(Waiting { reason, message, again, verdict: None })));
     }
     if let Some(next) = refused(seen) {
         return Some(next);
@@ -122,6 +126,21 @@ pub fn step(plan: &TaskPlan, seen: &Seen) -> Option<Next> {
     }))
 }
 
+/// How much longer the retry of a failed task waits. The pause is over when the sidecar has started
+/// again since the failure, so that an evicted pod does not wait.
+fn retry_pause(task: &PlannedTask, seen: &Seen) -> Option<Duration> {
+    let until = task.not_before.as_ref()?.0;
+    let pause = seen.timing.task_retry(task.retry_count.unwrap_or(0));
+    let left = wait_until(until, seen.now, pause)?;
+    let failed_at = until.checked_sub(pause).unwrap_or(seen.now);
+    let pods = seen.pods.any().into_iter().flatten();
+    let restarted = pods.filter(|pod| !pod.is_terminating()).any(|pod| {
+        let since = pod.sidecar.running_since;
+        since.is_some_and(|since| since.as_second() > failed_at.as_second())
+    });
+    (!restarted).then_some(left)
+}
+
 /// Messages repeat names from stored parameters and text from servers, which may be long.
 fn cut(mut next: Next) -> Next {
     let cut_text = |text: &mut String| *text = bounded(text);
@@ -137,7 +156,8 @@ fn cut(mut next: Next) -> Next {
             cut_verdict(&mut waiting.verdict);
         }
         Next::Done(effects) => cut_verdict(&mut effects.verdict),
-        Next::Retry(text) => cut_text(text),
+        Next::Retry(text) | Next::TimedOut(text) => cut_text(text),
+        Next::Cleared(_) => {}
         Next::Fail(failed) => {
             cut_text(&mut failed.detail);
             cut_verdict(&mut failed.verdict);
@@ -165,7 +185,10 @@ fn refused(seen: &Seen) -> Option<Next> {
     let slow = Some(seen.timing.poll() * 6);
     let soon = Some(seen.timing.poll());
     let (reason, message, again) = match seen.failure.as_ref()? {
-        Failure::NotFound | Failure::Conflict(_) | Failure::AlreadyExists => return None,
+        Failure::NotFound
+        | Failure::Conflict(_)
+        | Failure::AlreadyExists
+        | Failure::TaskRefused(_) => return None,
         Failure::FieldManagerConflict(text) => (Some(Reason::FieldConflict), text, slow),
         Failure::Forbidden(text) => (Some(Reason::Forbidden), text, slow),
         Failure::Rejected(text) => (Some(Reason::ApplyRejected), text, slow),

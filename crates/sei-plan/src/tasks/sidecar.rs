@@ -6,10 +6,11 @@ use sei_api::task::TaskType;
 use serde_json::{Map, Value};
 
 use super::{
-    Effects, Next, bootstrap, fail, in_bootstrap, kind_of, not_ours, read, replace_pod, request,
-    wait, wait_and_poll,
+    Next, bootstrap, done, fail, in_bootstrap, kind_of, not_ours, read, replace_pod, request, wait,
+    wait_and_poll,
 };
-use crate::request::{Read, Request, SidecarCall, SidecarRequest, TaskState};
+use crate::planner::later;
+use crate::request::{Failure, Read, Request, SidecarCall, SidecarRequest, TaskState};
 use crate::seen::{Reading, Seen};
 use crate::shared::Shared;
 use crate::view::{
@@ -42,8 +43,12 @@ pub(super) fn step(plan: &TaskPlan, index: usize, task: &PlannedTask, seen: &See
             call,
         }))
     };
-    if let Some(next) = clear_abandoned(plan, seen) {
-        return call(next);
+    if let Some(abandoned) = plan.abandoned.first() {
+        return clear(abandoned, seen).map_or_else(|| Next::Cleared(abandoned.clone()), call);
+    }
+    let is_open = task_type == TaskType::MarkReady && seen.open_gate.as_ref() == Some(&pod.uid);
+    if let Some(Failure::TaskRefused(text)) = &seen.failure {
+        return if is_open { done() } else { Next::Retry(super::bounded(text)) };
     }
     let id = attempt_id(plan, index, task);
     match seen.tasks.get(&id) {
@@ -52,13 +57,9 @@ pub(super) fn step(plan: &TaskPlan, index: usize, task: &PlannedTask, seen: &See
             call(SidecarCall::Submit { id, task_type: task_type.as_str().to_owned(), params })
         }
         Some(Some(record)) => match &record.state {
-            TaskState::Running => {
-                wait_and_poll(seen, None, format!("{task_type} runs on pod {}", pod.name))
-            }
-            TaskState::Completed => Next::Done(Box::new(Effects {
-                abandoned_cleared: !plan.abandoned.is_empty(),
-                ..Effects::default()
-            })),
+            TaskState::Running if is_open => done(),
+            TaskState::Running => running(task_type, task, pod, seen),
+            TaskState::Completed => done(),
             TaskState::Failed(text) => Next::Retry(super::bounded(text)),
         },
     }
@@ -89,6 +90,30 @@ pub(super) fn open_gate_again(plan: &TaskPlan, seen: &Seen) -> Option<Next> {
     Some(request(Request::Sidecar(SidecarRequest { pod_uid: pod.uid.clone(), ip, call })))
 }
 
+/// Waits for the end of a run, up to its deadline. A process that started after the submission has
+/// begun the run again.
+fn running(task_type: TaskType, task: &PlannedTask, pod: &PodView, seen: &Seen) -> Next {
+    let submitted = task.submitted_at.as_ref().map_or(seen.now, |at| at.0);
+    let since = submitted.max(pod.sidecar.running_since.unwrap_or(submitted));
+    if let Some(deadline) = seen.timing.task_deadline(task_type) {
+        // A start in the future comes from a clock that was ahead.
+        if since > seen.now || later(since, deadline) <= seen.now {
+            return Next::TimedOut(format!("no end within {} s", deadline.as_secs()));
+        }
+    }
+    if task.error.is_some() {
+        return wait_and_poll(seen, Reason::SidecarTaskFailed, after_failure(task));
+    }
+    wait_and_poll(seen, None, format!("{task_type} runs on pod {}", pod.name))
+}
+
+/// What the last attempt of a task failed with. The text is the same during the pause and during the
+/// next attempt, so that neither causes a write.
+pub(super) fn after_failure(task: &PlannedTask) -> String {
+    let error = task.error.as_deref().unwrap_or("unknown error");
+    format!("{} failed and is run again: {error}", task.r#type)
+}
+
 /// Id of the current attempt. The first attempt uses the task's own id; a retry gets a new one,
 /// because the sidecar would count a resubmitted id as the same task.
 pub fn attempt_id(plan: &TaskPlan, index: usize, task: &PlannedTask) -> String {
@@ -101,16 +126,17 @@ pub fn attempt_id(plan: &TaskPlan, index: usize, task: &PlannedTask) -> String {
     }
 }
 
-/// Unfinished tasks of older plans, one at a time: polled, and deleted if they still run. They
-/// write the same files as ours.
-fn clear_abandoned(plan: &TaskPlan, seen: &Seen) -> Option<SidecarCall> {
-    plan.abandoned.iter().find_map(|id| match seen.tasks.get(id) {
-        None => Some(SidecarCall::Poll { id: id.clone() }),
+/// Polls an unfinished task of an older plan or attempt, and deletes it if it still runs: it writes
+/// the same files as ours. `None` once it has ended.
+fn clear(abandoned: &str, seen: &Seen) -> Option<SidecarCall> {
+    let id = abandoned.to_owned();
+    match seen.tasks.get(abandoned) {
+        None => Some(SidecarCall::Poll { id }),
         Some(Some(record)) if record.state == TaskState::Running => {
-            Some(SidecarCall::Delete { id: id.clone() })
+            Some(SidecarCall::Delete { id })
         }
         Some(_) => None,
-    })
+    }
 }
 
 /// When the bootstrap Job has ended, the tasks of its pod end too: its sidecar no longer runs.

@@ -113,6 +113,15 @@ impl Inner {
         *self.ready.borrow()
     }
 
+    /// Why a submission of this type is refused, if it is.
+    pub(super) fn refusal(&self, task_type: &str) -> Option<String> {
+        let Host { namespace, node, .. } = &self.host;
+        match doing(&self.sidecars.doings.borrow(), namespace, node, task_type) {
+            Doing::Refuse(text) => Some(text),
+            _ => None,
+        }
+    }
+
     /// Records a valid submission and runs it unless it is a duplicate.
     pub(super) fn submit(self: &Arc<Self>, id: &str, task_type: &str, params: Value) {
         let has_effect = lock(&self.records).submit(id, task_type, params.clone());
@@ -205,7 +214,11 @@ async fn run(inner: Arc<Inner>, id: String, task_type: String, params: Value) {
         match now {
             Doing::Usual if usual::is_endless(&task_type) => std::future::pending().await,
             Doing::Usual => break usual::outcome(&task_type, &params),
-            Doing::Fail(text) => break Err(text),
+            Doing::Fail(text) | Doing::Refuse(text) => break Err(text),
+            Doing::Stick => {
+                inner.act(&id, &task_type);
+                std::future::pending().await
+            }
             Doing::Delay(time) => {
                 tokio::time::sleep(time).await;
                 break usual::outcome(&task_type, &params);

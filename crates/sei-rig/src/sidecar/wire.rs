@@ -142,6 +142,9 @@ fn submit(inner: &Arc<Inner>, body: &[u8]) -> Answer {
     if !is_uuid(&id) {
         return refuse(&format!("task ID must be a valid UUID: {id:?}"));
     }
+    if let Some(text) = inner.refusal(&task_type) {
+        return refuse(&text);
+    }
     inner.submit(&id, &task_type, params);
     json_answer(StatusCode::CREATED, &json!({ "id": id }))
 }

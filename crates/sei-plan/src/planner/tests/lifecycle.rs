@@ -703,3 +703,39 @@ fn a_crash_loop_continues_between_two_crashes() {
     assert_eq!(runs_since(300, false), None, "it has outlived the longest back-off");
     assert_eq!(runs_since(10, true), None);
 }
+
+#[test]
+fn a_time_that_a_clock_ahead_has_stored_parks_nothing() {
+    let day = Duration::from_secs(86_400);
+    let failed = ended_update(PlanPhase::Failed);
+    let backs_off = failed.clone().with(|seen| {
+        let status = after(seen);
+        seen.store(status);
+    });
+    assert_eq!(started_tasks(&backs_off), "none", "the usual pause");
+    let ahead = backs_off.with(|seen| {
+        let until = later(seen.now, day);
+        let pending = seen.status_mut().pending_update.as_mut().unwrap();
+        pending.next_attempt_at = Some(Time(until));
+    });
+    assert_ne!(started_tasks(&ahead), "none", "due now");
+
+    let missing = running(full_node()).with(|seen| seen.pods.clear());
+    let ahead = missing.with(|seen| {
+        let mut status = after(seen);
+        status.blocked.as_mut().unwrap().since = Time(later(seen.now, day));
+        seen.store(status);
+    });
+    assert_eq!(after(&ahead).blocked.unwrap().since, Time(ahead.now));
+
+    let unanswered = updating(full_node(), 0).with(|seen| {
+        seen.waiting = Some(Waiting {
+            reason: Some(sei_api::condition::Reason::SidecarUnreachable),
+            ..Waiting::default()
+        });
+        let since = Time(later(seen.now, day));
+        let plan = seen.status_mut().plan.as_mut().unwrap();
+        plan.tasks[0].submitted_at = Some(since);
+    });
+    assert!(report(&unanswered).contains("continues without the old pod's sidecar"));
+}

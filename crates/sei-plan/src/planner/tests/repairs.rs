@@ -183,3 +183,24 @@ fn only_the_missing_stamp_is_written_after_an_adoption() {
         "{patch}"
     );
 }
+
+#[test]
+fn the_label_of_the_watch_is_restored_while_an_update_waits() {
+    let held = running(full_node())
+        .edit(|spec| {
+            spec.pod_labels.get_or_insert_default().insert("team".into(), "core".into());
+            spec.update.get_or_insert_default().paused = Some(true);
+        })
+        .with(|seen| {
+            let status = after(seen);
+            assert!(status.pending_update.is_some());
+            seen.store(status);
+            let mut desired = (*seen.desired.clone().unwrap()).clone();
+            let labels = [("sei.io/node", "n"), ("team", "core")];
+            let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
+            desired.statefulset.metadata.labels = Some(labels.into());
+            seen.desired = Ok(desired.into());
+        });
+    let patch: serde_json::Value = serde_json::from_str(&check(&held, ALL)).unwrap();
+    assert_eq!(patch["metadata"]["labels"], json!({ "sei.io/node": "n" }));
+}

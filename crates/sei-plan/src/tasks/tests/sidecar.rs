@@ -1,3 +1,4 @@
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use sei_api::plan::{PlanKind, TaskStatus, task_id};
 use sei_api::task::{Side, TaskType};
 use serde_json::{Value, json};
@@ -80,6 +81,82 @@ fn every_sidecar_task_is_polled_to_its_end() {
     }
 }
 
+/// A world whose current task was submitted so many seconds ago and still runs.
+fn runs_for(task: TaskType, seconds: i64) -> World {
+    let mut world = World::only(task, good_params(task));
+    world.seen.statefulset = Reading::Live(Some(statefulset().into()));
+    world.live_pods([pod(NEW)]);
+    let submitted = world.seen.now.checked_sub(jiff::SignedDuration::from_secs(seconds)).unwrap();
+    world.plan.tasks[0].submitted_at = Some(Time(submitted));
+    let id = attempt_id(&world.plan, 0, &world.plan.tasks[0]);
+    world.seen.tasks.insert(id, Some(TaskRecord { state: TaskState::Running }));
+    world
+}
+
+#[test]
+fn every_sidecar_task_but_a_restore_has_a_deadline() {
+    for task in TaskType::ALL.iter().filter(|task| task.side() == Side::Sidecar) {
+        let expected = if *task == T::SnapshotRestore {
+            "wait - again 5s: …"
+        } else {
+            "timed out: no end…"
+        };
+        runs_for(*task, 3600).check(task.as_str(), expected);
+        runs_for(*task, 30).check(task.as_str(), "wait - again 5s: …");
+        runs_for(*task, -3600).check("by a clock that was ahead", expected);
+    }
+}
+
+#[test]
+fn a_run_that_began_again_with_its_pod_gets_its_time() {
+    let mut world = runs_for(T::ConfigPatch, 3600);
+    let mut restarted = pod(NEW);
+    restarted.sidecar.running_since = Some(world.seen.now);
+    world.live_pods([restarted]);
+    world.check("the sidecar has just started", "wait - again 5s: …");
+}
+
+#[test]
+fn an_open_gate_completes_mark_ready() {
+    let mut world = runs_for(T::MarkReady, 3600);
+    world.seen.open_gate = Some("pod-old".to_owned());
+    world.check("the gate of another pod", "timed out: …");
+    world.seen.open_gate = Some("pod-new".to_owned());
+    world.check("a record that stays running", "done");
+    world.seen.failure = Some(Failure::TaskRefused("no".to_owned()));
+    world.check("a refused submission", "done");
+}
+
+#[test]
+fn a_refused_submission_is_a_failed_attempt() {
+    let mut world = gate();
+    let refused = Outcome::Failed(Failure::TaskRefused("unknown task type".to_owned()));
+    let lines = world.transcript([Outcome::Task(None), refused]);
+    let expected =
+        ["pod-new 10.0.0.2 poll …", "pod-new 10.0.0.2 submit …", "retry: unknown task type"];
+    assert_transcript(&lines, &expected);
+}
+
+#[test]
+fn a_retry_waits_unless_the_sidecar_has_started_since() {
+    let mut world = gate();
+    let pause = |seconds| jiff::SignedDuration::from_secs(seconds);
+    let at = |seconds| Some(Time(world.seen.now.checked_add(pause(seconds)).unwrap()));
+    let (soon, far) = (at(7), at(3600));
+    let task = &mut world.plan.tasks[6];
+    (task.retry_count, task.error) = (Some(1), Some("disk full".to_owned()));
+    task.not_before = soon;
+    let waits = "wait SidecarTaskFailed again 7s: mark-ready failed and is run again: disk full";
+    world.check("the pause", waits);
+    let mut restarted = pod(NEW);
+    restarted.sidecar.running_since = Some(world.seen.now);
+    world.live_pods([restarted]);
+    world.check("another process", "pod-new 10.0.0.2 poll …");
+    world.live_pods([pod(NEW)]);
+    world.plan.tasks[6].not_before = far;
+    world.check("longer than any pause", "pod-new 10.0.0.2 poll …");
+}
+
 fn good_params(task: TaskType) -> Value {
     match task {
         T::ConfigApply => json!({ "mode": "full" }),
@@ -136,14 +213,18 @@ fn abandoned_tasks_are_cleared_before_anything_is_submitted() {
     let polls = format!("pod-new 10.0.0.2 poll {}", id(T::MarkReady, 6));
     let expected = [
         "pod-new 10.0.0.2 poll a",
+        "cleared a",
         "pod-new 10.0.0.2 poll b",
+        "cleared b",
         "pod-new 10.0.0.2 poll c",
         "pod-new 10.0.0.2 delete c",
+        "cleared c",
         "pod-new 10.0.0.2 poll d",
+        "cleared d",
         &polls,
         "pod-new 10.0.0.2 submit …",
         &polls,
-        "done abandoned cleared",
+        "done",
     ];
     assert_transcript(&lines, &expected);
 }
@@ -164,6 +245,7 @@ fn after_a_refused_write_the_sidecar_is_polled_again() {
         "pod-new 10.0.0.2 poll a",
         "pod-new 10.0.0.2 delete a",
         "pod-new 10.0.0.2 poll a",
+        "cleared a",
         "pod-new 10.0.0.2 poll …",
         "pod-new 10.0.0.2 submit …",
         "pod-new 10.0.0.2 poll …",
