@@ -84,8 +84,11 @@ impl Request {
             of(verb, kind, metadata.name.as_deref().unwrap_or(node), metadata.uid.as_deref())
         };
         match self {
-            Self::Read(_) | Self::DryRunStatefulSet(_) | Self::TryPod(_) | Self::TakeSlot => None,
+            Self::Read(_) | Self::DryRunStatefulSet(_) | Self::TryPod(_) | Self::TakeSlot(_) => {
+                None
+            }
             Self::CreateClaim(claim) => object("create", "PersistentVolumeClaim", &claim.metadata),
+            Self::CreateConfigMap(map) => object("create", "ConfigMap", &map.metadata),
             Self::ApplyConfigMap(map) => object("apply", "ConfigMap", &map.metadata),
             Self::ApplyService(service) => object("apply", "Service", &service.metadata),
             Self::CreateService(service) => object("create", "Service", &service.metadata),
@@ -359,7 +362,7 @@ mod tests {
         assert_eq!(sidecar(SidecarCall::Delete { id: "i".into() }).unwrap().name, "i");
         for question in [
             Request::Read(Read::Pods),
-            Request::TakeSlot,
+            Request::TakeSlot(Roll::Template),
             Request::TryPod(Box::default()),
             Request::DryRunStatefulSet(Box::default()),
         ] {
