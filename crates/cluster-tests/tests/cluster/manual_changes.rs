@@ -436,3 +436,65 @@ async fn a_sidecar_that_answers_late_gets_its_gate_opened_soon() -> Result<()> {
     assert!(waited.iter().any(|seconds| *seconds < LATE_LIMIT), "gates opened after {waited:?} s");
     scenario.close().await
 }
+
+/// What `kubectl rollout restart` does.
+async fn restart_by_kubectl(scenario: &Scenario, node: &str) -> Result<()> {
+    let annotations = json!({ "kubectl.kubernetes.io/restartedAt": "2026-01-01T00:00:00Z" });
+    let patch = json!({ "spec": { "template": { "metadata": { "annotations": annotations } } } });
+    let params =
+        PatchParams { field_manager: Some("kubectl-rollout".into()), ..PatchParams::default() };
+    scenario.statefulsets().patch(node, &params, &Patch::Strategic(patch)).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_restart_by_kubectl_is_reported_and_neither_restarts_nor_writes_again() -> Result<()> {
+    let scenario = Scenario::open("rollout-restart").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let (pod, mut requests) = (scenario.uid("rpc").await?, scenario.requests());
+    restart_by_kubectl(&scenario, "rpc").await?;
+    scenario
+        .until("rpc", "the moved revision is reported", |status| {
+            condition_text(status, ConditionType::PodTemplateDrift)
+                .contains("the revision changed without an update by the operator")
+        })
+        .await?;
+    wait_for("an event reports it", async || {
+        let events = scenario.events("rpc").await?;
+        Ok(events.iter().any(|event| event.contains("RevisionMoved")).then_some(()))
+    })
+    .await?;
+    requests.read_new()?;
+    // Whatever wakes the node: nothing is left to write.
+    scenario.edit("rpc", json!({ "metadata": { "annotations": { "wakes": "it" } } })).await?;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let writes: Vec<_> =
+        requests.read_new()?.into_iter().filter(|entry| entry.verb != "get").collect();
+    assert!(
+        !writes.iter().any(|entry| entry.resource == "statefulsets"),
+        "{}",
+        cluster_tests::scenario::format_requests(&writes)
+    );
+    assert_eq!(scenario.uid("rpc").await?, pod);
+    scenario.close().await
+}
+
+#[tokio::test]
+async fn a_restart_by_kubectl_during_init_does_not_wedge_the_node() -> Result<()> {
+    let scenario = Scenario::open("restart-in-init").await?;
+    scenario.sidecars().hold(scenario.namespace(), "rpc", "configure-genesis");
+    scenario.create("rpc", rpc("seid:v1")).await?;
+    scenario.until_submitted("rpc", "configure-genesis", 0).await?;
+    let pod = scenario.uid("rpc").await?;
+    restart_by_kubectl(&scenario, "rpc").await?;
+    wait_for("the StatefulSet controller has made another revision", async || {
+        let set = scenario.statefulsets().get("rpc").await?;
+        let status = set.status.unwrap_or_default();
+        Ok((status.update_revision != status.current_revision).then_some(()))
+    })
+    .await?;
+    scenario.sidecars().release(scenario.namespace(), "rpc", "configure-genesis");
+    scenario.settled("rpc").await?;
+    assert_eq!(scenario.uid("rpc").await?, pod, "the pod that was initialised runs");
+    scenario.close().await
+}

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::Result;
 use cluster_tests::scenario::{Scenario, condition_text, rpc, validator};
 use cluster_tests::wait_for;
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use sei_api::SeiNode;
@@ -177,5 +178,29 @@ async fn the_role_grants_exactly_what_is_used() -> Result<()> {
         unused.is_empty() && ungranted.is_empty(),
         "unused {unused:?}, ungranted {ungranted:?}"
     );
+    scenario.close().await
+}
+
+#[tokio::test]
+async fn another_bootstrap_image_replaces_the_job_once() -> Result<()> {
+    let scenario = Scenario::open("bootstrap-image").await?;
+    let (_, bootstrap) = modes().pop().expect("the last mode is a bootstrap");
+    scenario.sidecars().hold(scenario.namespace(), "boot", "snapshot-restore");
+    scenario.create("boot", bootstrap).await?;
+    scenario.until_submitted("boot", "snapshot-restore", 0).await?;
+    let edit =
+        json!({ "spec": { "fullNode": { "snapshot": { "bootstrapImage": "seid:v0-fixed" } } } });
+    scenario.edit("boot", edit).await?;
+    let jobs: Api<Job> = Api::namespaced(scenario.admin(), scenario.namespace());
+    wait_for("the Job has the other image", async || {
+        let job = jobs.get_opt("boot-bootstrap").await?;
+        let pod = job.and_then(|job| job.spec?.template.spec);
+        let image = pod.and_then(|pod| pod.containers.first()?.image.clone());
+        Ok((image.as_deref() == Some("seid:v0-fixed")).then_some(()))
+    })
+    .await?;
+    scenario.sidecars().release(scenario.namespace(), "boot", "snapshot-restore");
+    scenario.settled("boot").await?;
+    assert!(scenario.plans_seen("boot") <= 3, "{} plans", scenario.plans_seen("boot"));
     scenario.close().await
 }

@@ -676,3 +676,65 @@ async fn status_conditions_gauges_and_events_agree() -> Result<()> {
     }
     scenario.close().await
 }
+
+#[tokio::test]
+async fn a_wrong_image_takes_one_validator_of_a_healthy_chain_down() -> Result<()> {
+    let scenario = Scenario::open("wrong-image").await?;
+    let all = names("one", 0, 4);
+    create_fleet(&scenario, &all).await?;
+    scenario.set_image_behaviour("seid:typo", Behaviour::ImageUnpullable);
+    for node in &all {
+        scenario.set_image(node, "seid:typo").await?;
+    }
+    scenario.until_stalled(&all[0], "ImagePullFailed").await?;
+    for node in &all[1..] {
+        let status = scenario
+            .until(node, "waits because the chain is halted", |status| {
+                status.pending_update.as_ref().is_some_and(|update| update.halted_by.is_some())
+            })
+            .await?;
+        assert_eq!(status.pending_update.map(|update| update.state), Some(UpdateState::Queued));
+        scenario
+            .until_pod(node, "is Ready", |pod| pod.ready && pod.seid.image == "seid:v1")
+            .await?;
+        assert_eq!(scenario.pods_seen(node).await?, 1, "{node} was never touched");
+    }
+    // The correction rolls the broken node at once, and then the others in turn.
+    let watcher = Watcher::on(&scenario).await?;
+    for node in &all {
+        scenario.set_image(node, "seid:v2").await?;
+    }
+    for node in &all {
+        scenario.settled(node).await?;
+        scenario.until_pod(node, "is Ready", |pod| pod.ready).await?;
+    }
+    let most = watcher.read(|seen| seen.most_down.get("one").copied());
+    assert_eq!(most, Some(1), "one at a time");
+    scenario.close().await
+}
+
+#[tokio::test]
+async fn an_image_rolls_a_quarter_of_the_serving_nodes_at_a_time_and_signers_last() -> Result<()> {
+    let scenario = Scenario::open("image-in-turn").await?;
+    let all = names("one", 8, 2);
+    create_fleet(&scenario, &all).await?;
+    let watcher = Watcher::on(&scenario).await?;
+    wait_for("the watcher has recorded all pods as Ready", async || {
+        Ok(watcher
+            .read(|seen| seen.ready.values().filter(|ready| **ready).count() == all.len())
+            .then_some(()))
+    })
+    .await?;
+    watcher.reset();
+    for node in &all {
+        scenario.set_image(node, "seid:v2").await?;
+    }
+    for node in &all {
+        scenario.settled(node).await?;
+    }
+    until_all_ready(&scenario, &all).await?;
+    assert_signers_last(&watcher, "one");
+    let most = watcher.read(|seen| seen.most_down.get("one").copied());
+    assert!(most.is_some_and(|most| (1..=2).contains(&most)), "{most:?} of 8 at a time");
+    scenario.close().await
+}
