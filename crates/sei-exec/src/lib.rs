@@ -14,8 +14,10 @@
 
 pub mod call;
 pub mod compare;
+pub mod lean;
 pub mod perform;
 pub mod sidecar;
 pub mod status;
+pub mod watched_pod;
 
 pub use perform::Cluster;

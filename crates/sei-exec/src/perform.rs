@@ -19,10 +19,13 @@ use sei_plan::request::{
 use sei_plan::shared::Shared;
 use sei_plan::signers;
 use sei_plan::view::{JobView, ObjectView, PodView, StatefulSetView};
+use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use crate::call::{call, find};
+use crate::lean::Lean;
 use crate::sidecar::Sidecar;
+use crate::watched_pod::WatchedPod;
 
 /// The objects of one node in the cluster.
 #[derive(Clone)]
@@ -47,7 +50,7 @@ impl Cluster {
     }
 
     /// The `SeiNode`s in the node's namespace.
-    pub fn nodes(&self) -> Api<SeiNode> {
+    pub fn nodes(&self) -> Api<Lean<SeiNode>> {
         self.api()
     }
 
@@ -81,8 +84,8 @@ impl Cluster {
             Read::StatefulSet => Outcome::StatefulSet(self.statefulset().await?.map(Shared::new)),
             Read::Pods => Outcome::Pods(self.pods().await?),
             Read::Pod(name) => {
-                let found = find("get pod", self.api::<Pod>().get(name)).await?;
-                Outcome::Pod(found.map(|pod| Shared::new(PodView::from(&pod))))
+                let found = find("get pod", self.api::<WatchedPod>().get(name)).await?;
+                Outcome::Pod(found.map(|pod| Shared::new(pod.view())))
             }
             Read::Claim(name) => Outcome::Claim(self.claim(name).await?),
             Read::Volume(name) => {
@@ -115,7 +118,7 @@ impl Cluster {
             }
             Read::Node => {
                 let found = find("get seinode", self.nodes().get(&self.node)).await?;
-                Outcome::Node(found.map(Box::new))
+                Outcome::Node(found.map(|node| Box::new(node.0)))
             }
             Read::Generation { .. } => {
                 let found = find("get seinode", self.nodes().get_metadata(&self.node)).await?;
@@ -123,7 +126,8 @@ impl Cluster {
             }
             Read::Nodes => Outcome::Nodes(self.all_nodes().await?),
             Read::HasStatefulSet(key) => {
-                let sets: Api<StatefulSet> = Api::namespaced(self.client.clone(), &key.namespace);
+                let sets: Api<Lean<StatefulSet>> =
+                    Api::namespaced(self.client.clone(), &key.namespace);
                 let found = find("get statefulset", sets.get(&key.name)).await?;
                 Outcome::HasStatefulSet(found.is_some())
             }
@@ -132,8 +136,9 @@ impl Cluster {
     }
 
     async fn statefulset(&self) -> Result<Option<StatefulSetView>, Failure> {
-        let found = find("get statefulset", self.api::<StatefulSet>().get(&self.node)).await?;
-        Ok(found.map(|object| StatefulSetView::from(&object)))
+        let sets = self.api::<Lean<StatefulSet>>();
+        let found = find("get statefulset", sets.get(&self.node)).await?;
+        Ok(found.map(|object| StatefulSetView::from(&object.0)))
     }
 
     /// Every node, including one that does not decode as a whole: it may use a key or a volume.
@@ -150,16 +155,16 @@ impl Cluster {
 
     async fn mounts(&self) -> Result<Vec<MountView>, Failure> {
         let ours = ListParams::default().labels(label::NODE);
-        let sets = call("list statefulsets", self.api::<StatefulSet>().list(&ours)).await?;
-        let pods = call("list pods", self.api::<Pod>().list(&ours)).await?;
-        let sets = sets.items.iter().map(signers::statefulset_mounts);
-        Ok(sets.chain(pods.items.iter().map(signers::pod_mounts)).collect())
+        let sets = call("list statefulsets", self.api::<Lean<StatefulSet>>().list(&ours)).await?;
+        let pods = call("list pods", self.api::<Lean<Pod>>().list(&ours)).await?;
+        let sets = sets.items.iter().map(|set| signers::statefulset_mounts(&set.0));
+        Ok(sets.chain(pods.items.iter().map(|pod| signers::pod_mounts(&pod.0))).collect())
     }
 
     async fn pods(&self) -> Result<Vec<Shared<PodView>>, Failure> {
         let params = ListParams::default().labels(&format!("{}={}", label::NODE, self.node));
-        let found = call("list pods", self.api::<Pod>().list(&params)).await?;
-        Ok(found.items.iter().map(|pod| Shared::new(PodView::from(pod))).collect())
+        let found = call("list pods", self.api::<WatchedPod>().list(&params)).await?;
+        Ok(found.items.iter().map(|pod| Shared::new(pod.view())).collect())
     }
 
     /// The claim of this name, with the fields that decisions need.
@@ -180,12 +185,12 @@ impl Cluster {
             }
             Request::ApplyConfigMap(object) => {
                 let name = names::proxy_config(&self.node);
-                let maps = self.api::<ConfigMap>();
+                let maps = self.api::<Lean<ConfigMap>>();
                 let patch = Patch::Apply(object.as_ref());
                 call("apply configmap", maps.patch(&name, &apply, &patch)).await?;
             }
             Request::ApplyService(object) => {
-                let services = self.api::<Service>();
+                let services = self.api::<Lean<Service>>();
                 let patch = Patch::Apply(object.as_ref());
                 call("apply service", services.patch(&self.node, &apply, &patch)).await?;
             }
@@ -208,7 +213,7 @@ impl Cluster {
                 let nodes = self.nodes();
                 let patched = nodes.patch(&self.node, &params, &patch);
                 let patched = call("patch finalizers", patched).await?;
-                return Ok(Outcome::Node(Some(Box::new(patched))));
+                return Ok(Outcome::Node(Some(Box::new(patched.0))));
             }
             Request::TryPod(pod) => {
                 let dry_run = PostParams { dry_run: true, ..create };
@@ -230,11 +235,11 @@ impl Cluster {
     }
 
     async fn write_statefulset(&self, request: &Request) -> Result<Outcome, Failure> {
-        let sets = self.api::<StatefulSet>();
+        let sets = self.api::<Lean<StatefulSet>>();
         match request {
             Request::CreateStatefulSet(object) => {
-                let created =
-                    call("create statefulset", sets.create(&create_params(), object)).await?;
+                let (sets, params) = (self.api::<StatefulSet>(), create_params());
+                let created = call("create statefulset", sets.create(&params, object)).await?;
                 return Ok(Outcome::Applied(StatefulSetView::from(&created).into()));
             }
             Request::ApplyStatefulSet(object) => {
@@ -242,14 +247,14 @@ impl Cluster {
                 let params = apply_params();
                 let applied = sets.patch(&self.node, &params, &patch);
                 let applied = call("apply statefulset", applied).await?;
-                return Ok(Outcome::Applied(StatefulSetView::from(&applied).into()));
+                return Ok(Outcome::Applied(StatefulSetView::from(&applied.0).into()));
             }
             Request::DryRunStatefulSet(object) => {
                 let patch = Patch::Apply(object.as_ref());
                 let params = apply_params().dry_run();
                 let applied = sets.patch(&self.node, &params, &patch);
                 let applied = call("dry-run apply statefulset", applied).await?;
-                let template = serde_json::to_value(&applied.spec.template).unwrap_or_default();
+                let template = serde_json::to_value(&applied.0.spec.template).unwrap_or_default();
                 return Ok(Outcome::DryRun(template));
             }
             Request::PatchStatefulSet(patch) => {
@@ -269,7 +274,12 @@ impl Cluster {
         match request {
             Request::DeletePod(PodDelete { name, uid, resource_version }) => {
                 let params = only_uid(uid, resource_version.clone());
-                call("delete pod", self.api::<Pod>().delete(name, &params)).await?;
+                // `Api::delete` would decode the deleted pod, twice.
+                let pods = self.api::<Pod>();
+                let request = kube::api::Request::new(pods.resource_url()).delete(name, &params);
+                let request = request.map_err(kube::Error::BuildRequest);
+                let deleted = async { self.client.request::<IgnoredAny>(request?).await.map(drop) };
+                call("delete pod", deleted).await?;
             }
             Request::DeleteJob { uid } => {
                 let params = DeleteParams {

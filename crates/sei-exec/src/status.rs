@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use crate::call::call;
+use crate::lean::Lean;
 
 /// Why a status write failed.
 #[derive(Debug, thiserror::Error)]
@@ -29,7 +30,7 @@ pub enum WriteError {
 /// Writes the status of an object if it differs from the stored one. Returns the stored object, or
 /// `None` if there was nothing to write.
 pub async fn write_status<K>(
-    api: &Api<K>,
+    api: &Api<Lean<K>>,
     stored: &K,
     status: &K::Status,
 ) -> Result<Option<K>, WriteError>
@@ -38,7 +39,8 @@ where
     K::Status: Serialize + Default + PartialEq,
 {
     let before = stored.status().map_or_else(|| json!({}), to_value);
-    let Some(difference) = difference(&before, &to_value(status)) else { return Ok(None) };
+    let after = to_value(status);
+    let Some(difference) = difference(&before, &after) else { return Ok(None) };
     let patch = json!({
         "metadata": { "resourceVersion": stored.resource_version() },
         "status": difference,
@@ -47,11 +49,13 @@ where
     let patch = Patch::Merge(&patch);
     let name = stored.name_any();
     match call("patch status", api.patch_status(&name, &params, &patch)).await {
-        Ok(written) if written.status() == Some(status) => Ok(Some(written)),
-        Ok(written) => match missing(status, written.status()) {
-            None => Ok(Some(written)),
-            Some(field) => Err(WriteError::Pruned(field)),
-        },
+        Ok(Lean(written)) => {
+            let returned = written.status().map_or_else(|| json!({}), to_value);
+            match first_missing(&after, &returned, "status") {
+                None => Ok(Some(written)),
+                Some(field) => Err(WriteError::Pruned(field)),
+            }
+        }
         Err(Failure::Conflict(_) | Failure::NotFound) => Err(WriteError::Stale),
         Err(failure) => Err(WriteError::Call(failure)),
     }
@@ -83,11 +87,6 @@ pub fn difference(before: &Value, after: &Value) -> Option<Value> {
 }
 
 /// The first field that was sent and not returned.
-fn missing<S: Serialize>(sent: &S, returned: Option<&S>) -> Option<String> {
-    let returned = returned.map_or_else(|| json!({}), to_value);
-    first_missing(&to_value(sent), &returned, "status")
-}
-
 fn first_missing(sent: &Value, returned: &Value, path: &str) -> Option<String> {
     match (sent, returned) {
         (Value::Object(sent), Value::Object(returned)) => {

@@ -580,7 +580,13 @@ impl Pass {
                 == status.signing_identity.as_ref();
             self.seen.stored.replay =
                 before.and_then(|stored| stored.plan.as_ref()).is_some_and(has_replayed);
-            // The step reads the working status; it is moved there and back, not copied.
+            // The step reads the working status; it is moved there and back, not copied, and the
+            // stored status is not copied to make room for it.
+            if self.seen.node.is_same(&self.snapshot.node) {
+                let SeiNode { metadata, spec, status: _ } = &*self.snapshot.node;
+                let (metadata, spec) = (metadata.clone(), spec.clone());
+                self.seen.node = Shared::new(SeiNode { metadata, spec, status: None });
+            }
             self.seen.node.status = Some(std::mem::take(&mut self.snapshot.status));
             let status = self.seen.node.status.as_ref();
             let plan = status.and_then(|status| status.plan.as_ref());
@@ -768,26 +774,58 @@ pub fn is_deferrable(stored: &SeiNodeStatus, status: &SeiNodeStatus) -> bool {
     if old.id != new.id || old.phase != new.phase || bootstrap_of(old) != bootstrap_of(new) {
         return false;
     }
-    let mut masked = status.clone();
-    masked.plan.clone_from(&stored.plan);
-    masked.blocked.clone_from(&stored.blocked);
-    masked.stateful_set.clone_from(&stored.stateful_set);
-    if essentials(&masked.conditions) == essentials(&stored.conditions) {
-        masked.conditions.clone_from(&stored.conditions);
-    }
-    masked == *stored
+    // Every field is listed, so that a new one is not forgotten; nothing is copied to compare.
+    let SeiNodeStatus {
+        plan: _,
+        blocked: _,
+        stateful_set: _,
+        conditions,
+        phase,
+        phase_transition_time,
+        observed_generation,
+        mode,
+        current_image,
+        current_sidecar_image,
+        pod_template_hash,
+        pod_template,
+        pending_update,
+        last_update,
+        adopted_workflow,
+        resolved_peers,
+        resolved_rpc_witnesses,
+        resolved_state_syncers,
+        endpoint,
+        signing_identity,
+        data_claim,
+    } = status;
+    essentials(conditions).eq(essentials(&stored.conditions))
+        && *phase == stored.phase
+        && *phase_transition_time == stored.phase_transition_time
+        && *observed_generation == stored.observed_generation
+        && *mode == stored.mode
+        && *current_image == stored.current_image
+        && *current_sidecar_image == stored.current_sidecar_image
+        && *pod_template_hash == stored.pod_template_hash
+        && *pod_template == stored.pod_template
+        && *pending_update == stored.pending_update
+        && *last_update == stored.last_update
+        && *adopted_workflow == stored.adopted_workflow
+        && *resolved_peers == stored.resolved_peers
+        && *resolved_rpc_witnesses == stored.resolved_rpc_witnesses
+        && *resolved_state_syncers == stored.resolved_state_syncers
+        && *endpoint == stored.endpoint
+        && *signing_identity == stored.signing_identity
+        && *data_claim == stored.data_claim
 }
 
 /// What users act on in conditions. A sidecar that is unreachable while its pod is replaced is not
 /// part of it.
-fn essentials(conditions: &[Condition]) -> Vec<(&str, &str, &str)> {
+fn essentials(conditions: &[Condition]) -> impl Iterator<Item = (&str, &str, &str)> {
     let sidecar = ConditionType::SidecarReady.as_str();
-    let shown = conditions.iter().filter(|condition| condition.type_ != sidecar);
-    shown
-        .map(|condition| {
-            (condition.type_.as_str(), condition.status.as_str(), condition.reason.as_str())
-        })
-        .collect()
+    let shown = conditions.iter().filter(move |condition| condition.type_ != sidecar);
+    shown.map(|condition| {
+        (condition.type_.as_str(), condition.status.as_str(), condition.reason.as_str())
+    })
 }
 
 fn has_replayed(plan: &TaskPlan) -> bool {

@@ -24,6 +24,8 @@ mod tests;
 pub const SEID: &str = "seid";
 /// Name of the container that serves the sidecar's API.
 pub const SIDECAR: &str = "sei-sidecar";
+/// Name of the volume with the signing key.
+pub const SIGNING_KEY: &str = "signing-key";
 
 /// A node's StatefulSet.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -111,13 +113,12 @@ pub fn identity_of(template: &Value) -> Identity {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let volume = |name: &str| {
         let volumes = template["spec"]["volumes"].as_array();
-        volumes.and_then(|all| all.iter().find(|volume| volume["name"] == name)).cloned()
+        volumes.and_then(|all| all.iter().find(|volume| volume["name"] == name))
     };
     Identity {
         chain: text(&labels[label::CHAIN]),
         role: text(&labels[label::ROLE]),
-        signing_secret: volume("signing-key")
-            .and_then(|found| text(&found["secret"]["secretName"])),
+        signing_secret: volume(SIGNING_KEY).and_then(|found| text(&found["secret"]["secretName"])),
         claim: volume("data").and_then(|found| text(&found["persistentVolumeClaim"]["claimName"])),
     }
 }
@@ -438,10 +439,8 @@ fn transfer_to_apply(entries: &[ManagedFieldsEntry]) -> Option<Value> {
     let ours = |entry: &&ManagedFieldsEntry| {
         entry.manager.as_deref() == Some(FIELD_MANAGER) && entry.subresource.is_none()
     };
-    let fields =
-        |entry: &ManagedFieldsEntry| entry.fields_v1.as_ref().map(|fields| fields.0.clone());
     let has_template = |entry: &ManagedFieldsEntry| {
-        fields(entry).is_some_and(|all| !all["f:spec"]["f:template"].is_null())
+        entry.fields_v1.as_ref().is_some_and(|all| !all.0["f:spec"]["f:template"].is_null())
     };
     let is_created = |entry: &&ManagedFieldsEntry| {
         ours(entry) && entry.operation.as_deref() == Some("Update") && has_template(entry)
@@ -451,7 +450,7 @@ fn transfer_to_apply(entries: &[ManagedFieldsEntry]) -> Option<Value> {
     let created = entries.iter().find(is_created)?;
     let mut owned = Value::Null;
     for entry in entries.iter().filter(|entry| is_created(entry) || is_applied(entry)) {
-        unite(&mut owned, fields(entry).unwrap_or_default());
+        unite(&mut owned, entry.fields_v1.clone().unwrap_or_default().0);
     }
     let applied = ManagedFieldsEntry {
         operation: Some("Apply".to_owned()),

@@ -79,8 +79,21 @@ struct Bench {
 struct Figures {
     name: &'static str,
     wall: Duration,
-    cpu_ms: u64,
+    cpu: Cpu,
     requests: Vec<AuditEntry>,
+}
+
+/// CPU time in milliseconds.
+#[derive(Clone, Copy)]
+struct Cpu {
+    user: u64,
+    system: u64,
+}
+
+impl Cpu {
+    fn since(self, before: Self) -> Self {
+        Self { user: self.user - before.user, system: self.system - before.system }
+    }
 }
 
 #[tokio::main]
@@ -115,7 +128,9 @@ impl Bench {
         name: &'static str,
         run: impl AsyncFn(&Self) -> Result<()>,
     ) -> Result<Figures> {
-        let (begun, cpu) = (Instant::now(), self.cpu_ms()?);
+        // Says when a profiler has to begin.
+        println!("begins: {name}");
+        let (begun, cpu) = (Instant::now(), self.cpu()?);
         run(self).await?;
         let wall = begun.elapsed();
         let mut requests = self.requests()?;
@@ -128,15 +143,16 @@ impl Bench {
             }
             requests.extend(more);
         }
-        Ok(Figures { name, wall, cpu_ms: self.cpu_ms()? - cpu, requests })
+        Ok(Figures { name, wall, cpu: self.cpu()?.since(cpu), requests })
     }
 
     async fn idle(&mut self) -> Result<Figures> {
-        let (begun, cpu) = (Instant::now(), self.cpu_ms()?);
+        println!("begins: idle");
+        let (begun, cpu) = (Instant::now(), self.cpu()?);
         tokio::time::sleep(IDLE).await;
         let requests = self.requests()?;
-        let cpu_ms = self.cpu_ms()? - cpu;
-        Ok(Figures { name: "idle", wall: begun.elapsed(), cpu_ms, requests })
+        let cpu = self.cpu()?.since(cpu);
+        Ok(Figures { name: "idle", wall: begun.elapsed(), cpu, requests })
     }
 
     async fn create(&self) -> Result<()> {
@@ -222,15 +238,15 @@ impl Bench {
         std::fs::read_to_string(&path).with_context(|| format!("the operator has ended: {path}"))
     }
 
-    /// CPU time of the operator so far, in user and kernel mode.
-    fn cpu_ms(&self) -> Result<u64> {
+    /// CPU time of the operator so far.
+    fn cpu(&self) -> Result<Cpu> {
         let stat = self.proc("stat")?;
         // The name of the program may hold blanks; what follows it does not.
         let (_, fields) = stat.rsplit_once(") ").context("/proc/<pid>/stat has a name")?;
         let fields: Vec<&str> = fields.split(' ').collect();
         ensure!(fields.len() > 12, "/proc/<pid>/stat has {} fields", fields.len());
-        let ticks = fields[11].parse::<u64>()? + fields[12].parse::<u64>()?;
-        Ok(ticks * 1000 / TICKS_PER_SECOND)
+        let ms = |ticks: &str| anyhow::Ok(ticks.parse::<u64>()? * 1000 / TICKS_PER_SECOND);
+        Ok(Cpu { user: ms(fields[11])?, system: ms(fields[12])? })
     }
 
     fn memory(&self) -> Result<String> {
@@ -294,20 +310,29 @@ fn start(program: &std::path::Path, plane: &ControlPlane) -> Result<Operator> {
 #[allow(clippy::cast_precision_loss, reason = "figures for people")]
 fn print_table(bench: &Bench, parts: &[Figures], memory: &str) {
     let nodes = bench.nodes.max(1) as f64;
+    println!("CPU in ms per node");
     println!(
-        "{:<14} {:>8} {:>9} {:>12} {:>10} {:>14} {:>14}",
-        "part", "wall s", "CPU ms", "CPU ms/node", "requests", "requests/node", "status writes"
+        "{:<14} {:>8} {:>9} {:>8} {:>8} {:>10} {:>14} {:>14}",
+        "part",
+        "wall s",
+        "CPU/node",
+        "user",
+        "system",
+        "requests",
+        "requests/node",
+        "status writes"
     );
     for part in parts {
         let is_status = |entry: &&AuditEntry| {
             entry.resource == "seinodes" && entry.subresource.as_deref() == Some("status")
         };
         println!(
-            "{:<14} {:>8.1} {:>9} {:>12.1} {:>10} {:>14.1} {:>14}",
+            "{:<14} {:>8.1} {:>9.1} {:>8.1} {:>8.1} {:>10} {:>14.1} {:>14}",
             part.name,
             part.wall.as_secs_f64(),
-            part.cpu_ms,
-            part.cpu_ms as f64 / nodes,
+            (part.cpu.user + part.cpu.system) as f64 / nodes,
+            part.cpu.user as f64 / nodes,
+            part.cpu.system as f64 / nodes,
             part.requests.len(),
             part.requests.len() as f64 / nodes,
             part.requests.iter().filter(is_status).count(),

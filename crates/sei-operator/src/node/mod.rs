@@ -9,12 +9,15 @@ use std::time::Instant;
 use anyhow::Context as _;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{ConfigMap, Service};
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
 use sei_api::SeiNode;
 use sei_api::names::{EVENT_COMPONENT, label};
+use sei_exec::lean::Lean;
 use sei_exec::perform::claim_view;
 use sei_exec::sidecar::Sidecar;
+use sei_exec::watched_pod::WatchedPod;
 use sei_plan::request::ClaimView;
 use sei_plan::view::{JobView, ObjectView, PodView, StatefulSetView};
 use serde_json::Value;
@@ -34,13 +37,12 @@ mod platform_file;
 mod reconcile;
 mod snapshot;
 mod state;
-mod watched_pod;
 mod write_log;
 
 use platform_file::PlatformFile;
 pub use platform_file::read_platform;
 use reconcile::NodeController;
-use watched_pod::WatchedPod;
+use snapshot::object_json;
 
 /// The objects of nodes, as far as decisions read them.
 #[derive(Clone, Debug, Default)]
@@ -94,12 +96,12 @@ impl Caches {
     ) -> Vec<watch::Receiver<bool>> {
         let scope = Scope { client, namespace, owner_label: label::NODE, queue, metrics };
         vec![
-            scope.follow(&self.statefulsets, |set: &StatefulSet| set.into()),
+            scope.follow(&self.statefulsets, |set: &Lean<StatefulSet>| (&set.0).into()),
             scope.follow(&self.pods, WatchedPod::view),
-            scope.follow(&self.services, snapshot::service_json),
-            scope.follow(&self.config_maps, snapshot::config_map_json),
-            scope.follow(&self.claims, claim_view),
-            scope.follow(&self.jobs, |job: &Job| job.into()),
+            scope.follow(&self.services, |service: &Lean<Service>| object_json(&service.0)),
+            scope.follow(&self.config_maps, |map: &Lean<ConfigMap>| object_json(&map.0)),
+            scope.follow(&self.claims, |claim: &Lean<_>| claim_view(&claim.0)),
+            scope.follow(&self.jobs, |job: &Lean<Job>| (&job.0).into()),
         ]
     }
 }

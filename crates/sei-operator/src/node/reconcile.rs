@@ -206,10 +206,11 @@ impl NodeController {
         }
         let written = written?;
         if written.is_some() {
-            let before = node.status.clone().unwrap_or_default();
+            let empty = SeiNodeStatus::default();
+            let before = node.status.as_ref().unwrap_or(&empty);
             let now = jiff::Timestamp::now();
-            self.options.metrics.transition(node, &before, status, now);
-            self.events.publish(&node.object_ref(&()), status_events(&before, status));
+            self.options.metrics.transition(node, before, status, now);
+            self.events.publish(&node.object_ref(&()), status_events(before, status));
         }
         Ok(written)
     }
@@ -256,7 +257,7 @@ impl NodeController {
         let (pause, ask) =
             self.states.with(key, |state| (state.stale_read(), state.needs_live_read()));
         if ask && let Ok(Some(live)) = find("get seinode", cluster.nodes().get(&key.name)).await {
-            self.states.with(key, |state| state.latest = Some(Shared::new(live)));
+            self.states.with(key, |state| state.latest = Some(Shared::new(live.0)));
         }
         pause
     }

@@ -5,7 +5,6 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{ConfigMap, Service};
 use kube::Resource as _;
 use sei_api::SeiNode;
 use sei_api::SeiNodeStatus;
@@ -297,16 +296,8 @@ pub(crate) fn decoded(nodes: &[Arc<Guarded<SeiNode>>]) -> impl Iterator<Item = &
     nodes.iter().filter_map(|node| node.decoded().map(|node| &**node))
 }
 
-pub(super) fn service_json(service: &Service) -> ObjectJson {
-    object_json(service)
-}
-
-pub(super) fn config_map_json(map: &ConfigMap) -> ObjectJson {
-    object_json(map)
-}
-
 /// Everything but what the server itself maintains.
-fn object_json<K>(object: &K) -> ObjectJson
+pub(super) fn object_json<K>(object: &K) -> ObjectJson
 where
     K: serde::Serialize + kube::Resource,
 {

@@ -52,8 +52,10 @@ impl NodeState {
     }
 
     /// The status that a reconcile begins with, and what else the last one leaves to it.
-    pub(crate) fn resume(&mut self, node: &SeiNode) -> (SeiNodeStatus, Carried) {
-        let deferred = self.deferred.as_mut().filter(|kept| kept.node.status == node.status);
+    pub(crate) fn resume(&mut self, node: &Shared<SeiNode>) -> (SeiNodeStatus, Carried) {
+        let deferred = self.deferred.as_mut();
+        let deferred =
+            deferred.filter(|kept| kept.node.is_same(node) || kept.node.status == node.status);
         let deferred = deferred.and_then(|kept| Some((kept.status.take()?, kept.since.elapsed())));
         let delete_conflicts = self.delete_conflicts;
         if let Some((status, deferred_for)) = deferred {

@@ -5,10 +5,11 @@ use std::borrow::Cow;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use kube::core::error_boundary::InvalidObject;
+use sei_exec::lean::Lean;
 use sei_plan::shared::Shared;
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
-use serde_json::Value;
+use serde_json::value::RawValue;
 
 /// An object that may not decode: one bad object must not end the watch of all others.
 ///
@@ -25,23 +26,24 @@ impl<K> Guarded<K> {
 }
 
 impl<'de, K: DeserializeOwned> Deserialize<'de> for Guarded<K> {
-    /// Buffers the object as JSON and decodes it from there. (kube's `DeserializeGuard` also copies the
-    /// buffer, for the case of an error.)
+    /// Takes the object as text and decodes it from there, so that an error does not end the stream.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let mut json = Value::deserialize(deserializer)?;
-        if let Some(metadata) = json.get_mut("metadata").and_then(Value::as_object_mut) {
-            metadata.remove("managedFields");
-        }
-        let decoded = K::deserialize(&json).map(Shared::new).map_err(|error| error.to_string());
+        let text = Box::<RawValue>::deserialize(deserializer)?;
+        let decoded = serde_json::from_str::<Lean<K>>(text.get());
         decoded
-            .map(Ok)
+            .map(|object| Ok(Shared::new(object.0)))
             .or_else(|error| {
-                let metadata =
-                    ObjectMeta::deserialize(&json["metadata"]).map_err(D::Error::custom)?;
-                Ok(Err(InvalidObject { error, metadata }))
+                let invalid: Named = serde_json::from_str(text.get()).map_err(D::Error::custom)?;
+                Ok(Err(InvalidObject { error: error.to_string(), metadata: invalid.metadata }))
             })
             .map(Self)
     }
+}
+
+/// What is decoded of an object that does not decode.
+#[derive(Deserialize)]
+struct Named {
+    metadata: ObjectMeta,
 }
 
 impl<K: Resource + Clone> Resource for Guarded<K> {

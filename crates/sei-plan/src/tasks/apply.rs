@@ -17,7 +17,7 @@ use crate::adoption::template_of_revision;
 use crate::desired::Desired;
 use crate::request::{Read, Request};
 use crate::seen::{CONFIG_MAP, PodTry, Reading, SERVICE, Seen};
-use crate::view::{ObjectView, StatefulSetView, identity_of};
+use crate::view::{ObjectView, SIGNING_KEY, StatefulSetView};
 
 /// Writes the plan's template to the StatefulSet, or creates one.
 pub(super) fn step_statefulset(plan: &TaskPlan, seen: &Seen) -> Next {
@@ -74,8 +74,10 @@ pub(super) fn step_statefulset(plan: &TaskPlan, seen: &Seen) -> Next {
 
 /// Whether pods of this object would sign with a key that the present pods do not have.
 pub(crate) fn takes_a_key(object: &StatefulSet, before: Option<&StatefulSetView>) -> bool {
-    let template = serde_json::to_value(&object.spec.template).unwrap_or_default();
-    let requested = identity_of(&template).signing_secret;
+    let spec = object.spec.template.spec.as_ref();
+    let mut volumes = spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    let key = volumes.find(|volume| volume.name == SIGNING_KEY);
+    let requested = key.and_then(|volume| volume.secret.as_ref()?.secret_name.clone());
     requested.is_some() && requested != before.and_then(|view| view.identity().signing_secret)
 }
 
@@ -88,10 +90,8 @@ pub(crate) fn on_delete_patch(statefulset: &StatefulSetView) -> Value {
 }
 
 fn applied(plan: &TaskPlan, view: &StatefulSetView, seen: &Seen) -> Next {
-    let rendered =
-        serde_json::to_value(&seen.desired.statefulset.spec.template).unwrap_or_default();
     let is_rendered = plan.target.as_ref().is_none_or(|target| target.hash == seen.desired.hash);
-    if is_rendered && view.identity().signing_secret != identity_of(&rendered).signing_secret {
+    if is_rendered && view.identity().signing_secret != seen.desired.identity().signing_secret {
         // Another manager keeps its key or adds one: the next pod would not be the desired one.
         return fail(
             "the applied template has a different signing key; another field manager sets it",

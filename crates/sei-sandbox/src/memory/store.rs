@@ -137,7 +137,8 @@ impl Store {
         self.version += 1;
         object["metadata"]["resourceVersion"] = json!(self.version.to_string());
         let labels = labels_of(&object);
-        let line = Bytes::from(format!("{}\n", json!({ "type": kind, "object": object })));
+        // The type comes first, as from a real server: an object before it would have to be buffered.
+        let line = Bytes::from(format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n"));
         self.watchers.retain(|watcher| {
             let is_selected = watcher.selection.matches(key, &labels);
             !is_selected || watcher.lines.send(line.clone()).is_ok()

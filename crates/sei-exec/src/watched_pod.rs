@@ -1,4 +1,4 @@
-//! Pods as the watch delivers them: only the fields that [`PodView`] reads are decoded.
+//! Pods as far as [`PodView`] reads them: only those fields are decoded.
 //!
 //! Every phase of every pod of a fleet is an event. A whole pod, with its volumes, probes and managed
 //! fields, costs four times as much to decode and is dropped right after.
@@ -14,10 +14,10 @@ use serde::{Deserialize, Deserializer};
 
 /// A pod with the fields that a view needs.
 #[derive(Clone, Debug)]
-pub(crate) struct WatchedPod(Pod);
+pub struct WatchedPod(Pod);
 
 impl WatchedPod {
-    pub(crate) fn view(&self) -> PodView {
+    pub fn view(&self) -> PodView {
         PodView::from(&self.0)
     }
 }
@@ -121,9 +121,9 @@ impl Resource for WatchedPod {
 mod tests {
     use super::*;
 
-    const POD: &str = include_str!("../../../sei-plan/testdata/view/pod.yaml");
+    const POD: &str = include_str!("../../sei-plan/testdata/view/pod.yaml");
     /// Its statuses in every state that views are tested with.
-    const STATUSES: &str = include_str!("../../../sei-plan/testdata/view/pod-status.yaml");
+    const STATUSES: &str = include_str!("../../sei-plan/testdata/view/pod-status.yaml");
 
     #[test]
     fn a_watched_pod_has_the_view_of_the_whole_pod() {
