@@ -168,13 +168,21 @@ impl NodeController {
                     match self.write(&cluster, &conversation, &status, key).await {
                         Ok(Some(node)) => {
                             conversation.absorb(Outcome::Node(Some(Box::new(node))));
-                            self.states.with(key, |state| state.wrote(conversation.node()));
+                            self.states.with(key, |state| {
+                                state.wrote(conversation.node());
+                                state.dropped_field = None;
+                            });
                         }
                         Ok(None) => {}
                         Err(WriteError::Stale) => {
                             return Ok(Some(self.stale_read(key, &cluster).await));
                         }
-                        Err(WriteError::Pruned(field)) => return Err(Error::SchemaTooOld(field)),
+                        Err(WriteError::Pruned(field)) => {
+                            self.states.with(key, |state| {
+                                state.dropped_field = Some(field.clone());
+                            });
+                            return Err(Error::SchemaTooOld(field));
+                        }
                         Err(WriteError::Call(failure)) => return Err(Error::Call(failure)),
                     }
                 }

@@ -150,6 +150,7 @@ impl NodeController {
             slot: None,
             asks_peers,
             signing_conflict: self.signing_conflict(node),
+            dropped_field: self.states.with(key, |state| state.dropped_field.clone()),
             job: self.caches.jobs.of(key).pop().map(|job| (*job).clone()),
             claim: self.claim(node, key),
             adoption: None,

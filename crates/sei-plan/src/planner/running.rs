@@ -68,7 +68,7 @@ fn may_change(snapshot: &Snapshot) -> Result<&Desired, Blocker> {
 }
 
 /// Removes a node that cannot be updated from the queue of its chain.
-fn leave_queue(decision: Decision) -> Decision {
+pub(super) fn leave_queue(decision: Decision) -> Decision {
     let why = decision.blocker.as_ref().filter(|blocker| !blocker.keeps_queue());
     let why = why.map(ToString::to_string);
     match (why, &decision.pending_update) {
