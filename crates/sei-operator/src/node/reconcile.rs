@@ -143,7 +143,8 @@ impl NodeController {
             match conversation.ask() {
                 Ask::Perform(request) => {
                     if conversation.is_exclusive() && starting.is_none() {
-                        starting = Some(self.start_lock.lock().await);
+                        // Others that do not start must not wait behind those that do.
+                        starting = Some(permit.outside(self.start_lock.lock()).await);
                     }
                     let logged = request
                         .write(&key.name)
