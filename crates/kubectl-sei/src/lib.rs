@@ -47,6 +47,9 @@ pub use cluster::connect;
 pub use error::Error;
 use flags::{Command, Flags, Output};
 
+/// The version of this build.
+pub const VERSION: &str = env!("SEI_OPERATOR_VERSION");
+
 /// The inputs of a command besides its flags.
 pub struct CommandContext {
     /// `None` for commands that need no cluster.
@@ -64,7 +67,7 @@ impl Default for CommandContext {
             client: None,
             namespace: "default".to_owned(),
             now: Timestamp::now,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: VERSION.to_owned(),
         }
     }
 }

@@ -55,6 +55,9 @@ pub mod runtime;
 use runtime::controller::{InFlight, Runtime};
 use runtime::metrics::Metrics;
 
+/// The version of this build.
+pub const VERSION: &str = env!("SEI_OPERATOR_VERSION");
+
 /// How long reconciles may take to end once the operator is asked to stop. A kubelet kills it after
 /// 30 s; before that it has to release its lease, or to report what is unfinished.
 const STOP_MAX: Duration = Duration::from_secs(20);

@@ -18,7 +18,7 @@ use sei_operator::runtime::metrics::Metrics;
 use sei_operator::runtime::serve::{
     self, Bind, Ready, health_router, listen, metrics_router, serve_on,
 };
-use sei_operator::{Options, run};
+use sei_operator::{Options, VERSION, run};
 use sei_plan::fingerprint::Algorithm;
 use sei_plan::timing::Timing;
 use tokio::signal::unix::{SignalKind, signal};
@@ -85,14 +85,14 @@ async fn operate() -> Result<()> {
     // A leader reconciles nothing until it has listed its nodes.
     ready.unset("the first lists are not loaded");
     metrics.leading(true);
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), "leading");
+    tracing::info!(version = VERSION, "leading");
     let options = Options {
         platform: Arc::new(platform),
         platform_path: Some(path),
         namespace: None,
         sidecar_token: flags.sidecar_token_file(),
         timing: Timing::faster(flags.speed),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
+        version: VERSION.to_owned(),
         algorithm: Algorithm::CURRENT,
         metrics,
         in_flight,

@@ -65,7 +65,7 @@ impl Fleet {
             namespace: None,
             sidecar_token: None,
             timing: Timing::default(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: sei_operator::VERSION.to_owned(),
             in_flight: InFlight::default(),
             algorithm: Algorithm::CURRENT,
             metrics: Metrics::new(),
