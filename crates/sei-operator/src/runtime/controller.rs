@@ -102,6 +102,13 @@ pub trait Reconcile: Send + Sync + 'static {
         permit: &mut Permit,
     ) -> impl Future<Output = Result<Option<Duration>, Error>> + Send;
 
+    /// What can be read of an object that does not decode. It is asked for deleted objects only: one
+    /// that can never be finalized would block the deletion of its namespace.
+    fn read_partly(
+        &self,
+        key: &ObjectKey,
+    ) -> impl Future<Output = Option<Shared<Self::Kind>>> + Send;
+
     /// A reconcile of this object has ended.
     fn finished(&self, key: &ObjectKey, succeeded: bool);
 
@@ -379,13 +386,17 @@ async fn reconcile_task<R: Reconcile>(
 ) -> Result<Action, Error> {
     let key = ObjectKey::of(object.meta());
     let object = match &object.0 {
-        Ok(object) => object,
-        Err(invalid) => return Err(Error::Undecodable(invalid.error.clone())),
+        Ok(object) => object.clone(),
+        Err(invalid) => {
+            let deleted = invalid.metadata.deletion_timestamp.is_some();
+            let known = if deleted { context.reconciler.read_partly(&key).await } else { None };
+            known.ok_or_else(|| Error::Undecodable(invalid.error.clone()))?
+        }
     };
     let name = format!("{} {key}", R::Kind::kind(&()));
     let _reconciling = Reconciling::new(&context.runtime.in_flight, name);
     let mut permit = Permit::take(&context.runtime.permits).await;
-    let reconcile = Box::pin(context.reconciler.reconcile(object, &mut permit));
+    let reconcile = Box::pin(context.reconciler.reconcile(&object, &mut permit));
     let result = AssertUnwindSafe(reconcile).catch_unwind().await;
     let result = result.unwrap_or_else(|panic| Err(Error::Panicked(panic_message(panic.as_ref()))));
     // Also after a panic: others may wait for this object.

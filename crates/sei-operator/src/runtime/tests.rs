@@ -20,16 +20,24 @@ use super::metrics::Metrics;
 
 /// A server that lists these objects of every kind and reports no change.
 fn server(names: &'static [&'static str]) -> Client {
-    let service = tower::service_fn(move |request: http::Request<Body>| async move {
-        let uri = request.uri().to_string();
-        let body = if uri.contains("watch=true") {
-            let frames = futures::stream::pending::<Result<Frame<Bytes>, std::io::Error>>();
-            StreamBody::new(frames).boxed()
-        } else {
-            let list = Bytes::from(list(names).to_string());
-            Full::new(list).map_err(|never| match never {}).boxed()
-        };
-        Ok::<_, std::io::Error>(http::Response::new(body))
+    server_of(list(names))
+}
+
+fn server_of(list: Value) -> Client {
+    let list = Arc::new(list);
+    let service = tower::service_fn(move |request: http::Request<Body>| {
+        let list = list.clone();
+        async move {
+            let uri = request.uri().to_string();
+            let body = if uri.contains("watch=true") {
+                let frames = futures::stream::pending::<Result<Frame<Bytes>, std::io::Error>>();
+                StreamBody::new(frames).boxed()
+            } else {
+                let list = Bytes::from(list.to_string());
+                Full::new(list).map_err(|never| match never {}).boxed()
+            };
+            Ok::<_, std::io::Error>(http::Response::new(body))
+        }
     });
     Client::new(service, "default")
 }
@@ -104,6 +112,11 @@ where
         self.ended.fetch_add(1, Ordering::SeqCst);
         self.changed.notify_waiters();
         Ok(requeue)
+    }
+
+    async fn read_partly(&self, key: &ObjectKey) -> Option<sei_plan::shared::Shared<K>> {
+        let object = json!({ "metadata": { "name": key.name, "namespace": key.namespace } });
+        serde_json::from_value(object).ok().map(sei_plan::shared::Shared::new)
     }
 
     fn finished(&self, _: &ObjectKey, _: bool) {
@@ -242,4 +255,24 @@ async fn a_reconcile_that_takes_too_long_is_stuck() {
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(1100)).await;
     assert_eq!(in_flight.stuck().as_deref(), Some("ConfigMap ns/a is reconciled since 1100 s"));
+}
+
+#[tokio::test]
+async fn a_deleted_object_that_does_not_decode_is_reconciled_by_what_can_be_read() {
+    let item = |name: &str, deleted: Option<&str>| {
+        json!({ "data": "no map", "metadata": { "name": name, "namespace": "ns", "uid": name,
+            "resourceVersion": "1", "deletionTimestamp": deleted } })
+    };
+    let items = [item("kept", None), item("deleted", Some("2026-08-05T10:00:00Z"))];
+    let client = server_of(json!({ "metadata": { "resourceVersion": "1" }, "items": items }));
+    let metrics = Metrics::new();
+    let runtime = Runtime::new(metrics.clone(), InFlight::default());
+    let maps = Probe::<ConfigMap, _>::new(|name: String| async move {
+        assert_eq!(name, "deleted");
+        None
+    });
+    let _running = start(&client, &runtime, &maps);
+    maps.until(|_, ended| ended == 1).await;
+    let counted = metrics.encode();
+    assert!(!counted.contains("category=\"panic\""), "{counted}");
 }
