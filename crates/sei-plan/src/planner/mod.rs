@@ -40,7 +40,7 @@ pub use blocker::Blocker;
 pub(crate) use decision::enter;
 pub use decision::{Decision, PlanMove};
 pub use note::Note;
-pub use running::halted;
+pub use running::{halted, next_in_chain};
 
 /// Decides what happens next to a node.
 pub fn plan(snapshot: &Snapshot) -> Decision {
