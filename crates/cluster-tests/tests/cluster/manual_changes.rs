@@ -452,9 +452,11 @@ async fn a_removed_label_of_a_held_statefulset_is_restored_and_an_evicted_pod_se
     scenario.edit("rpc", json!({ "spec": { "podLabels": { "team": "core" } } })).await?;
     scenario.until("rpc", "the update is held", |status| status.pending_update.is_some()).await?;
     let patch = json!({ "metadata": { "labels": { label::NODE: null } } });
+    let before = scenario.uid("rpc").await?;
     patch_set(&scenario, patch).await?;
     scenario.evict("rpc").await?;
-    scenario.until_pod("rpc", "its gate is open", |pod| pod.seid.started).await?;
+    let serves = |pod: &PodView| pod.uid != before && pod.seid.started;
+    scenario.until_pod("rpc", "the gate of its next pod is open", serves).await?;
     let labels = scenario.statefulsets().get("rpc").await?.metadata.labels.unwrap_or_default();
     assert_eq!(labels.get(label::NODE).map(String::as_str), Some("rpc"));
     assert!(!labels.contains_key("team"), "{labels:?}");
