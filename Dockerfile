@@ -3,6 +3,8 @@
 FROM rust:1-slim-trixie AS build
 WORKDIR /source
 COPY . .
+# The version that the program reports; there is no repository in here to read it from.
+ARG SEI_OPERATOR_VERSION
 RUN cargo xtask image --root --output /image
 
 FROM scratch

@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result};
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+use sei_operator::runtime::controller::InFlight;
 use sei_operator::runtime::metrics::Metrics;
 use sei_operator::{Operator, Options};
 use sei_plan::fingerprint::Algorithm;
@@ -79,6 +80,7 @@ pub async fn start(context: &TestContext, setup: Setup) -> Result<Operator> {
         version: setup.version,
         algorithm: setup.algorithm,
         metrics: setup.metrics,
+        in_flight: InFlight::default(),
     };
     let path = context.plane().kubeconfig(setup.user);
     let kubeconfig = Kubeconfig::read_from(&path).context("failed to read a kubeconfig")?;

@@ -169,13 +169,13 @@ mod tests {
 
     #[test]
     fn an_update_that_needs_no_approval_is_left_alone() {
-        let why = "waits for its turn: demo/rpc-1 rolls";
+        let why = &sei_plan::planner::next_in_chain("demo/rpc-1 rolls");
         let queued = pending(node("rpc-0"), UpdateState::Queued, "WaitingForSlot", why);
         check(
             &queued,
             None,
             &expect![[
-                r#"not needed: it needs no approval; it rolls automatically: waits for its turn: demo/rpc-1 rolls"#
+                r#"not needed: it needs no approval; it rolls automatically: is next in its chain: demo/rpc-1 rolls"#
             ]],
         );
         let rolling = pending(node("rpc-0"), UpdateState::Rolling, "Rolling", "");

@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn each_state_shows_what_happens_next() {
-        let why = "waits for its turn: demo/rpc-9 rolls";
+        let why = &sei_plan::planner::next_in_chain("demo/rpc-9 rolls");
         let queued = pending(node("rpc-1"), UpdateState::Queued, "WaitingForSlot", why);
         let mut rolling = pending(node("rpc-2"), UpdateState::Rolling, "Rolling", "");
         rolling.status.get_or_insert_default().plan =
@@ -283,7 +283,7 @@ mod tests {
                   cause    Operator: a new operator or platform configuration
                   state    Queued for 30m
                   effect   waits: the pod is replaced automatically at its turn
-                  why      waits for its turn: demo/rpc-9 rolls
+                  why      is next in its chain: demo/rpc-9 rolls
                   differs  1 field
                     initContainers[sei-sidecar].image: registry.example.org/seictl:v1 -> registry.example.org/seictl:v2
 

@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// Show and control the Sei nodes of a cluster
 #[derive(Parser, Clone, Debug)]
-#[command(name = "kubectl-sei", bin_name = "kubectl sei", version, max_term_width = 100)]
+#[command(name = "kubectl-sei", bin_name = "kubectl sei", version = crate::VERSION, max_term_width = 100)]
 pub struct Flags {
     #[command(flatten)]
     pub cluster: ClusterFlags,

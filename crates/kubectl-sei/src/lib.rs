@@ -35,6 +35,7 @@ mod status;
 #[cfg(test)]
 mod fixtures;
 
+use std::borrow::Cow;
 use std::io::Write;
 
 use jiff::Timestamp;
@@ -45,6 +46,9 @@ use cluster::Scope;
 pub use cluster::connect;
 pub use error::Error;
 use flags::{Command, Flags, Output};
+
+/// The version of this build.
+pub const VERSION: &str = env!("SEI_OPERATOR_VERSION");
 
 /// The inputs of a command besides its flags.
 pub struct CommandContext {
@@ -63,7 +67,7 @@ impl Default for CommandContext {
             client: None,
             namespace: "default".to_owned(),
             now: Timestamp::now,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: VERSION.to_owned(),
         }
     }
 }
@@ -118,7 +122,24 @@ pub async fn run(flags: &Flags, context: &CommandContext, out: Out<'_>) -> Resul
 }
 
 fn write(out: Out<'_>, text: &str) -> Result<(), Error> {
-    out.write_all(text.as_bytes()).map_err(|source| Error::Output { source })
+    out.write_all(printable(text).as_bytes()).map_err(|source| Error::Output { source })
+}
+
+/// The text without characters that a terminal acts on. Specs, sidecars and registries are written by
+/// others: their texts must not move the cursor, change colours, or reverse the direction of a line.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    let acts = |c: char| {
+        (c.is_control() && c != '\n' && c != '\t')
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    if !text.contains(acts) {
+        return Cow::Borrowed(text);
+    }
+    let mut safe = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        if acts(c) { safe.extend(c.escape_unicode()) } else { safe.push(c) }
+    }
+    Cow::Owned(safe)
 }
 
 /// Writes the text, or the record in JSON.
@@ -136,4 +157,20 @@ fn show(
 
 fn json(record: &impl Serialize) -> String {
     serde_json::to_string_pretty(record).expect("the records have string keys only")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_terminal_acts_on_is_escaped() {
+        let mut out = Vec::new();
+        write(&mut out, "seid\u{1b}[31m:v1\r\u{9b}2J\u{7}\u{202e}x\tä\n").unwrap();
+        assert_eq!(
+            String::from_utf8(out).unwrap(),
+            "seid\\u{1b}[31m:v1\\u{d}\\u{9b}2J\\u{7}\\u{202e}x\tä\n"
+        );
+        assert!(matches!(printable("plain\n"), Cow::Borrowed(_)));
+    }
 }

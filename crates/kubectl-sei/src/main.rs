@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use kubectl_sei::flags::Flags;
-use kubectl_sei::{CommandContext, Error, Exit, connect, run};
+use kubectl_sei::{CommandContext, Error, Exit, connect, printable, run};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
@@ -20,7 +20,7 @@ async fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            eprintln!("error: {}", sei_exec::call::chain(&error));
+            eprintln!("error: {}", printable(&sei_exec::call::chain(&error)));
             ExitCode::FAILURE
         }
     }

@@ -93,7 +93,10 @@ async fn watch(
                 }
                 // The watcher reconnects by itself and lists again, so no change is lost.
                 if !is_broken {
-                    eprintln!("warning: the watch failed and is retried: {message}");
+                    eprintln!(
+                        "warning: the watch failed and is retried: {}",
+                        crate::printable(&message)
+                    );
                 }
                 is_broken = true;
                 continue;

@@ -107,7 +107,6 @@ names! {
         OperatorKeyringInvalid = "OperatorKeyringInvalid",
         NoWorkflow = "NoWorkflow",
         WorkflowRunning = "WorkflowRunning",
-        WorkflowFailedHeld = "WorkflowFailedHeld",
         Resolved = "Resolved",
         Ec2TagsNotResolved = "Ec2TagsNotResolved",
     }
@@ -202,7 +201,7 @@ pub const REASONS: &[ReasonRow] = &[
         C::NodeUpdateInProgress,
         False,
         R::UpdateSuperseded,
-        "A newer change replaced the update, and the pod no longer differs from the desired template.",
+        "A newer change replaced the update, or its plan was removed from the status.",
         "",
     ),
     row(
@@ -288,8 +287,8 @@ pub const REASONS: &[ReasonRow] = &[
     ),
     stall(
         R::NodeLost,
-        60,
-        "The Kubernetes node that runs the pod is not responding.",
+        240,
+        "The pod was evicted because its Kubernetes node does not respond, or has a taint, and the pod does not end.",
         "Restore the machine. If it is certain that the machine is switched off, delete its Node object, or add the taint node.kubernetes.io/out-of-service: the pod is then rescheduled automatically. Do neither while the machine may still run.",
     ),
     stall(
@@ -488,13 +487,12 @@ pub const REASONS: &[ReasonRow] = &[
         "Correct what the message names.",
     ),
     row(C::WorkflowInProgress, False, R::NoWorkflow, "No workflow occupies the node.", ""),
-    row(C::WorkflowInProgress, True, R::WorkflowRunning, "A workflow occupies the node.", ""),
     row(
         C::WorkflowInProgress,
         True,
-        R::WorkflowFailedHeld,
-        "A workflow failed and still occupies the node.",
-        "Delete the workflow with annotation sei.io/force-delete-workflow.",
+        R::WorkflowRunning,
+        "A workflow of the Go operator occupies the node. This operator runs no workflows; until this one has ended it starts no plan for the node.",
+        "Let the Go operator finish the workflow named in the message. If nothing will finish it, check the data of the node, then remove status.adoptedWorkflow.",
     ),
     row(C::PeersResolved, True, R::Resolved, "All peer sources are resolved.", ""),
     row(

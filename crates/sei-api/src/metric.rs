@@ -86,6 +86,9 @@ metrics! {
     LEADER: Gauge "leader" []
         "Whether this process is the leader",
         "Exactly one process should report 1. If none does, nothing is reconciled.";
+    BUILD_INFO: Gauge "build_info" ["version"]
+        "1, with the version of this process",
+        "Shows which build runs, and when it changed.";
     SEINODE_PHASE: Gauge "seinode_phase" ["namespace", "name", "phase"]
         "1 for the current phase of the node, 0 for every other phase",
         "How many nodes are in which phase; a node in Failed needs a person.";

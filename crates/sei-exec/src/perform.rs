@@ -141,6 +141,15 @@ impl Cluster {
         Ok(found.map(|object| StatefulSetView::from(&object.0)))
     }
 
+    /// What can be read of a node that does not decode as a whole.
+    pub async fn read_partly(&self) -> Option<SeiNode> {
+        let resource = ApiResource::erase::<SeiNode>(&());
+        let nodes: Api<DynamicObject> =
+            Api::namespaced_with(self.client.clone(), &self.namespace, &resource);
+        let node = find("get seinode", nodes.get(&self.node)).await.ok()??;
+        signers::read(&serde_json::to_value(node).ok()?)
+    }
+
     /// Every node, including one that does not decode as a whole: it may use a key or a volume.
     async fn all_nodes(&self) -> Result<Vec<SeiNode>, Failure> {
         let resource = ApiResource::erase::<SeiNode>(&());

@@ -16,6 +16,7 @@ const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// Runs the operator.
 #[derive(Parser, Clone, Debug)]
+#[command(name = "sei-operator", version = crate::VERSION)]
 pub struct Flags {
     /// Wait for the lease before acting; with `false`, make sure that no other operator acts.
     #[arg(

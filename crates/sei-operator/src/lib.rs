@@ -52,8 +52,11 @@ pub mod flags;
 pub mod node;
 pub mod runtime;
 
-use runtime::controller::Runtime;
+use runtime::controller::{InFlight, Runtime};
 use runtime::metrics::Metrics;
+
+/// The version of this build.
+pub const VERSION: &str = env!("SEI_OPERATOR_VERSION");
 
 /// How long reconciles may take to end once the operator is asked to stop. A kubelet kills it after
 /// 30 s; before that it has to release its lease, or to report what is unfinished.
@@ -73,6 +76,8 @@ pub struct Options {
     /// How templates are hashed. A newer one restamps what is stored and rolls nothing.
     pub algorithm: Algorithm,
     pub metrics: Metrics,
+    /// What is being reconciled; the liveness probe reads it.
+    pub in_flight: InFlight,
 }
 
 /// Runs every controller until `stop` turns true. The caller holds the lease.
@@ -82,7 +87,7 @@ pub async fn run(
     stop: watch::Receiver<bool>,
     ready: watch::Sender<bool>,
 ) -> anyhow::Result<()> {
-    let runtime = Runtime::new(options.metrics.clone());
+    let runtime = Runtime::new(options.metrics.clone(), options.in_flight.clone());
     tokio::select! {
         ended = node::run(&runtime, client, options, stop.clone(), ready) => ended,
         () = out_of_time(stop) => bail!(unfinished(&runtime.in_flight())),

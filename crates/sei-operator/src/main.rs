@@ -6,19 +6,24 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
+use axum::Router;
 use clap::Parser as _;
 use kube::Client;
 use sei_operator::flags::{Flags, LogFormat, from_go_style};
 use sei_operator::node::read_platform;
 use sei_operator::runtime::client;
+use sei_operator::runtime::controller::InFlight;
 use sei_operator::runtime::lease::Elector;
 use sei_operator::runtime::metrics::Metrics;
-use sei_operator::runtime::serve::{Bind, Ready, health_router, listen, metrics_router, serve_on};
-use sei_operator::{Options, run};
+use sei_operator::runtime::serve::{
+    self, Bind, Ready, health_router, listen, metrics_router, serve_on,
+};
+use sei_operator::{Options, VERSION, run};
 use sei_plan::fingerprint::Algorithm;
 use sei_plan::timing::Timing;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tracing_subscriber::EnvFilter;
 
 #[global_allocator]
@@ -52,9 +57,11 @@ async fn operate() -> Result<()> {
     let config = kube::Config::infer().await.context("found no configuration of a cluster")?;
     let client = Client::try_from(client::hardened(config)).context("failed to create a client")?;
     let metrics = Metrics::new();
+    let in_flight = InFlight::default();
     let ready = Ready::waiting("waiting for the lease");
     let stop = stop_on_signals()?;
-    serve(&flags, &metrics, &ready, &stop).await?;
+    let router = health_router(ready.clone(), in_flight.clone());
+    let mut servers = serve(&flags, &metrics, router, &stop).await?;
 
     let mut elector = None;
     if flags.leader_elect {
@@ -65,6 +72,7 @@ async fn operate() -> Result<()> {
         ready.set();
         tokio::select! {
             () = candidate.acquire() => {}
+            error = ended(&mut servers, &stop) => return Err(error),
             () = stopped(stop.clone()) => return Ok(()),
         }
         elector = Some(candidate);
@@ -82,18 +90,23 @@ async fn operate() -> Result<()> {
     // A leader reconciles nothing until it has listed its nodes.
     ready.unset("the first lists are not loaded");
     metrics.leading(true);
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), "leading");
+    tracing::info!(version = VERSION, "leading");
     let options = Options {
         platform: Arc::new(platform),
         platform_path: Some(path),
         namespace: None,
         sidecar_token: flags.sidecar_token_file(),
         timing: Timing::faster(flags.speed),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
+        version: VERSION.to_owned(),
         algorithm: Algorithm::CURRENT,
         metrics,
+        in_flight,
     };
-    lead(client, options, elector, ready, stop).await
+    let leading = lead(client, options, elector, ready, stop.clone());
+    tokio::select! {
+        result = leading => result,
+        error = ended(&mut servers, &stop) => Err(error),
+    }
 }
 
 /// Runs while the lease is held. A lost lease ends the process at once: another process may lead
@@ -148,20 +161,36 @@ fn open_log(format: LogFormat) {
 async fn serve(
     flags: &Flags,
     metrics: &Metrics,
-    ready: &Ready,
+    health: Router,
     stop: &watch::Receiver<bool>,
-) -> Result<()> {
+) -> Result<JoinSet<Result<(), serve::Error>>> {
+    let mut tasks = JoinSet::new();
     let servers = [
         (&flags.metrics_bind_address, metrics_router(metrics.clone())),
-        (&flags.health_probe_bind_address, health_router(ready.clone())),
+        (&flags.health_probe_bind_address, health),
     ];
     for (bind, router) in servers {
         if let Bind::On(address) = bind {
             let listener = listen(address).await?;
-            tokio::spawn(serve_on(listener, router, stopped(stop.clone())));
+            tasks.spawn(serve_on(listener, router, stopped(stop.clone())));
         }
     }
-    Ok(())
+    Ok(tasks)
+}
+
+/// Waits for the end of a server before the process is stopped: nobody would see the process fail.
+async fn ended(
+    servers: &mut JoinSet<Result<(), serve::Error>>,
+    stop: &watch::Receiver<bool>,
+) -> anyhow::Error {
+    match servers.join_next().await {
+        Some(end) if !*stop.borrow() => match end {
+            Ok(Ok(())) => anyhow::anyhow!("a server has ended"),
+            Ok(Err(error)) => error.into(),
+            Err(error) => anyhow::Error::new(error).context("the task of a server has ended"),
+        },
+        _ => std::future::pending().await,
+    }
 }
 
 /// Turns true on the first SIGTERM or SIGINT.

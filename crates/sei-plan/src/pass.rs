@@ -571,7 +571,8 @@ impl Pass {
             let status = &self.snapshot.status;
             let plan = status.plan.as_ref().filter(|plan| plan.is_active())?;
             let stored = plan.id.is_some() && plan.id == self.stored_plan;
-            let frozen = self.snapshot.node.spec.is_paused() && !is_allowed_while_stopped(plan);
+            let stopped = self.snapshot.node.spec.is_paused() && !is_allowed_while_stopped(plan);
+            let frozen = stopped || status.adopted_workflow.is_some();
             if !stored || frozen || self.waiting.is_some() {
                 return None;
             }

@@ -49,6 +49,8 @@ pub struct Snapshot {
     pub asks_peers: bool,
     /// Another node with the same signing key or claim.
     pub signing_conflict: Option<String>,
+    /// The field that the installed CRD dropped from the last status write.
+    pub dropped_field: Option<String>,
     /// What the current task of the active plan waits for, by its last step.
     pub waiting: Option<Waiting>,
     pub current: Current,

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::batch::v1::{Job, JobCondition};
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, PodSpec};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
     FieldsV1, ManagedFieldsEntry, ObjectMeta, OwnerReference,
 };
@@ -542,6 +542,7 @@ impl From<&Pod> for PodView {
             host_lost: status.is_some_and(|status| {
                 status.phase.as_deref() == Some("Unknown")
                     || status.reason.as_deref() == Some("NodeLost")
+                    || metadata.deletion_timestamp.is_some() && evicted_by_taint(status)
             }),
             volumes_missing: volumes_missing(object, condition("PodReadyToStartContainers")),
             seid: container(spec, object, SEID),
@@ -549,6 +550,16 @@ impl From<&Pod> for PodView {
             troubles: troubles(object),
         }
     }
+}
+
+/// Whether the taint of a machine has evicted the pod. The controller of nodes taints a machine that
+/// does not respond, and deletes its pods after five minutes; only a kubelet ends them.
+fn evicted_by_taint(status: &PodStatus) -> bool {
+    status.conditions.iter().flatten().any(|condition| {
+        condition.type_ == "DisruptionTarget"
+            && condition.status == "True"
+            && condition.reason.as_deref() == Some("DeletionByTaintManager")
+    })
 }
 
 /// A bound pod that has no sandbox yet. The kubelet creates the sandbox after it has mounted the

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::ByteString;
 use sei_operator::Options;
+use sei_operator::runtime::controller::InFlight;
 use sei_operator::runtime::metrics::Metrics;
 use sei_plan::fingerprint::Algorithm;
 use sei_plan::platform::Platform;
@@ -144,7 +145,8 @@ impl Fleet {
             namespace: None,
             sidecar_token: None,
             timing: Timing::default(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: sei_operator::VERSION.to_owned(),
+            in_flight: InFlight::default(),
             algorithm: Algorithm::CURRENT,
             metrics: Metrics::new(),
         };

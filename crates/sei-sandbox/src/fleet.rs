@@ -11,6 +11,7 @@ use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, ResourceExt as _};
 use sei_api::SeiNode;
+use sei_operator::runtime::controller::InFlight;
 use sei_operator::runtime::metrics::Metrics;
 use sei_operator::{Operator, Options};
 use sei_plan::fingerprint::Algorithm;
@@ -64,7 +65,8 @@ impl Fleet {
             namespace: None,
             sidecar_token: None,
             timing: Timing::default(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: sei_operator::VERSION.to_owned(),
+            in_flight: InFlight::default(),
             algorithm: Algorithm::CURRENT,
             metrics: Metrics::new(),
         };

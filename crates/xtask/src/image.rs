@@ -45,8 +45,6 @@ const PROGRAM: &str = "sei-operator";
 /// The number that distroless images use for `nonroot`. Pod Security needs a number other than 0.
 const USER: u32 = 65532;
 
-const TAG: &str = env!("CARGO_PKG_VERSION");
-
 /// Files of the image by path: content, and whether they are executable.
 type Files = BTreeMap<PathBuf, (Vec<u8>, bool)>;
 
@@ -69,7 +67,7 @@ pub(crate) fn run(root: &Path, desired: &Desired) -> Result<()> {
     } else {
         let folder = output.parent().context("an archive has a parent folder")?;
         fs::create_dir_all(folder).with_context(failure)?;
-        fs::write(&output, archive(&layers)?).with_context(failure)?;
+        fs::write(&output, archive(&layers, &version(&program)?)?).with_context(failure)?;
     }
     println!("{}", output.display());
     Ok(())
@@ -83,6 +81,18 @@ fn program_path(root: &Path, profile: &str) -> Result<PathBuf> {
         bail!("there is no {}", program.display());
     }
     Ok(program)
+}
+
+/// The version that the program reports, which is also a valid tag.
+fn version(program: &Path) -> Result<String> {
+    let output = Command::new(program).arg("--version").output();
+    let output = output.with_context(|| format!("failed to start {}", program.display()))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let version = text.trim().strip_prefix(PROGRAM).map(str::trim).unwrap_or_default();
+    if version.is_empty() {
+        bail!("{} reports no version: {text}", program.display());
+    }
+    Ok(version.to_owned())
 }
 
 /// The libraries that the program is linked with, at the same paths as on this machine: the loader
@@ -145,7 +155,7 @@ fn write_root(folder: &Path, layers: &[Files]) -> Result<()> {
 }
 
 /// An OCI archive: blobs by digest, and the index that refers to them.
-fn archive(layers: &[Files]) -> Result<Vec<u8>> {
+fn archive(layers: &[Files], version: &str) -> Result<Vec<u8>> {
     let mut blobs = Files::new();
     let mut store = |content: Vec<u8>, kind: &str| {
         let digest = digest(&content);
@@ -160,13 +170,13 @@ fn archive(layers: &[Files]) -> Result<Vec<u8>> {
         unpacked.push(format!("sha256:{}", digest(&tar)));
         stored.push(store(gzip(&tar)?, "application/vnd.oci.image.layer.v1.tar+gzip"));
     }
-    let config = json(&image_config(&unpacked))?;
+    let config = json(&image_config(&unpacked, version))?;
     let config = store(config, "application/vnd.oci.image.config.v1+json");
     let manifest_kind = "application/vnd.oci.image.manifest.v1+json";
     let manifest = json!({ "schemaVersion": 2, "mediaType": manifest_kind,
         "config": config, "layers": stored });
     let mut manifest = store(json(&manifest)?, manifest_kind);
-    manifest["annotations"] = json!({ "org.opencontainers.image.ref.name": TAG });
+    manifest["annotations"] = json!({ "org.opencontainers.image.ref.name": version });
     let index = json!({ "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [manifest] });
     blobs.insert("index.json".into(), (json(&index)?, false));
@@ -174,7 +184,7 @@ fn archive(layers: &[Files]) -> Result<Vec<u8>> {
     tar(&blobs)
 }
 
-fn image_config(unpacked: &[String]) -> Value {
+fn image_config(unpacked: &[String], version: &str) -> Value {
     json!({
         // A real time would change the digest of an unchanged image.
         "created": "1970-01-01T00:00:00Z",
@@ -186,7 +196,7 @@ fn image_config(unpacked: &[String]) -> Value {
             "WorkingDir": "/",
             "Labels": {
                 "org.opencontainers.image.title": PROGRAM,
-                "org.opencontainers.image.version": TAG,
+                "org.opencontainers.image.version": version,
             },
         },
         "rootfs": { "type": "layers", "diff_ids": unpacked },
@@ -277,16 +287,16 @@ mod tests {
 
     #[test]
     fn the_same_files_give_the_same_bytes() {
-        assert_eq!(archive(&[files()]).unwrap(), archive(&[files()]).unwrap());
+        assert_eq!(archive(&[files()], "1.2.3").unwrap(), archive(&[files()], "1.2.3").unwrap());
         let mut changed = files();
         changed.insert("bin/a".into(), (b"Program".to_vec(), true));
-        assert_ne!(archive(&[files()]).unwrap(), archive(&[changed]).unwrap());
+        assert_ne!(archive(&[files()], "1.2.3").unwrap(), archive(&[changed], "1.2.3").unwrap());
     }
 
     /// Reads the archive like a client: from the index to the manifest, its config and layers.
     #[test]
     fn every_digest_matches_its_blob() {
-        let archive = entries(&archive(&[files(), own()]).unwrap());
+        let archive = entries(&archive(&[files(), own()], "1.2.3").unwrap());
         let blob = |stored: &Value| {
             let digest = stored["digest"].as_str().unwrap().strip_prefix("sha256:").unwrap();
             let content = archive[&format!("blobs/sha256/{digest}")].1.clone();
@@ -300,6 +310,7 @@ mod tests {
         let manifest = parsed(&blob(&index["manifests"][0]));
         let config = parsed(&blob(&manifest["config"]));
         assert_eq!(config["config"]["User"], "65532:65532");
+        assert_eq!(config["config"]["Labels"]["org.opencontainers.image.version"], "1.2.3");
         assert_eq!(config["config"]["Entrypoint"], json!(["/sei-operator"]));
         for (number, layer) in manifest["layers"].as_array().unwrap().iter().enumerate() {
             let mut tar = Vec::new();

@@ -31,6 +31,7 @@ mod rig_world;
 mod rollback;
 mod rollout;
 mod runbooks;
+mod sidecar_tasks;
 mod signers;
 mod signing_key_handover;
 mod statefulset_alert;

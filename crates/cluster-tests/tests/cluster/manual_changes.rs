@@ -8,7 +8,7 @@ use cluster_tests::wait_for;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use sei_api::condition::ConditionType;
-use sei_api::names::label::POD_REVISION;
+use sei_api::names::label::{self, POD_REVISION};
 use sei_api::plan::TaskStatus;
 use sei_api::status::{SeiNodePhase, SeiNodeStatus};
 use sei_plan::view::{Controller, PodView};
@@ -231,6 +231,12 @@ async fn two_replicas_set_manually_are_reset_to_one() -> Result<()> {
     .await?;
     scenario.settled("rpc").await?;
     assert_eq!(scenario.uid("rpc").await?, before);
+    wait_for("an event reports it", async || {
+        let reported = "ReplicasNotOne: StatefulSet rpc was scaled to 2 replicas";
+        Ok(scenario.events("rpc").await?.iter().any(|event| event == reported).then_some(()))
+    })
+    .await?;
+    scenario.until_not_stalled("rpc").await?;
     scenario.close().await
 }
 
@@ -496,5 +502,25 @@ async fn a_restart_by_kubectl_during_init_does_not_wedge_the_node() -> Result<()
     scenario.sidecars().release(scenario.namespace(), "rpc", "configure-genesis");
     scenario.settled("rpc").await?;
     assert_eq!(scenario.uid("rpc").await?, pod, "the pod that was initialised runs");
+    scenario.close().await
+}
+
+#[tokio::test]
+async fn a_removed_label_of_a_held_statefulset_is_restored_and_an_evicted_pod_serves() -> Result<()>
+{
+    let scenario = Scenario::open("label-held").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    scenario.edit("rpc", json!({ "spec": { "update": { "paused": true } } })).await?;
+    scenario.edit("rpc", json!({ "spec": { "podLabels": { "team": "core" } } })).await?;
+    scenario.until("rpc", "the update is held", |status| status.pending_update.is_some()).await?;
+    let patch = json!({ "metadata": { "labels": { label::NODE: null } } });
+    let before = scenario.uid("rpc").await?;
+    patch_set(&scenario, patch).await?;
+    scenario.evict("rpc").await?;
+    let serves = |pod: &PodView| pod.uid != before && pod.seid.started;
+    scenario.until_pod("rpc", "the gate of its next pod is open", serves).await?;
+    let labels = scenario.statefulsets().get("rpc").await?.metadata.labels.unwrap_or_default();
+    assert_eq!(labels.get(label::NODE).map(String::as_str), Some("rpc"));
+    assert!(!labels.contains_key("team"), "{labels:?}");
     scenario.close().await
 }

@@ -433,7 +433,7 @@ fn program() -> Result<PathBuf> {
 async fn kubectl_finds_the_plugin_and_returns_its_exit_code() -> Result<()> {
     let mut scenario = Scenario::open_without_operator("plugin-kubectl").await?;
     // The operator has the plugin's version: an older one would hold what a newer one rolled.
-    let setup = Setup { version: env!("CARGO_PKG_VERSION").to_owned(), ..Setup::default() };
+    let setup = Setup { version: kubectl_sei::VERSION.to_owned(), ..Setup::default() };
     scenario.start_with(setup).await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     let folder = program()?.parent().context("the program has no parent folder")?.to_owned();
@@ -485,7 +485,7 @@ const INSTALL_COMMAND: &str = "cargo install --path crates/kubectl-sei";
 #[tokio::test]
 async fn the_readme_commands_of_the_plugin_work() -> Result<()> {
     let mut scenario = Scenario::open_without_operator("plugin-readme").await?;
-    let setup = Setup { version: env!("CARGO_PKG_VERSION").to_owned(), ..Setup::default() };
+    let setup = Setup { version: kubectl_sei::VERSION.to_owned(), ..Setup::default() };
     scenario.start_with(setup).await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     let folder = tempfile::tempdir()?;

@@ -113,6 +113,7 @@ impl FleetSnapshot {
             adoption: None,
             asks_peers: false,
             signing_conflict: older_holder(node, &self.nodes),
+            dropped_field: None,
             waiting: None,
             current: Current::default(),
             service: None,

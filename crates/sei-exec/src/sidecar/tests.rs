@@ -102,6 +102,17 @@ async fn a_submission_that_returns_another_id_fails() {
 }
 
 #[tokio::test]
+async fn a_refused_submission_is_no_unreachable_sidecar() {
+    let body = r#"{"error":"unknown task type: mark-ready"}"#;
+    serve("127.77.0.40", http("400 Bad Request", body)).await;
+    let (id, task_type) = ("x".into(), "mark-ready".into());
+    let call = SidecarCall::Submit { id, task_type, params: json!({}) };
+    let request = SidecarRequest { call, ..poll("127.77.0.40") };
+    let text = "the sidecar refuses it: unknown task type: mark-ready".to_owned();
+    assert_eq!(Sidecar::new(None).call(&request).await, Err(Failure::TaskRefused(text)));
+}
+
+#[tokio::test]
 async fn a_probe_follows_the_status_code_and_a_refused_token_is_unauthorized() {
     serve("127.77.0.9", http("200 OK", "")).await;
     serve("127.77.0.10", http("503 Service Unavailable", "")).await;

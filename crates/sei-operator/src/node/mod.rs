@@ -106,6 +106,14 @@ impl Caches {
     }
 }
 
+/// Ends when one of the tasks that hold the other ends of these channels has ended.
+async fn any_closed(channels: Vec<watch::Receiver<bool>>) {
+    let closed = |mut channel: watch::Receiver<bool>| {
+        Box::pin(async move { while channel.changed().await.is_ok() {} })
+    };
+    futures::future::select_all(channels.into_iter().map(closed)).await;
+}
+
 /// Runs the controller of nodes until `stop` turns true.
 pub(crate) async fn run(
     runtime: &Arc<Runtime>,
@@ -120,10 +128,10 @@ pub(crate) async fn run(
     };
     let source = Source::new(api);
     let (caches, namespace) = (Caches::default(), options.namespace.as_deref());
-    let lists = caches.start(&client, namespace, &source.queue(), &options.metrics);
+    let mut lists = caches.start(&client, namespace, &source.queue(), &options.metrics);
     // Nothing is decided before the first lists are in: what is missing from a half-filled cache
     // would appear deleted.
-    for mut list in lists {
+    for list in &mut lists {
         tokio::select! {
             filled = list.wait_for(|filled| *filled) => drop(filled.context("a watch ended")?),
             _ = stop.wait_for(|stop| *stop) => return Ok(()),
@@ -145,8 +153,34 @@ pub(crate) async fn run(
         client,
         options,
     });
-    controller::run(runtime.clone(), controller.clone(), source, stop, ready).await;
+    tokio::select! {
+        () = controller::run(runtime.clone(), controller.clone(), source, stop, ready) => {}
+        // Its cache would stay as it is for ever, and decisions would be based on it.
+        () = any_closed(lists) => anyhow::bail!("the task of a watch has ended"),
+    }
     runtime.finish().await;
     controller.events.flush().await;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_end_of_one_watch_task_is_noticed() {
+        let tasks = [true, false].map(|panics| {
+            let (sender, receiver) = watch::channel(false);
+            tokio::spawn(async move {
+                sender.send_replace(true);
+                assert!(!panics, "a defect");
+                std::future::pending::<()>().await;
+            });
+            receiver
+        });
+        let ended = tokio::time::timeout(Duration::from_secs(10), any_closed(tasks.into()));
+        ended.await.expect("the end of the first task");
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use sei_api::SeiNode;
 use sei_api::key::ObjectKey;
@@ -9,6 +10,7 @@ use sei_plan::view::own_pod;
 
 use super::health::Subject;
 use super::reconcile::NodeController;
+use crate::runtime::controller::reference;
 
 /// Ids by the uid of the pod that reported them.
 #[derive(Debug, Default)]
@@ -19,7 +21,7 @@ pub(crate) struct PeerIds(Mutex<BTreeMap<String, PeerId>>);
 pub(crate) enum PeerId {
     /// Its sidecar is being asked, for these nodes.
     Asked(BTreeSet<ObjectKey>),
-    /// It did not answer these nodes, and is asked again after a while.
+    /// It did not answer, and is asked again after a while. These nodes are enqueued by its answer.
     Silent(BTreeSet<ObjectKey>),
     Known(String),
 }
@@ -32,6 +34,16 @@ impl PeerIds {
     /// Forgets the ids of pods that no longer exist.
     pub(crate) fn retain(&self, pods: &BTreeSet<String>) {
         self.lock().retain(|uid, id| !matches!(id, PeerId::Known(_)) || pods.contains(uid));
+    }
+
+    /// Records that a pod did not answer. Returns the nodes that do not know this yet.
+    fn silent(&self, uid: &str) -> BTreeSet<ObjectKey> {
+        let mut ids = self.lock();
+        let Some(id) = ids.get_mut(uid) else { return BTreeSet::new() };
+        let PeerId::Asked(askers) = id else { return BTreeSet::new() };
+        let askers = std::mem::take(askers);
+        *id = PeerId::Silent(askers.clone());
+        askers
     }
 
     fn replace(&self, uid: &str, id: Option<PeerId>) -> BTreeSet<ObjectKey> {
@@ -65,26 +77,66 @@ impl NodeController {
         }
         ids.insert(uid.clone(), PeerId::Asked(BTreeSet::from([asker.clone()])));
         drop(ids);
-        tokio::spawn(ask(uid, ip, self.clone()));
+        tokio::spawn(ask(key, uid, ip, self.clone()));
         Some(PeerId::Asked(BTreeSet::new()))
+    }
+
+    /// Whether this is still the pod to ask for the peer's id. `None`: the peer has no pod to ask now.
+    fn is_asked(&self, peer: &ObjectKey, uid: &str) -> Option<bool> {
+        let pods = self.caches.pods.of(peer);
+        let mut running = pods.iter().filter(|pod| !pod.is_bootstrap && Subject::of(pod).is_some());
+        running.next().map(|pod| pod.uid == uid)
     }
 }
 
-async fn ask(uid: String, ip: String, controller: Arc<NodeController>) {
+/// Asks a pod until it answers, less and less often. A node is enqueued by the first silence, which
+/// it need not wait for, and by the answer: a silent peer must not cause reconciles for ever.
+async fn ask(peer: ObjectKey, uid: String, ip: String, controller: Arc<NodeController>) {
     let enqueue = |askers: &BTreeSet<ObjectKey>| {
         for key in askers {
             controller.queue.enqueue(key);
         }
     };
     let ids = &controller.peer_ids;
-    if let Ok(id) = controller.sidecar.node_id(&ip).await {
-        enqueue(&ids.replace(&uid, Some(PeerId::Known(id))));
-        return;
+    let mut pauses = pauses(controller.options.timing.poll());
+    loop {
+        if let Ok(id) = controller.sidecar.node_id(&ip).await {
+            return enqueue(&ids.replace(&uid, Some(PeerId::Known(id))));
+        }
+        enqueue(&ids.silent(&uid));
+        tokio::time::sleep(pauses.next().unwrap_or_default()).await;
+        let exists = controller.nodes.get(&reference(&peer)).is_some();
+        if !exists || controller.is_asked(&peer, &uid) == Some(false) {
+            // Another pod is asked, by the nodes that need it.
+            return enqueue(&ids.replace(&uid, None));
+        }
     }
-    // No node waits for a sidecar that does not answer; it is asked again after a while.
-    let askers = ids.replace(&uid, None);
-    ids.replace(&uid, Some(PeerId::Silent(askers.clone())));
-    enqueue(&askers);
-    tokio::time::sleep(controller.options.timing.poll()).await;
-    enqueue(&ids.replace(&uid, None));
+}
+
+/// The pauses between two questions: doubling, up to twelve times the first.
+fn pauses(first: Duration) -> impl Iterator<Item = Duration> {
+    let longest = first * 12;
+    std::iter::successors(Some(first), move |pause| Some((*pause * 2).min(longest)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_silent_peer_enqueues_each_node_once() {
+        let ids = PeerIds::default();
+        let node = |name: &str| ObjectKey::new("ns", name);
+        ids.lock().insert("uid".into(), PeerId::Asked(BTreeSet::from([node("a")])));
+        assert_eq!(ids.silent("uid"), BTreeSet::from([node("a")]));
+        assert_eq!(ids.silent("uid"), BTreeSet::new(), "it stays silent");
+        if let Some(PeerId::Silent(askers)) = ids.lock().get_mut("uid") {
+            askers.insert(node("b"));
+        }
+        let answered = ids.replace("uid", Some(PeerId::Known("id".into())));
+        assert_eq!(answered, BTreeSet::from([node("a"), node("b")]));
+        let seconds: Vec<_> =
+            pauses(Duration::from_secs(5)).map(|pause| pause.as_secs()).take(6).collect();
+        assert_eq!(seconds, [5, 10, 20, 40, 60, 60]);
+    }
 }

@@ -7,7 +7,7 @@ use kube::runtime::reflector::Store;
 use kube::{Client, Resource as _};
 use sei_api::SeiNode;
 use sei_api::key::ObjectKey;
-use sei_api::status::SeiNodeStatus;
+use sei_api::status::{SeiNodePhase, SeiNodeStatus};
 use sei_exec::Cluster;
 use sei_exec::call::find;
 use sei_exec::sidecar::Sidecar;
@@ -70,6 +70,13 @@ impl Reconcile for NodeController {
         self.drive(conversation, &key, permit).await
     }
 
+    async fn read_partly(&self, key: &ObjectKey) -> Option<Shared<SeiNode>> {
+        let mut node = self.cluster(key).read_partly().await?;
+        // The status of such a node cannot be written.
+        node.status.get_or_insert_default().phase = Some(SeiNodePhase::Terminating);
+        Some(Shared::new(node))
+    }
+
     fn finished(&self, key: &ObjectKey, succeeded: bool) {
         self.ledger.finished(key, self, succeeded);
         self.forget_if_deleted(key);
@@ -129,6 +136,11 @@ impl Conversation {
 }
 
 impl NodeController {
+    fn cluster(&self, key: &ObjectKey) -> Cluster {
+        let (client, sidecar) = (self.client.clone(), self.sidecar.clone());
+        Cluster::new(client, sidecar, key, self.options.namespace.as_deref())
+    }
+
     /// Performs what a conversation asks for, up to its end.
     async fn drive(
         &self,
@@ -136,14 +148,14 @@ impl NodeController {
         key: &ObjectKey,
         permit: &mut Permit,
     ) -> Result<Option<Duration>, Error> {
-        let (client, sidecar) = (self.client.clone(), self.sidecar.clone());
-        let cluster = Cluster::new(client, sidecar, key, self.options.namespace.as_deref());
+        let cluster = self.cluster(key);
         let mut starting = None;
         loop {
             match conversation.ask() {
                 Ask::Perform(request) => {
                     if conversation.is_exclusive() && starting.is_none() {
-                        starting = Some(self.start_lock.lock().await);
+                        // Others that do not start must not wait behind those that do.
+                        starting = Some(permit.outside(self.start_lock.lock()).await);
                     }
                     let logged = request
                         .write(&key.name)
@@ -171,13 +183,21 @@ impl NodeController {
                     match self.write(&cluster, &conversation, &status, key).await {
                         Ok(Some(node)) => {
                             conversation.absorb(Outcome::Node(Some(Box::new(node))));
-                            self.states.with(key, |state| state.wrote(conversation.node()));
+                            self.states.with(key, |state| {
+                                state.wrote(conversation.node());
+                                state.dropped_field = None;
+                            });
                         }
                         Ok(None) => {}
                         Err(WriteError::Stale) => {
                             return Ok(Some(self.stale_read(key, &cluster).await));
                         }
-                        Err(WriteError::Pruned(field)) => return Err(Error::SchemaTooOld(field)),
+                        Err(WriteError::Pruned(field)) => {
+                            self.states.with(key, |state| {
+                                state.dropped_field = Some(field.clone());
+                            });
+                            return Err(Error::SchemaTooOld(field));
+                        }
                         Err(WriteError::Call(failure)) => return Err(Error::Call(failure)),
                     }
                 }

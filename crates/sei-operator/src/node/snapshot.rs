@@ -154,6 +154,7 @@ impl NodeController {
             slot: None,
             asks_peers,
             signing_conflict: self.signing_conflict(node),
+            dropped_field: self.states.with(key, |state| state.dropped_field.clone()),
             job: self.bootstrap_job(node, key),
             claim: self.claim(node, key),
             adoption: None,

@@ -23,6 +23,8 @@ pub(crate) struct NodeState {
     pub(crate) delete_conflicts: u32,
     /// Reconciles in a row that ended because another client had written the node.
     stale_reads: u32,
+    /// The field that the installed CRD dropped from our last status write.
+    pub(crate) dropped_field: Option<String>,
     pub(crate) probe: Option<Probe>,
     pub(crate) rendered: Option<Rendered>,
     pub(crate) compared: Compared,

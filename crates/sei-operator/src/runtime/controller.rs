@@ -11,7 +11,7 @@
 //! - A panic in one reconcile would end the loop, and with it the operator. The task contains it.
 
 use std::any::Any;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -29,6 +29,7 @@ use sei_plan::request::Failure;
 use sei_plan::shared::Shared;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use super::cache;
@@ -37,6 +38,10 @@ use super::metrics::Metrics;
 
 /// How many reconciles work at once, over all kinds.
 const CONCURRENCY: usize = 32;
+
+/// How long a reconcile can take: 64 requests, of which each ends within 15 s. One that takes longer
+/// is stuck, and so is what waits for it.
+const RECONCILE_MAX: Duration = Duration::from_secs(64 * 15 + 60);
 
 /// Why a reconcile failed.
 #[derive(Debug, thiserror::Error)]
@@ -97,6 +102,13 @@ pub trait Reconcile: Send + Sync + 'static {
         permit: &mut Permit,
     ) -> impl Future<Output = Result<Option<Duration>, Error>> + Send;
 
+    /// What can be read of an object that does not decode. It is asked for deleted objects only: one
+    /// that can never be finalized would block the deletion of its namespace.
+    fn read_partly(
+        &self,
+        key: &ObjectKey,
+    ) -> impl Future<Output = Option<Shared<Self::Kind>>> + Send;
+
     /// A reconcile of this object has ended.
     fn finished(&self, key: &ObjectKey, succeeded: bool);
 
@@ -135,17 +147,34 @@ pub fn reference<K: Kind>(key: &ObjectKey) -> ObjectRef<Guarded<K>> {
 pub struct Runtime {
     permits: Arc<Semaphore>,
     tasks: TaskTracker,
-    /// What is being reconciled, by kind and name.
-    in_flight: Mutex<BTreeSet<String>>,
+    in_flight: InFlight,
     pub metrics: Metrics,
 }
 
+/// What is being reconciled, by kind and name, and since when. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct InFlight(Arc<Mutex<BTreeMap<String, Instant>>>);
+
+impl InFlight {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Instant>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A reconcile that takes longer than any can, with its age.
+    pub fn stuck(&self) -> Option<String> {
+        let in_flight = self.lock();
+        let (name, since) = in_flight.iter().min_by_key(|(_, since)| **since)?;
+        let age = since.elapsed();
+        (age > RECONCILE_MAX).then(|| format!("{name} is reconciled since {} s", age.as_secs()))
+    }
+}
+
 impl Runtime {
-    pub fn new(metrics: Metrics) -> Arc<Self> {
+    pub fn new(metrics: Metrics, in_flight: InFlight) -> Arc<Self> {
         Arc::new(Self {
             permits: Arc::new(Semaphore::new(CONCURRENCY)),
             tasks: TaskTracker::new(),
-            in_flight: Mutex::default(),
+            in_flight,
             metrics,
         })
     }
@@ -158,30 +187,26 @@ impl Runtime {
 
     /// What is being reconciled now, as `Kind namespace/name`.
     pub fn in_flight(&self) -> Vec<String> {
-        self.lock_in_flight().iter().cloned().collect()
-    }
-
-    fn lock_in_flight(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
+        self.in_flight.lock().keys().cloned().collect()
     }
 }
 
 /// Marks an object as being reconciled until it is dropped.
-struct InFlight<'a> {
-    runtime: &'a Runtime,
+struct Reconciling<'a> {
+    in_flight: &'a InFlight,
     name: String,
 }
 
-impl<'a> InFlight<'a> {
-    fn new(runtime: &'a Runtime, name: String) -> Self {
-        runtime.lock_in_flight().insert(name.clone());
-        Self { runtime, name }
+impl<'a> Reconciling<'a> {
+    fn new(in_flight: &'a InFlight, name: String) -> Self {
+        in_flight.lock().insert(name.clone(), Instant::now());
+        Self { in_flight, name }
     }
 }
 
-impl Drop for InFlight<'_> {
+impl Drop for Reconciling<'_> {
     fn drop(&mut self) {
-        self.runtime.lock_in_flight().remove(&self.name);
+        self.in_flight.lock().remove(&self.name);
     }
 }
 
@@ -361,13 +386,17 @@ async fn reconcile_task<R: Reconcile>(
 ) -> Result<Action, Error> {
     let key = ObjectKey::of(object.meta());
     let object = match &object.0 {
-        Ok(object) => object,
-        Err(invalid) => return Err(Error::Undecodable(invalid.error.clone())),
+        Ok(object) => object.clone(),
+        Err(invalid) => {
+            let deleted = invalid.metadata.deletion_timestamp.is_some();
+            let known = if deleted { context.reconciler.read_partly(&key).await } else { None };
+            known.ok_or_else(|| Error::Undecodable(invalid.error.clone()))?
+        }
     };
     let name = format!("{} {key}", R::Kind::kind(&()));
-    let _in_flight = InFlight::new(&context.runtime, name);
+    let _reconciling = Reconciling::new(&context.runtime.in_flight, name);
     let mut permit = Permit::take(&context.runtime.permits).await;
-    let reconcile = Box::pin(context.reconciler.reconcile(object, &mut permit));
+    let reconcile = Box::pin(context.reconciler.reconcile(&object, &mut permit));
     let result = AssertUnwindSafe(reconcile).catch_unwind().await;
     let result = result.unwrap_or_else(|panic| Err(Error::Panicked(panic_message(panic.as_ref()))));
     // Also after a panic: others may wait for this object.

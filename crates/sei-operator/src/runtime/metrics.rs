@@ -58,6 +58,7 @@ pub struct Metrics {
     probes: Family<ProbeLabels, Counter>,
     errors: Family<ErrorLabels, Counter>,
     leader: Gauge,
+    build: Family<BuildLabels, Gauge>,
 }
 
 impl Default for Metrics {
@@ -77,13 +78,16 @@ impl Metrics {
             probes: Family::default(),
             errors: Family::default(),
             leader: Gauge::default(),
+            build: Family::default(),
         };
+        metrics.build.get_or_create(&BuildLabels { version: crate::VERSION }).set(1);
         Self { registry: Arc::new(metrics.registered()), ..metrics }
     }
 
     fn registered(&self) -> Registry {
         let mut registry = Registry::with_prefix(metric::PREFIX);
         register(&mut registry, &metric::LEADER, self.leader.clone());
+        register(&mut registry, &metric::BUILD_INFO, self.build.clone());
         register(&mut registry, &metric::SEINODE_PHASE_TRANSITIONS, self.transitions.clone());
         register(&mut registry, &metric::SEINODE_PHASE_DURATION, self.phase_durations.clone());
         register(&mut registry, &metric::PLAN_DURATION, self.plan_durations.clone());
@@ -312,6 +316,11 @@ struct ProbeLabels {
     controller: &'static str,
     namespace: String,
     outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct BuildLabels {
+    version: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]

@@ -13,6 +13,7 @@ use axum::routing::get;
 use futures::FutureExt;
 use tokio::net::TcpListener;
 
+use crate::runtime::controller::InFlight;
 use crate::runtime::metrics::Metrics;
 
 /// The format of [`Metrics::encode`]; Prometheus reads it since version 2.5.
@@ -125,14 +126,22 @@ pub fn metrics_router(metrics: Metrics) -> Router {
 }
 
 /// `/healthz` and `/readyz`.
-pub fn health_router(ready: Ready) -> Router {
+///
+/// A process whose reconciles are stuck is not alive: a restart releases what they wait for.
+pub fn health_router(ready: Ready, in_flight: InFlight) -> Router {
+    let healthz = move || async move {
+        match in_flight.stuck() {
+            None => (StatusCode::OK, "ok".to_owned()),
+            Some(reason) => (StatusCode::INTERNAL_SERVER_ERROR, reason),
+        }
+    };
     let readyz = move || async move {
         match ready.get() {
             Ok(()) => (StatusCode::OK, "ok"),
             Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, reason),
         }
     };
-    Router::new().route("/healthz", get(|| async { "ok" })).route("/readyz", get(readyz))
+    Router::new().route("/healthz", get(healthz)).route("/readyz", get(readyz))
 }
 
 /// Listens. The caller does so first: a port in use then ends the process before it does any work.
@@ -248,7 +257,7 @@ mod tests {
     #[tokio::test]
     async fn readyz_reports_why_the_process_is_not_ready() {
         let ready = Ready::waiting("the caches are not loaded");
-        let server = start(health_router(ready.clone())).await;
+        let server = start(health_router(ready.clone(), InFlight::default())).await;
         assert!(fetch(server.port, "/healthz").await.starts_with("HTTP/1.1 200 "));
         let response = fetch(server.port, "/readyz").await;
         assert!(response.starts_with("HTTP/1.1 503 "), "{response}");
@@ -273,7 +282,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_unfinished_request_does_not_block_the_shutdown() {
-        let server = start(health_router(Ready::waiting("never"))).await;
+        let server = start(health_router(Ready::waiting("never"), InFlight::default())).await;
         let mut stream = TcpStream::connect(("127.0.0.1", server.port)).await.unwrap();
         stream.write_all(b"GET /healthz HTT").await.unwrap();
         assert!(fetch(server.port, "/healthz").await.starts_with("HTTP/1.1 200 "));

@@ -15,21 +15,29 @@ use sei_api::key::ObjectKey;
 use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
 
-use super::controller::{self, Error, Kind, Permit, Reconcile, Runtime, Source};
+use super::controller::{self, Error, InFlight, Kind, Permit, Reconcile, Runtime, Source};
 use super::metrics::Metrics;
 
 /// A server that lists these objects of every kind and reports no change.
 fn server(names: &'static [&'static str]) -> Client {
-    let service = tower::service_fn(move |request: http::Request<Body>| async move {
-        let uri = request.uri().to_string();
-        let body = if uri.contains("watch=true") {
-            let frames = futures::stream::pending::<Result<Frame<Bytes>, std::io::Error>>();
-            StreamBody::new(frames).boxed()
-        } else {
-            let list = Bytes::from(list(names).to_string());
-            Full::new(list).map_err(|never| match never {}).boxed()
-        };
-        Ok::<_, std::io::Error>(http::Response::new(body))
+    server_of(list(names))
+}
+
+fn server_of(list: Value) -> Client {
+    let list = Arc::new(list);
+    let service = tower::service_fn(move |request: http::Request<Body>| {
+        let list = list.clone();
+        async move {
+            let uri = request.uri().to_string();
+            let body = if uri.contains("watch=true") {
+                let frames = futures::stream::pending::<Result<Frame<Bytes>, std::io::Error>>();
+                StreamBody::new(frames).boxed()
+            } else {
+                let list = Bytes::from(list.to_string());
+                Full::new(list).map_err(|never| match never {}).boxed()
+            };
+            Ok::<_, std::io::Error>(http::Response::new(body))
+        }
     });
     Client::new(service, "default")
 }
@@ -106,6 +114,11 @@ where
         Ok(requeue)
     }
 
+    async fn read_partly(&self, key: &ObjectKey) -> Option<sei_plan::shared::Shared<K>> {
+        let object = json!({ "metadata": { "name": key.name, "namespace": key.namespace } });
+        serde_json::from_value(object).ok().map(sei_plan::shared::Shared::new)
+    }
+
     fn finished(&self, _: &ObjectKey, _: bool) {
         self.changed.notify_waiters();
     }
@@ -134,7 +147,7 @@ fn start<R: Reconcile>(client: &Client, runtime: &Arc<Runtime>, reconciler: &Arc
 #[tokio::test]
 async fn two_kinds_are_reconciled_side_by_side() {
     let client = server(&["a", "b"]);
-    let runtime = Runtime::new(Metrics::new());
+    let runtime = Runtime::new(Metrics::new(), InFlight::default());
     let maps = Probe::<ConfigMap, _>::new(|_| async { None });
     let secrets = Probe::<Secret, _>::new(|_| async { None });
     let running = [start(&client, &runtime, &maps), start(&client, &runtime, &secrets)];
@@ -150,7 +163,7 @@ async fn two_kinds_are_reconciled_side_by_side() {
 #[tokio::test]
 async fn an_object_is_never_reconciled_twice_at_once() {
     let client = server(&["a"]);
-    let runtime = Runtime::new(Metrics::new());
+    let runtime = Runtime::new(Metrics::new(), InFlight::default());
     let maps = Probe::<ConfigMap, _>::new(|_| async {
         tokio::time::sleep(Duration::from_millis(2)).await;
         Some(Duration::ZERO)
@@ -175,7 +188,7 @@ async fn a_reconcile_that_waits_without_its_permit_blocks_no_other() {
         "i1", "j1", "k1", "l1", "m1", "answers",
     ];
     let client = server(&NAMES);
-    let runtime = Runtime::new(Metrics::new());
+    let runtime = Runtime::new(Metrics::new(), InFlight::default());
     let maps = Probe::<ConfigMap, _>::new(|name: String| async move {
         if name != "answers" {
             futures::future::pending::<()>().await;
@@ -191,7 +204,7 @@ async fn a_reconcile_that_waits_without_its_permit_blocks_no_other() {
 async fn a_panic_fails_only_its_own_reconcile() {
     let client = server(&["bad", "good"]);
     let metrics = Metrics::new();
-    let runtime = Runtime::new(metrics.clone());
+    let runtime = Runtime::new(metrics.clone(), InFlight::default());
     let maps = Probe::<ConfigMap, _>::new(|name: String| async move {
         assert_ne!(name, "bad", "no way");
         Some(Duration::from_millis(1))
@@ -206,7 +219,7 @@ async fn a_panic_fails_only_its_own_reconcile() {
 #[tokio::test]
 async fn a_reconcile_that_the_controller_drops_runs_to_its_end() {
     let client = server(&["a"]);
-    let runtime = Runtime::new(Metrics::new());
+    let runtime = Runtime::new(Metrics::new(), InFlight::default());
     let release = Arc::new(Notify::new());
     let waits = release.clone();
     let maps = Probe::<ConfigMap, _>::new(move |_| {
@@ -225,4 +238,41 @@ async fn a_reconcile_that_the_controller_drops_runs_to_its_end() {
     release.notify_one();
     tokio::time::timeout(Duration::from_secs(10), finished).await.expect("its end");
     assert_eq!(maps.ended.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn a_reconcile_that_takes_too_long_is_stuck() {
+    let client = server(&["a"]);
+    let in_flight = InFlight::default();
+    let runtime = Runtime::new(Metrics::new(), in_flight.clone());
+    let maps = Probe::<ConfigMap, _>::new(|_| async {
+        futures::future::pending::<()>().await;
+        None
+    });
+    let _running = start(&client, &runtime, &maps);
+    maps.until(|started, _| started == 1).await;
+    assert_eq!(in_flight.stuck(), None);
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(1100)).await;
+    assert_eq!(in_flight.stuck().as_deref(), Some("ConfigMap ns/a is reconciled since 1100 s"));
+}
+
+#[tokio::test]
+async fn a_deleted_object_that_does_not_decode_is_reconciled_by_what_can_be_read() {
+    let item = |name: &str, deleted: Option<&str>| {
+        json!({ "data": "no map", "metadata": { "name": name, "namespace": "ns", "uid": name,
+            "resourceVersion": "1", "deletionTimestamp": deleted } })
+    };
+    let items = [item("kept", None), item("deleted", Some("2026-08-05T10:00:00Z"))];
+    let client = server_of(json!({ "metadata": { "resourceVersion": "1" }, "items": items }));
+    let metrics = Metrics::new();
+    let runtime = Runtime::new(metrics.clone(), InFlight::default());
+    let maps = Probe::<ConfigMap, _>::new(|name: String| async move {
+        assert_eq!(name, "deleted");
+        None
+    });
+    let _running = start(&client, &runtime, &maps);
+    maps.until(|_, ended| ended == 1).await;
+    let counted = metrics.encode();
+    assert!(!counted.contains("category=\"panic\""), "{counted}");
 }

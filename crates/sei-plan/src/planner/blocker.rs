@@ -19,6 +19,10 @@ pub enum Blocker {
         claim: String,
         uid: String,
     },
+    /// A workflow of the Go operator works on the node's data.
+    Workflow {
+        name: String,
+    },
     NodePaused,
     StateSync {
         why: String,
@@ -37,7 +41,8 @@ impl Blocker {
             Self::InvalidSpec { .. } => Some(Reason::InvalidSpec),
             Self::SigningKeyConflict { .. } => Some(Reason::SigningKeyConflict),
             Self::VolumeTerminating | Self::VolumeLost { .. } => Some(Reason::DataVolumeLost),
-            Self::NodePaused
+            Self::Workflow { .. }
+            | Self::NodePaused
             | Self::StateSync { .. }
             | Self::Peers
             | Self::Pod
@@ -63,6 +68,7 @@ impl fmt::Display for Blocker {
                 f.write_str("the claim is deleted once its pod stops; the operator keeps the pod")
             }
             Self::VolumeLost { claim, uid } => write!(f, "claim {claim} ({uid}) is lost"),
+            Self::Workflow { name } => write!(f, "workflow {name} of the Go operator occupies it"),
             Self::NodePaused => f.write_str("is stopped: spec.paused"),
             Self::StateSync { why } => write!(f, "waits for state-sync witnesses: {why}"),
             Self::Peers => f.write_str("waits for the p2p ids of its peers"),

@@ -193,6 +193,7 @@ pub(crate) fn new_node(spec: SeiNodeSpec) -> Snapshot {
         adoption: None,
         asks_peers: false,
         signing_conflict: None,
+        dropped_field: None,
         waiting: None,
         current: Current::default(),
         service: None,

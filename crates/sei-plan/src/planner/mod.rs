@@ -40,7 +40,7 @@ pub use blocker::Blocker;
 pub(crate) use decision::enter;
 pub use decision::{Decision, PlanMove};
 pub use note::Note;
-pub use running::halted;
+pub use running::{halted, next_in_chain};
 
 /// Decides what happens next to a node.
 pub fn plan(snapshot: &Snapshot) -> Decision {
@@ -48,6 +48,13 @@ pub fn plan(snapshot: &Snapshot) -> Decision {
     let observed = mirror(snapshot);
     if snapshot.node.metadata.deletion_timestamp.is_some() {
         return observed.note(Note::Deleting);
+    }
+    if let Some(workflow) = &status.adopted_workflow {
+        // Its steps stop the node and delete its data: a gate that opens meanwhile starts the chain
+        // process on half of it.
+        let name = workflow.name.clone();
+        let blocked = Decision::blocked(snapshot, Blocker::Workflow { name });
+        return stall::report(snapshot, observed.then(running::leave_queue(blocked)));
     }
     let decided = match status.plan.as_ref().map(|plan| (plan.phase, plan)) {
         Some((PlanPhase::Active, plan)) => active::decide(snapshot, plan),
@@ -59,6 +66,10 @@ pub fn plan(snapshot: &Snapshot) -> Decision {
     };
     let mut decision = release_slot(snapshot, observed.then(decided));
     decision.conditions.extend(sidecar_verdict(snapshot, decision.phase));
+    let rolls = decision.plan.started() == Some(PlanKind::NodeUpdate);
+    if is_updating(snapshot) && status.plan.is_none() && !rolls {
+        decision = decision.not_updating(Reason::UpdateSuperseded, "the plan was removed");
+    }
     stall::report(snapshot, decision)
 }
 
@@ -204,6 +215,7 @@ fn mirror(snapshot: &Snapshot) -> Decision {
         .condition(state_sync.verdict);
     decision.witnesses = state_sync.witnesses;
     decision.conditions.extend(peers_verdict(spec));
+    decision.conditions.extend(workflow_verdict(snapshot.status()));
     decision.conditions.extend(unobserved.then_some(drift));
     decision
 }
@@ -221,12 +233,28 @@ fn peers_verdict(spec: &SeiNodeSpec) -> Option<Verdict> {
     })
 }
 
+/// Whether a workflow of the Go operator occupies the node; `None` for a node that never had one.
+fn workflow_verdict(status: &SeiNodeStatus) -> Option<Verdict> {
+    let condition = ConditionType::WorkflowInProgress;
+    match &status.adopted_workflow {
+        Some(workflow) => {
+            let message = format!("workflow {} of the Go operator", workflow.name);
+            Some(Verdict::new(condition, ConditionStatus::True, Reason::WorkflowRunning, message))
+        }
+        None => condition::is(&status.conditions, condition, ConditionStatus::True)
+            .then(|| Verdict::new(condition, ConditionStatus::False, Reason::NoWorkflow, "")),
+    }
+}
+
 /// The last health probe of a node that runs.
 fn sidecar_verdict(snapshot: &Snapshot, phase: Option<SeiNodePhase>) -> Option<Verdict> {
     if phase.or(snapshot.status().phase) != Some(SeiNodePhase::Running) {
         return None;
     }
     let (status, reason, message) = match &snapshot.sidecar {
+        Sidecar::Unknown if snapshot.node.spec.is_paused() && snapshot.pods.is_empty() => {
+            (ConditionStatus::Unknown, Reason::Unreachable, "the node is stopped")
+        }
         Sidecar::Unknown => return None,
         Sidecar::Ready => (ConditionStatus::True, Reason::Ready, ""),
         Sidecar::NotReady => (ConditionStatus::False, Reason::NotReady, "the gate is closed"),

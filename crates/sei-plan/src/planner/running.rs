@@ -68,7 +68,7 @@ fn may_change(snapshot: &Snapshot) -> Result<&Desired, Blocker> {
 }
 
 /// Removes a node that cannot be updated from the queue of its chain.
-fn leave_queue(decision: Decision) -> Decision {
+pub(super) fn leave_queue(decision: Decision) -> Decision {
     let why = decision.blocker.as_ref().filter(|blocker| !blocker.keeps_queue());
     let why = why.map(ToString::to_string);
     match (why, &decision.pending_update) {
@@ -244,9 +244,7 @@ fn queued(snapshot: &Snapshot, slot: &Slot, decision: Decision) -> (Decision, St
     // would be a write on each node.
     let (note, why) = match slot {
         Slot::Granted => return (decision, String::new()),
-        Slot::Taken { by } => {
-            (Note::WaitsForSlot { by: by.clone() }, format!("is next in its chain: {by}"))
-        }
+        Slot::Taken { by } => (Note::WaitsForSlot { by: by.clone() }, next_in_chain(by)),
         Slot::InLine { limit } => {
             let why = format!(
                 "waits for its turn in its chain: {limit} at a time, nodes that sign roll last"
@@ -261,6 +259,11 @@ fn queued(snapshot: &Snapshot, slot: &Slot, decision: Decision) -> (Decision, St
     }
     // No event marks the time when it has been down long enough to roll at once.
     (decision.requeue_within(snapshot.timing.poll() * 6), why)
+}
+
+/// Why the next node of its chain waits.
+pub fn next_in_chain(by: &str) -> String {
+    format!("is next in its chain: {by}")
 }
 
 /// Why a node of a halted chain waits.

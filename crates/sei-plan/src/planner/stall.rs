@@ -51,11 +51,27 @@ fn diagnose(snapshot: &Snapshot, decision: &Decision) -> Option<(Reason, String)
         waits => (None, waits),
     };
     // A pod that cannot run explains a sidecar that does not answer.
-    by_state
+    schema_too_old(snapshot)
+        .or(by_state)
+        .or_else(|| replicas_not_one(snapshot))
         .or(by_task)
         .or_else(|| pod_trouble(snapshot))
         .or_else(|| pod_missing(snapshot))
         .or(by_sidecar)
+}
+
+/// The server drops fields of the status, so that no plan can be stored.
+fn schema_too_old(snapshot: &Snapshot) -> Option<(Reason, String)> {
+    let field = snapshot.dropped_field.as_ref()?;
+    Some((Reason::SchemaTooOld, format!("the installed CRD drops {field}")))
+}
+
+/// The StatefulSet was scaled up by another client. The operator repairs it; this reports it.
+fn replicas_not_one(snapshot: &Snapshot) -> Option<(Reason, String)> {
+    let statefulset = snapshot.own_statefulset()?;
+    let replicas = statefulset.replicas.filter(|replicas| *replicas > 1)?;
+    let message = format!("StatefulSet {} was scaled to {replicas} replicas", statefulset.name);
+    Some((Reason::ReplicasNotOne, message))
 }
 
 /// A running node whose pod is not created: a quota, Pod Security, a webhook or a missing service
@@ -84,7 +100,11 @@ fn pod_trouble(snapshot: &Snapshot) -> Option<(Reason, String)> {
     pods.iter().find_map(|pod| {
         let host = pod.host.as_deref().unwrap_or("no Kubernetes node");
         if pod.host_lost {
-            return named(Reason::NodeLost, pod, &format!("{host} does not answer"));
+            return named(
+                Reason::NodeLost,
+                pod,
+                &format!("was evicted from {host} and does not end"),
+            );
         }
         if pod.is_terminating() {
             return named(Reason::PodTerminating, pod, &format!("is terminating on {host}"));

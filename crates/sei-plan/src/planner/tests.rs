@@ -3,6 +3,7 @@
 mod drift;
 mod init;
 mod lifecycle;
+mod reasons;
 mod repairs;
 mod safety;
 

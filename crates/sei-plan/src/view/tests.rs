@@ -218,6 +218,18 @@ fn a_pod_on_a_lost_host_is_recognised() {
     assert!(pod("lost").host_lost);
     assert!(pod_with("running", |json| json["status"]["phase"] = json!("Unknown")).host_lost);
     assert!(!pod("evicted").host_lost);
+    let by_taint = |deleted: bool| {
+        pod_with("running", |json| {
+            json["status"]["conditions"] = json!([{ "type": "DisruptionTarget",
+                "status": "True", "reason": "DeletionByTaintManager",
+                "message": "Taint manager: deleting due to NoExecute taint" }]);
+            if deleted {
+                json["metadata"]["deletionTimestamp"] = json!("2026-08-05T10:00:00Z");
+            }
+        })
+    };
+    assert!(by_taint(true).host_lost);
+    assert!(!by_taint(false).host_lost);
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod edges;
 mod ids;
 mod licences;
 mod names;
+mod reasons;
 mod retired;
 mod text;
 
@@ -76,6 +77,7 @@ fn findings(root: &Path) -> Result<Vec<Finding>> {
     let mut findings = edges::check_workspace(root)?;
     findings.extend(licences::check_workspace(root)?);
     findings.extend(text::check_all(&sources));
+    findings.extend(reasons::check(&sources));
     findings.extend(names::check_guards(&sources, &tests));
     findings.extend(names::check_invariants(&sources, &tests));
     findings.extend(ids::check_files(&sources, &tests));

@@ -343,6 +343,14 @@ fn the_type_of_a_go_operator_plan_is_derived_from_its_tasks() {
 }
 
 #[test]
+fn the_version_of_the_build_is_published() {
+    let line = format!("sei_controller_build_info{{version=\"{}\"}} 1", crate::VERSION);
+    assert!(Metrics::new().encode().contains(&line));
+    let numbers = crate::VERSION.split('-').next().unwrap_or_default();
+    assert!(numbers.split('.').all(|part| part.parse::<u64>().is_ok()), "{}", crate::VERSION);
+}
+
+#[test]
 fn probes_errors_and_leadership_are_counted() {
     let metrics = Metrics::new();
     metrics.probe("sei", &Health::Ready);
