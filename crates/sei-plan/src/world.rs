@@ -26,6 +26,7 @@ use crate::request::{
     TaskRecord, TaskState,
 };
 use crate::shared::Shared;
+use crate::signing_key;
 use crate::snapshot::{Claim, Sidecar, Slot, Snapshot};
 use crate::view::{ContainerView, ObjectView, PodView, StatefulSetView, Trouble, TroubleKind};
 
@@ -465,10 +466,7 @@ impl World {
         }
         let key = json!({ "type": "t", "value": "v" });
         let (file, content) = match name {
-            "signing" => (
-                "priv_validator_key.json",
-                json!({ "address": "a", "pub_key": key, "priv_key": key }),
-            ),
+            "signing" => (signing_key::FILE, signing_key::made_up("a")),
             _ => ("node_key.json", json!({ "priv_key": key })),
         };
         let data = BTreeMap::from([(file.to_owned(), content.to_string().into_bytes())]);

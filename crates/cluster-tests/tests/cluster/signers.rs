@@ -159,21 +159,13 @@ async fn a_signer_without_its_volume_is_held_until_recreation_is_approved() -> R
     scenario.close().await
 }
 
-/// Creates a copy of a key under another name.
-async fn copy_key(scenario: &Scenario, address: &str, signing: &str, p2p: &str) -> Result<()> {
-    let key = json!({ "type": "t", "value": "v" });
-    let signing_key = json!({ "address": address, "pub_key": key, "priv_key": key });
-    scenario.create_secret(signing, "priv_validator_key.json", &signing_key).await?;
-    scenario.create_secret(p2p, "node_key.json", &json!({ "priv_key": key })).await
-}
-
 #[tokio::test]
 async fn copies_of_a_key_created_at_once_start_one_validator() -> Result<()> {
     let scenario = Scenario::open("key-copies").await?;
     let names = ["d", "c", "b", "a"];
     for name in names {
         let (signing, p2p) = (format!("signing-{name}"), format!("p2p-{name}"));
-        copy_key(&scenario, "00AA", &signing, &p2p).await?;
+        scenario.copy_validator_keys("key", &signing, &p2p).await?;
     }
     for name in names {
         let (signing, p2p) = (format!("signing-{name}"), format!("p2p-{name}"));
