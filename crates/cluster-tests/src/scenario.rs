@@ -330,9 +330,21 @@ impl Scenario {
         self.copy_validator_keys(signing, signing, node).await
     }
 
+    /// Creates a Secret with the signing key `key`.
+    pub async fn copy_secret_of_key(&self, key: &str, name: &str) -> Result<()> {
+        self.create_secret(name, signing_key::FILE, &signing_key::made_up(key)).await
+    }
+
+    pub async fn delete_secret(&self, name: &str) -> Result<()> {
+        let secrets: Api<Secret> =
+            Api::namespaced(self.context.admin.clone(), &self.context.namespace);
+        secrets.delete(name, &DeleteParams::default()).await?;
+        Ok(())
+    }
+
     /// Creates the Secrets of a validator that signs with the key `key`.
     pub async fn copy_validator_keys(&self, key: &str, signing: &str, node: &str) -> Result<()> {
-        self.create_secret(signing, signing_key::FILE, &signing_key::made_up(key)).await?;
+        self.copy_secret_of_key(key, signing).await?;
         let p2p = json!({ "type": "t", "value": "v" });
         self.create_secret(node, "node_key.json", &json!({ "priv_key": p2p })).await
     }

@@ -24,6 +24,9 @@ use serde_json::Value;
 use crate::call::{call, find};
 use crate::sidecar::Sidecar;
 
+/// Objects per page of a list.
+const PAGE: u32 = 500;
+
 /// The objects of one node in the cluster.
 #[derive(Clone)]
 pub struct Cluster {
@@ -113,12 +116,9 @@ impl Cluster {
                 Outcome::Node(found.map(Box::new))
             }
             Read::Nodes => Outcome::Nodes(self.all_nodes().await?),
-            Read::HasStatefulSet(key) => {
-                let sets: Api<StatefulSet> = Api::namespaced(self.client.clone(), &key.namespace);
-                let found = find("get statefulset", sets.get(&key.name)).await?;
-                Outcome::HasStatefulSet(found.is_some())
+            Read::Mounts { namespace, node } => {
+                Outcome::Mounts(self.mounts(namespace, node.as_deref()).await?)
             }
-            Read::Mounts => Outcome::Mounts(self.mounts().await?),
         })
     }
 
@@ -134,17 +134,29 @@ impl Cluster {
             Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &resource),
             None => Api::all_with(self.client.clone(), &resource),
         };
-        let nodes = call("list seinodes", nodes.list(&ListParams::default())).await?;
-        let stored = nodes.items.iter().filter_map(|node| serde_json::to_value(node).ok());
-        Ok(stored.filter_map(|node| signers::read(&node)).collect())
+        let mut found = Vec::new();
+        let mut page = ListParams::default().limit(PAGE);
+        loop {
+            let list = call("list seinodes", nodes.list(&page)).await?;
+            let stored = list.items.iter().filter_map(|node| serde_json::to_value(node).ok());
+            found.extend(stored.filter_map(|node| signers::read(&node)));
+            match list.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => page = page.continue_token(&token),
+                None => return Ok(found),
+            }
+        }
     }
 
-    async fn mounts(&self) -> Result<Vec<MountView>, Failure> {
-        let ours = ListParams::default().labels(label::NODE);
-        let sets = call("list statefulsets", self.api::<StatefulSet>().list(&ours)).await?;
-        let pods = call("list pods", self.api::<Pod>().list(&ours)).await?;
-        let sets = sets.items.iter().map(signers::statefulset_mounts);
-        Ok(sets.chain(pods.items.iter().map(signers::pod_mounts)).collect())
+    async fn mounts(&self, namespace: &str, node: Option<&str>) -> Result<Vec<MountView>, Failure> {
+        let label = node.map_or(label::NODE.to_owned(), |node| format!("{}={node}", label::NODE));
+        let of_nodes = ListParams::default().labels(&label);
+        let sets: Api<StatefulSet> = Api::namespaced(self.client.clone(), namespace);
+        let sets = call("list statefulsets", sets.list(&of_nodes)).await?;
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        let pods = call("list pods", pods.list(&of_nodes)).await?;
+        let sets = sets.items.iter().map(StatefulSetView::from);
+        let sets = sets.map(|set| MountView::of_statefulset(namespace, &set));
+        Ok(sets.chain(pods.items.iter().map(MountView::of_pod)).collect())
     }
 
     async fn pods(&self) -> Result<Vec<Shared<PodView>>, Failure> {

@@ -74,8 +74,8 @@ pub fn made_up(name: &str) -> Value {
 
 /// The validator's address in the form of the file.
 fn address(public: &[u8]) -> String {
-    let digest = Sha256::digest(public);
-    digest[..ADDRESS_BYTES].iter().map(|byte| format!("{byte:02X}")).collect()
+    let digest = format!("{:X}", Sha256::digest(public));
+    digest[..2 * ADDRESS_BYTES].to_owned()
 }
 
 fn text(value: &Value) -> &str {

@@ -47,7 +47,7 @@ pub struct Snapshot {
     pub adoption: Option<(String, Comparison)>,
     /// The p2p ids of some peers are being requested: their addresses are not complete yet.
     pub asks_peers: bool,
-    /// Another node with the same signing key or claim.
+    /// Why the node may not start: another node has its signing key or claim, by the caches.
     pub signing_conflict: Option<String>,
     /// What the current task of the active plan waits for, by its last step.
     pub waiting: Option<Waiting>,

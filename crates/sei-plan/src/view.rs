@@ -23,6 +23,9 @@ pub const SEID: &str = "seid";
 /// Name of the container that serves the sidecar's API.
 pub const SIDECAR: &str = "sei-sidecar";
 
+/// Name of the volume with the signing key.
+pub const SIGNING_VOLUME: &str = "signing-key";
+
 /// A node's StatefulSet.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StatefulSetView {
@@ -92,6 +95,11 @@ impl StatefulSetView {
         self.update_revision.as_deref().filter(|revision| observed && !revision.is_empty())
     }
 
+    /// The chain that its pods run.
+    pub fn chain(&self) -> Option<&str> {
+        self.template["metadata"]["labels"][label::CHAIN].as_str()
+    }
+
     /// The identity of the node in the template.
     pub fn identity(&self) -> Identity {
         identity_of(&self.template)
@@ -109,7 +117,7 @@ pub fn identity_of(template: &Value) -> Identity {
     Identity {
         chain: text(&labels[label::CHAIN]),
         role: text(&labels[label::ROLE]),
-        signing_secret: volume("signing-key")
+        signing_secret: volume(SIGNING_VOLUME)
             .and_then(|found| text(&found["secret"]["secretName"])),
         claim: volume("data").and_then(|found| text(&found["persistentVolumeClaim"]["claimName"])),
     }

@@ -22,8 +22,8 @@ use crate::pass::{Ask, Carried, Pass};
 use crate::planner::fixture::{self, NODE_UID};
 use crate::planner::{self, PlanMove};
 use crate::request::{
-    ClaimView, Failure, Outcome, PodDelete, Read, Request, SecretView, SidecarCall, SidecarRequest,
-    TaskRecord, TaskState,
+    ClaimView, Failure, MountView, Outcome, PodDelete, Read, Request, SecretView, SidecarCall,
+    SidecarRequest, TaskRecord, TaskState,
 };
 use crate::shared::Shared;
 use crate::signing_key;
@@ -449,8 +449,7 @@ impl World {
             Read::Nodes => Outcome::Nodes(
                 [Some(&self.node), self.rival.as_ref()].into_iter().flatten().cloned().collect(),
             ),
-            Read::HasStatefulSet(_) => Outcome::HasStatefulSet(self.rival_started),
-            Read::Mounts => Outcome::Mounts(Vec::new()),
+            Read::Mounts { .. } => Outcome::Mounts(self.mounts()),
             Read::Revision(name) => Outcome::Revision(
                 self.revisions
                     .get(name)
@@ -458,6 +457,20 @@ impl World {
             ),
             unexpected => panic!("not in this world: {unexpected:?}"),
         }
+    }
+
+    fn mounts(&self) -> Vec<MountView> {
+        let own = self.statefulset.iter().map(|set| MountView::of_statefulset("ns", set));
+        let rival = self.rival.as_ref().filter(|_| self.rival_started).map(|rival| MountView {
+            kind: "StatefulSet",
+            namespace: "ns".to_owned(),
+            name: "rival".to_owned(),
+            node: rival.metadata.name.clone(),
+            secrets: vec!["signing".to_owned()],
+            signs: true,
+            ..MountView::default()
+        });
+        own.chain(rival).collect()
     }
 
     fn secret(&self, name: &str) -> Option<SecretView> {

@@ -219,3 +219,33 @@ async fn a_stopped_signer_does_not_start_again_beside_another() -> Result<()> {
     scenario.settled("a").await?;
     scenario.close().await
 }
+
+#[tokio::test]
+async fn no_copy_of_a_key_starts_beside_a_signer_without_a_record() -> Result<()> {
+    let scenario = Scenario::open("key-unknown").await?;
+    scenario.create_validator_keys("signing", "p2p").await?;
+    scenario.run("a", validator("seid:v1", "signing", "p2p")).await?;
+    let identity = scenario.status("a").await?.signing_identity;
+    scenario.delete_secret("signing").await?;
+    scenario.wipe_status("a").await?;
+    scenario.copy_validator_keys("signing", "copy", "p2p-copy").await?;
+    scenario.create("b", validator("seid:v1", "copy", "p2p-copy")).await?;
+    let stalled = async |text: &str| {
+        let expected = format!("its condition contains {text:?}");
+        scenario
+            .until("b", &expected, |status| {
+                let condition = condition_text(status, ConditionType::Stalled);
+                condition.starts_with("True/SigningKeyConflict") && condition.contains(text)
+            })
+            .await
+    };
+    stalled("a signs with a key that is not known yet").await?;
+    scenario.copy_secret_of_key("signing", "signing").await?;
+    scenario
+        .until("a", "its identity is recorded", |status| status.signing_identity == identity)
+        .await?;
+    stalled("StatefulSet a still has the signing key").await?;
+    assert_eq!(scenario.pods_seen("b").await?, 0);
+    assert_eq!(scenario.pods_seen("a").await?, 1, "the running signer is left alone");
+    scenario.close().await
+}

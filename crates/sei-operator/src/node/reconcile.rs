@@ -135,7 +135,8 @@ impl NodeController {
             match conversation.ask() {
                 Ask::Perform(request) => {
                     if conversation.is_exclusive() && starting.is_none() {
-                        starting = Some(self.start_lock.lock().await);
+                        // Others start meanwhile; their checks must not block this worker.
+                        starting = Some(permit.outside(self.start_lock.lock()).await);
                     }
                     let outcome = match *request {
                         Request::TakeSlot => {

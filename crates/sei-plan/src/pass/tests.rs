@@ -3,6 +3,8 @@ use serde_json::json;
 
 use super::*;
 use crate::planner::fixture::{full_node, observer, running, validator};
+use crate::request::SecretView;
+use crate::signing_key::{self, SigningKey};
 
 fn begin(snapshot: Snapshot) -> Pass {
     Pass::begin(snapshot, Carried::default())
@@ -122,7 +124,7 @@ fn the_sidecar_condition_during_a_replacement_is_deferred() {
 fn a_failed_repair_is_retried_after_a_delay() {
     for (failure, at_most) in [
         (Failure::Indeterminate("timeout".to_owned()), 5),
-        (Failure::SigningKey("pod other-0 has it".to_owned()), 5),
+        (not_started("pod other-0 has it"), 5),
         (Failure::Forbidden("no".to_owned()), 30),
     ] {
         let mut pass = begin(running(full_node()).with(|seen| seen.current.service = false));
@@ -163,7 +165,7 @@ fn no_apply_starts_a_signer_that_may_not_be_started() {
     let Ask::Perform(check) = pass.ask() else { panic!("it is scaled up") };
     assert_eq!(*check, Request::Read(Read::Node));
     assert!(pass.is_exclusive());
-    pass.absorb(Outcome::Failed(Failure::SigningKey("pod other-0 has it".to_owned())));
+    pass.absorb(Outcome::Failed(not_started("pod other-0 has it")));
     let Ask::Perform(read) = pass.ask() else { panic!("the plan continues") };
     assert_eq!(*read, Request::Read(Read::StatefulSet));
     assert!(!pass.is_exclusive());
@@ -183,6 +185,62 @@ fn a_node_that_takes_a_key_must_be_its_only_holder() {
     let apply =
         Request::ApplyStatefulSet(Box::new(holder.desired.clone().unwrap().statefulset.clone()));
     assert!(!begin(holder).starts(&apply));
+}
+
+#[test]
+fn only_more_replicas_than_none_are_a_start() {
+    let patch = Request::PatchStatefulSet(json!({ "spec": { "replicas": 1 } }));
+    for (present, starts) in [(0, true), (2, false)] {
+        let scaled = running(validator())
+            .with(|seen| seen.statefulset.as_mut().unwrap().replicas = Some(present));
+        assert_eq!(begin(scaled).starts(&patch), starts, "from {present}");
+    }
+}
+
+#[test]
+fn a_conflict_that_the_caches_show_costs_no_read() {
+    let mut pass = begin(running(validator()).with(|seen| {
+        seen.statefulset.as_mut().unwrap().replicas = Some(0);
+        seen.pods.clear();
+    }));
+    pass.snapshot.signing_conflict = Some("ns/other has it".to_owned());
+    pass.stage =
+        Stage::Repair(vec![Request::PatchStatefulSet(json!({ "spec": { "replicas": 1 } }))]);
+    let ask = pass.ask();
+    assert!(!matches!(ask, Ask::Perform(_)), "{ask:?}");
+}
+
+/// A validator that was taken over, or whose status was wiped.
+fn without_identity() -> Snapshot {
+    running(validator()).with(|seen| seen.status.signing_identity = None)
+}
+
+#[test]
+fn the_identity_of_a_running_signer_is_recorded_at_once() {
+    let mut pass = begin(without_identity());
+    let Ask::Perform(read) = pass.ask() else { panic!("its key is read") };
+    assert_eq!(*read, Request::Read(Read::Secret("signing".to_owned())));
+    let file = (signing_key::FILE.to_owned(), signing_key::made_up("a").to_string().into());
+    let secret = SecretView { terminating: false, data: [file].into() };
+    let identity = SigningKey::read(&secret).unwrap().identity;
+    pass.absorb(Outcome::Secret(Some(secret)));
+    let Ask::Write(status) = pass.ask() else { panic!("it is recorded") };
+    assert_eq!(status.signing_identity, Some(identity));
+}
+
+#[test]
+fn an_unreadable_key_of_a_running_signer_is_reported() {
+    let mut pass = begin(without_identity());
+    let Ask::Perform(_) = pass.ask() else { panic!("its key is read") };
+    pass.absorb(Outcome::Secret(None));
+    let Ask::Write(status) = pass.ask() else { panic!("it is reported") };
+    let ready =
+        sei_api::condition::find(&status.conditions, ConditionType::SigningKeyReady).unwrap();
+    assert_eq!(
+        (ready.status.as_str(), ready.message.as_str()),
+        ("False", "Secret signing: not found")
+    );
+    assert_eq!(status.signing_identity, None);
 }
 
 #[test]
@@ -231,4 +289,8 @@ fn a_plan_is_not_superseded_while_a_request_is_in_flight() {
     pass.snapshot.desired = edited.desired;
     assert_eq!(pass.ask(), Ask::Perform(poll));
     assert_eq!(pass.snapshot.status.plan, plan);
+}
+
+fn not_started(message: &str) -> Failure {
+    Failure::NotStarted { reason: Reason::SigningKeyConflict, message: message.to_owned() }
 }

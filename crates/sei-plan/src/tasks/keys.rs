@@ -167,6 +167,11 @@ fn not_ready(kind: KeyKind, why: Reason, stalls: Reason, seen: &Seen, message: &
     })
 }
 
+/// The condition of a signing key outside of a plan.
+pub(crate) fn signing_key_not_ready(message: &str) -> Verdict {
+    Verdict::new(SIGNING.condition, ConditionStatus::False, SIGNING.not_ready, bounded(message))
+}
+
 fn invalid(kind: KeyKind, detail: &str) -> Next {
     let detail = bounded(detail);
     Next::Fail(Failed {

@@ -28,6 +28,7 @@ pub(crate) mod fixture;
 mod tests;
 
 pub(crate) use apply::{on_delete_patch, takes_a_key};
+pub(crate) use keys::signing_key_not_ready;
 pub use observe_image::{MadeFrom, observe};
 
 /// What to do next for a task.
@@ -167,7 +168,7 @@ fn refused(seen: &Seen) -> Option<Next> {
         Failure::FieldManagerConflict(text) => (Some(Reason::FieldConflict), text, slow),
         Failure::Forbidden(text) => (Some(Reason::Forbidden), text, slow),
         Failure::Rejected(text) => (Some(Reason::ApplyRejected), text, slow),
-        Failure::SigningKey(text) => (Some(Reason::SigningKeyConflict), text, soon),
+        Failure::NotStarted { reason, message } => (Some(*reason), message, slow),
         Failure::Indeterminate(text) => (None, text, soon),
         Failure::Unreachable(text) => (Some(Reason::SidecarUnreachable), text, soon),
         Failure::Unauthorized(text) => (Some(Reason::SidecarAuth), text, slow),
