@@ -71,7 +71,7 @@ pub fn conflict(
     };
     for mount in mounts.iter().filter(|mount| !mine(mount) && uses(mount)) {
         let is_first = |candidate: &SeiNode| holds && age(node) < age(candidate);
-        if mount.is_idle && (mount.kind == POD || owner(mount).is_some_and(is_first)) {
+        if mount.is_idle && (mount.is_pod() || owner(mount).is_some_and(is_first)) {
             continue;
         }
         let candidate =
@@ -200,6 +200,10 @@ impl MountView {
         }
     }
 
+    pub fn is_pod(&self) -> bool {
+        self.kind == POD
+    }
+
     fn has_secret(&self, name: &str) -> bool {
         self.secrets.iter().any(|mounted| mounted == name)
     }
@@ -214,7 +218,7 @@ impl MountView {
     /// Whether it has the name that objects of its node have. A label alone means nothing.
     fn is_of_its_node(&self) -> bool {
         let node = self.node.as_deref().unwrap_or_default();
-        self.name == node || (self.kind == POD && self.name.strip_suffix("-0") == Some(node))
+        self.name == node || (self.is_pod() && self.name.strip_suffix("-0") == Some(node))
     }
 
     /// Kind and name, with the namespace if it is not that of the node.

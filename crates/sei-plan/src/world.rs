@@ -28,6 +28,7 @@ use crate::request::{
 use crate::shared::Shared;
 use crate::signing_key;
 use crate::snapshot::{Claim, Sidecar, Slot, Snapshot};
+use crate::timing::Timing;
 use crate::view::{ContainerView, ObjectView, PodView, StatefulSetView, Trouble, TroubleKind};
 
 mod tests;
@@ -264,7 +265,7 @@ impl World {
     /// One pass over a deleted node; it crashes after `calls` calls.
     fn deletion_crashing_after(&mut self, calls: usize) -> Trace {
         let mut trace = Trace::default();
-        let mut deletion = Deletion::new(self.node.clone().into());
+        let mut deletion = Deletion::new(self.node.clone().into(), self.now, Timing::default());
         loop {
             match deletion.ask() {
                 Ask::Done(_) => return trace,
@@ -470,7 +471,15 @@ impl World {
             signs: true,
             ..MountView::default()
         });
-        own.chain(rival).collect()
+        let pod = self.pod.as_ref().map(|pod| MountView {
+            kind: "pod",
+            namespace: "ns".to_owned(),
+            name: "n-0".to_owned(),
+            node: Some("n".to_owned()),
+            signs: pod.template.to_string().contains("signing-key"),
+            ..MountView::default()
+        });
+        own.chain(rival).chain(pod).collect()
     }
 
     fn secret(&self, name: &str) -> Option<SecretView> {

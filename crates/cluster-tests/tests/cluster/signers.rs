@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, bail};
 use cluster_tests::scenario::{Scenario, condition_text, rpc, validator};
 use cluster_tests::wait_for;
 use jiff::Timestamp;
-use kube::api::DeleteParams;
+use kube::api::{DeleteParams, PropagationPolicy};
 use sei_api::condition::ConditionType;
 use sei_rig::Behaviour;
 use serde_json::json;
@@ -35,17 +35,60 @@ async fn a_second_signer_waits_until_the_first_ones_pod_has_ended() -> Result<()
     let scenario = two_validators_with_one_key("key-held").await?;
     let rule = scenario.set_node_behaviour("a", Behaviour::StuckTerminating);
     scenario.nodes().delete("a", &DeleteParams::default()).await?;
-    scenario.until_deleted("a").await?;
-    scenario
-        .until("b", "its condition names the pod that has the key", |status| {
-            condition_text(status, ConditionType::Stalled)
-                .contains("pod a-0 still has the signing key")
-        })
-        .await?;
+    scenario.until_stalled("a", "PodTerminating").await?;
+    scenario.until_stalled("b", "SigningKeyConflict").await?;
+    assert!(scenario.claims().get("data-a").await?.metadata.deletion_timestamp.is_none());
     assert_eq!(scenario.pods_seen("b").await?, 0);
     scenario.lift(rule);
+    scenario.until_deleted("a").await?;
     scenario.settled("b").await?;
     scenario.until_not_stalled("b").await?;
+    scenario.close().await
+}
+
+#[tokio::test]
+async fn a_copy_of_a_key_waits_until_the_pod_of_the_deleted_node_has_ended() -> Result<()> {
+    let scenario = Scenario::open("key-copy-held").await?;
+    scenario.create_validator_keys("signing", "p2p").await?;
+    scenario.copy_validator_keys("signing", "copy", "p2p-copy").await?;
+    scenario.run("a", validator("seid:v1", "signing", "p2p")).await?;
+    let rule = scenario.set_node_behaviour("a", Behaviour::StuckTerminating);
+    scenario.nodes().delete("a", &DeleteParams::default()).await?;
+    scenario.create("b", validator("seid:v1", "copy", "p2p-copy")).await?;
+    scenario.until_stalled("b", "SigningKeyConflict").await?;
+    assert_eq!(scenario.pods_seen("b").await?, 0);
+    // The user knows that the process has ended.
+    let uid = scenario.node("a").await?.metadata.uid;
+    let force = json!({ "metadata": { "annotations": { "sei.io/force-finalize": uid } } });
+    scenario.edit("a", force).await?;
+    scenario.until_deleted("a").await?;
+    scenario.settled("b").await?;
+    scenario.lift(rule);
+    scenario.close().await
+}
+
+#[tokio::test]
+async fn nothing_of_an_orphaned_node_is_deleted() -> Result<()> {
+    let scenario = Scenario::open("orphaned").await?;
+    scenario.create_validator_keys("signing", "p2p").await?;
+    scenario.run("val", validator("seid:v1", "signing", "p2p")).await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let orphan = DeleteParams {
+        propagation_policy: Some(PropagationPolicy::Orphan),
+        ..DeleteParams::default()
+    };
+    for name in ["val", "rpc"] {
+        scenario.nodes().delete(name, &orphan).await?;
+        scenario.until_deleted(name).await?;
+    }
+    for name in ["val", "rpc"] {
+        let claim = scenario.claims().get(&format!("data-{name}")).await?;
+        assert!(claim.metadata.deletion_timestamp.is_none(), "{name}");
+        let set = scenario.statefulsets().get(name).await?;
+        assert_eq!(set.spec.replicas, Some(1));
+        let pod = scenario.pods().get(&format!("{name}-0")).await?;
+        assert!(pod.metadata.deletion_timestamp.is_none(), "{name}");
+    }
     scenario.close().await
 }
 

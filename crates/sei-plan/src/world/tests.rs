@@ -225,10 +225,17 @@ fn crashing_after_any_call_of_a_deletion_ends_in_the_same_world() {
         world.node.metadata.deletion_timestamp = Some(Time(world.now));
         world.pass_crashing_after(calls);
         world.pass();
+        let held = world.node.metadata.finalizers.as_ref().is_some_and(|all| !all.is_empty());
+        assert!(held && world.claim.is_some(), "its pod may still sign");
+        for step in [Move::Observe, Move::Scale, Move::Kubelet] {
+            world.step(step);
+        }
+        assert!(world.pod.is_none(), "its pod was stopped");
+        world.pass();
         assert_eq!(world.claim, None, "after {calls} calls");
         assert_eq!(world.node.metadata.finalizers.as_deref(), Some([].as_slice()));
         assert_eq!(world.status().phase, Some(SeiNodePhase::Terminating));
-        assert!(world.deleted.is_empty(), "its pod is left to the garbage collector");
+        assert!(world.deleted.is_empty(), "its pod is left to the StatefulSet controller");
     }
 }
 
