@@ -6,7 +6,7 @@ use cluster_tests::wait_for;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{DeleteParams, PostParams};
 use sei_api::condition::ConditionType;
-use sei_rig::ClaimRule;
+use sei_rig::{Behaviour, ClaimRule};
 use serde_json::{Value, json};
 
 #[tokio::test]
@@ -125,5 +125,26 @@ async fn a_foreign_volume_is_neither_used_nor_deleted() -> Result<()> {
     let kept = scenario.claims().get("data-rpc").await?;
     assert_eq!(kept.metadata.uid, created.metadata.uid);
     assert!(kept.metadata.deletion_timestamp.is_none());
+    scenario.close().await
+}
+
+#[tokio::test]
+async fn a_node_created_again_waits_until_the_old_claim_is_deleted() -> Result<()> {
+    let scenario = Scenario::open("created-again").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let claim = scenario.claims().get("data-rpc").await?.metadata.uid;
+    let rule = scenario.set_node_behaviour("rpc", Behaviour::StuckTerminating);
+    scenario.nodes().delete("rpc", &DeleteParams::default()).await?;
+    scenario.until_deleted("rpc").await?;
+    scenario.create("rpc", rpc("seid:v1")).await?;
+    scenario
+        .until("rpc", "it waits for the old claim", |status| {
+            let blocked = status.blocked.as_ref();
+            blocked.is_some_and(|blocked| blocked.message.contains("is still being deleted"))
+        })
+        .await?;
+    scenario.lift(rule);
+    scenario.settled("rpc").await?;
+    assert_ne!(scenario.claims().get("data-rpc").await?.metadata.uid, claim);
     scenario.close().await
 }

@@ -4,7 +4,7 @@ use sei_api::condition::{ConditionStatus, ConditionType, Reason, Verdict};
 use sei_api::names::{annotation, data_claim};
 use sei_api::status::ClaimRef;
 
-use super::{Effects, Failed, Next, Waiting, bounded, fail, read, request, wait};
+use super::{Effects, Failed, Next, Waiting, bounded, fail, read, request, wait, wait_and_poll};
 use crate::quantity::Quantity;
 use crate::request::{ClaimView, Read, Request};
 use crate::seen::{Reading, Seen};
@@ -31,6 +31,12 @@ fn step_own(seen: &Seen) -> Next {
             }
             claimed(&name, &claim.uid)
         }
+        // The node was deleted and created again, and the claim of the former one still goes.
+        Some(claim) if claim.terminating => wait_and_poll(
+            seen,
+            Reason::VolumeAttach,
+            format!("claim {name} of another owner is still being deleted"),
+        ),
         Some(_) => fail(format!(
             "claim {name} already exists and is not owned by this node: import it with \
              spec.dataVolume.import.pvcName, or delete it"
