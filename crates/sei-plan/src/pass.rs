@@ -186,8 +186,8 @@ impl Pass {
                 }
                 Stage::ReadKey => {
                     self.stage = Stage::Decide;
-                    if let Some(name) = self.unknown_key() {
-                        return self.perform(Request::Read(Read::Secret(name)));
+                    if let Some(read) = self.unknown_key().or_else(|| self.released_key()) {
+                        return self.perform(Request::Read(read));
                     }
                 }
                 Stage::Decide => {
@@ -272,13 +272,14 @@ impl Pass {
             (Stage::AddFinalizer, outcome) => self.absorb_finalizer(outcome),
             (Stage::ReadKey, Outcome::Claim(found)) => {
                 self.snapshot.claim = found.map_or(Claim::Missing, Claim::Present);
+                self.snapshot.record_claim();
+                let present = self.snapshot.statefulset.as_ref().and_then(|set| set.replicas);
+                self.seen.replicas = repair::desired_replicas(&self.snapshot, present);
             }
             // The claim could not be read; the decision takes it for unknown.
-            (Stage::ReadKey, _) => {}
+            (Stage::ReadKey, _) => self.snapshot.claim = Claim::Unknown,
             (Stage::Decide, outcome) => {
-                if let Request::Read(Read::Secret(name)) = &request {
-                    self.absorb_key(name, outcome);
-                }
+                self.absorb_key(&request, outcome);
             }
             (Stage::Repair(_), outcome) => self.absorb_repair(&request, outcome),
             (_, outcome) => self.absorb_step(&request, outcome),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use sei_api::SeiNode;
-use sei_api::names::annotation;
+use sei_api::names::{annotation, data_claim};
 use sei_api::node::OnOperatorChange;
 use sei_api::status::SeiNodeStatus;
 
@@ -169,6 +169,12 @@ impl Snapshot {
 
     pub fn annotation(&self, name: &str) -> Option<&str> {
         self.node.metadata.annotations.as_ref()?.get(name).map(String::as_str)
+    }
+
+    /// Name of the claim that the node's pod mounts.
+    pub fn claim_name(&self) -> String {
+        let own = || data_claim(self.node.metadata.name.as_deref().unwrap_or_default());
+        self.node.spec.imported_claim().map_or_else(own, str::to_owned)
     }
 
     /// The approved target, if there is an approval.

@@ -3,7 +3,7 @@ use serde_json::json;
 
 use super::*;
 use crate::planner::fixture::{full_node, observer, running, validator};
-use crate::request::SecretView;
+use crate::request::{ClaimView, MountView, SecretView};
 use crate::signing_key::{self, SigningKey};
 
 fn begin(snapshot: Snapshot) -> Pass {
@@ -241,6 +241,72 @@ fn an_unreadable_key_of_a_running_signer_is_reported() {
         ("False", "Secret signing: not found")
     );
     assert_eq!(status.signing_identity, None);
+}
+
+#[test]
+fn the_identity_of_a_stopped_node_without_its_key_is_released() {
+    let stopped = running(observer()).with(|seen| {
+        seen.status.signing_identity = Some("v1:me".to_owned());
+        seen.pods.clear();
+        seen.statefulset.as_mut().unwrap().replicas = Some(0);
+        seen.node.spec.paused = Some(true);
+    });
+    let pod = MountView { kind: "pod", signs: true, ..MountView::default() };
+    let ended = MountView { is_idle: true, ..pod.clone() };
+    for (mounts, free) in [(vec![], true), (vec![ended], true), (vec![pod], false)] {
+        let mut pass = begin(stopped.clone());
+        let Ask::Perform(read) = pass.ask() else { panic!("its pods are read") };
+        assert!(matches!(*read, Request::Read(Read::Mounts { .. })), "{read:?}");
+        pass.absorb(Outcome::Mounts(mounts));
+        pass.ask();
+        assert_eq!(pass.snapshot.status.signing_identity.is_none(), free);
+    }
+    // The template still has the key.
+    let mut pass = begin(running(validator()).edit(|spec| spec.validator = observer().validator));
+    let ask = pass.ask();
+    assert!(
+        !matches!(&ask, Ask::Perform(read)
+        if matches!(**read, Request::Read(Read::Mounts { .. }))),
+        "{ask:?}"
+    );
+}
+
+#[test]
+fn an_imported_claim_is_guarded_like_an_own_one() {
+    let imports = |spec: &mut sei_api::SeiNodeSpec| {
+        spec.data_volume =
+            serde_json::from_value(json!({ "import": { "pvcName": "disk" } })).unwrap();
+    };
+    let mut spec = validator();
+    imports(&mut spec);
+    let claim = |uid: &str, terminating: bool| {
+        let (uid, phase) = (uid.to_owned(), "Bound".to_owned());
+        Outcome::Claim(Some(ClaimView { uid, terminating, phase, ..ClaimView::default() }))
+    };
+    let absorbed = |snapshot: Snapshot, outcome: Outcome| {
+        let mut pass = begin(snapshot);
+        let Ask::Perform(read) = pass.ask() else { panic!("the claim is read") };
+        assert_eq!(*read, Request::Read(Read::Claim("disk".to_owned())));
+        pass.absorb(outcome);
+        match pass.ask() {
+            Ask::Write(status) => *status,
+            ask => panic!("{ask:?}"),
+        }
+    };
+    let recorded = absorbed(running(spec.clone()), claim("a", false));
+    assert_eq!(recorded.data_claim.as_ref().unwrap().uid, "a");
+    let known = running(spec).with(|seen| {
+        seen.status.data_claim = recorded.data_claim.clone();
+        seen.statefulset.as_mut().unwrap().replicas = Some(0);
+    });
+    for outcome in [claim("b", false), Outcome::Claim(None)] {
+        let status = absorbed(known.clone(), outcome);
+        assert_eq!(status.blocked.unwrap().reason, "DataVolumeLost");
+        assert_eq!(status.data_claim, recorded.data_claim);
+    }
+    let known = known.with(|seen| seen.statefulset.as_mut().unwrap().replicas = Some(1));
+    let status = absorbed(known, claim("a", true));
+    assert_eq!(status.blocked.unwrap().reason, "DataVolumeLost");
 }
 
 #[test]

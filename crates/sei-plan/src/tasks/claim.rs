@@ -46,21 +46,27 @@ fn step_own(seen: &Seen) -> Next {
 }
 
 fn create(name: &str, seen: &Seen) -> Next {
-    let recorded = seen.node.status.as_ref().and_then(|status| status.data_claim.as_ref());
-    if let Some(lost) = recorded
+    if let Some(lost) = recorded(seen)
         && !approves_recreation(seen, &lost.uid)
     {
-        let message = format!(
-            "claim {name} ({}) not found; to start on an empty volume, set annotation {} to that uid",
-            lost.uid,
-            annotation::RECREATE_VOLUME
-        );
-        return wait(Reason::DataVolumeLost, message);
+        return wait(Reason::DataVolumeLost, lost_text(name, &lost.uid, "not found"));
     }
     match &seen.desired.claim {
         Some(claim) => request(Request::CreateClaim(Box::new(claim.clone()))),
         None => fail("no claim is rendered for this node"),
     }
+}
+
+/// The claim that the node has used.
+fn recorded(seen: &Seen) -> Option<&ClaimRef> {
+    seen.node.status.as_ref()?.data_claim.as_ref()
+}
+
+fn lost_text(name: &str, uid: &str, what: &str) -> String {
+    let approval = annotation::RECREATE_VOLUME;
+    format!(
+        "claim {name} ({uid}) {what}; to start on an empty volume, set annotation {approval} to that uid"
+    )
 }
 
 /// Whether a user approved to start this node without the data of that claim.
@@ -84,6 +90,12 @@ fn step_import(name: &str, seen: &Seen) -> Next {
     let Some(claim) = found else { return not_ready(seen, &format!("claim {name} not found")) };
     if claim.terminating {
         return not_ready(seen, &format!("claim {name} is being deleted"));
+    }
+    if let Some(lost) = recorded(seen)
+        && lost.uid != claim.uid
+        && !approves_recreation(seen, &lost.uid)
+    {
+        return wait_and_poll(seen, Reason::DataVolumeLost, lost_text(name, &lost.uid, "replaced"));
     }
     match claim.phase.as_str() {
         "Bound" => {}

@@ -385,6 +385,30 @@ fn a_lost_volume_is_never_replaced_without_approval() {
 }
 
 #[test]
+fn a_volume_lost_during_any_plan_is_reported_at_once() {
+    for passes in 1..12 {
+        for from_scratch in [false, true] {
+            let mut world =
+                if from_scratch { World::new(validator()) } else { running(validator()) };
+            if !from_scratch {
+                image(&mut world, "seid:2");
+            }
+            run(&mut world, passes);
+            let Some(lost) = world.claim.take() else { continue };
+            world.evict();
+            run(&mut world, 3);
+            assert_eq!(world.claim, None, "nothing is recreated");
+            let conditions = world.status().conditions;
+            let stalled = condition::find(&conditions, ConditionType::Stalled).unwrap();
+            assert_eq!(stalled.reason, "DataVolumeLost", "after {passes} passes");
+            let approval = BTreeMap::from([(annotation::RECREATE_VOLUME.to_owned(), lost)]);
+            world.node.metadata.annotations = Some(approval);
+            world.converge();
+        }
+    }
+}
+
+#[test]
 fn a_platform_change_rolls_and_its_revert_before_the_roll_does_nothing() {
     let mut world = running(full_node());
     world.platform = "b".to_owned();
