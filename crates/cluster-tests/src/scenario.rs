@@ -11,6 +11,7 @@ use sei_api::SeiNode;
 use sei_api::condition::{self, ConditionType};
 use sei_api::status::{SeiNodePhase, SeiNodeStatus};
 use sei_operator::Operator;
+use sei_plan::signing_key;
 use sei_plan::view::PodView;
 use sei_rig::{
     AuditEntry, AuditLog, Behaviour, ControlPlane, Kubelet, Rule, RuleId, Sidecars, User, World,
@@ -326,10 +327,26 @@ impl Scenario {
 
     /// Creates the two key Secrets of a validator, with these names.
     pub async fn create_validator_keys(&self, signing: &str, node: &str) -> Result<()> {
-        let key = json!({ "type": "t", "value": "v" });
-        let signing_key = json!({ "address": signing, "pub_key": key, "priv_key": key });
-        self.create_secret(signing, "priv_validator_key.json", &signing_key).await?;
-        self.create_secret(node, "node_key.json", &json!({ "priv_key": key })).await
+        self.copy_validator_keys(signing, signing, node).await
+    }
+
+    /// Creates a Secret with the signing key `key`.
+    pub async fn copy_secret_of_key(&self, key: &str, name: &str) -> Result<()> {
+        self.create_secret(name, signing_key::FILE, &signing_key::made_up(key)).await
+    }
+
+    pub async fn delete_secret(&self, name: &str) -> Result<()> {
+        let secrets: Api<Secret> =
+            Api::namespaced(self.context.admin.clone(), &self.context.namespace);
+        secrets.delete(name, &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    /// Creates the Secrets of a validator that signs with the key `key`.
+    pub async fn copy_validator_keys(&self, key: &str, signing: &str, node: &str) -> Result<()> {
+        self.copy_secret_of_key(key, signing).await?;
+        let p2p = json!({ "type": "t", "value": "v" });
+        self.create_secret(node, "node_key.json", &json!({ "priv_key": p2p })).await
     }
 
     /// How many pods a node has had so far.

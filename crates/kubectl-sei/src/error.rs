@@ -46,7 +46,7 @@ pub(crate) fn call_error(what: &str, failure: Failure) -> Error {
         Failure::Conflict(text)
         | Failure::FieldManagerConflict(text)
         | Failure::Rejected(text)
-        | Failure::SigningKey(text)
+        | Failure::NotStarted { message: text, .. }
         | Failure::Indeterminate(text)
         | Failure::Unreachable(text)
         | Failure::TaskRefused(text)

@@ -7,8 +7,11 @@ pub const GROUP: &str = "sei.io";
 /// The only served and stored version.
 pub const VERSION: &str = "v1alpha1";
 
-/// Finalizer that keeps a deleted `SeiNode` until the operator has cleaned up its data volume.
+/// Finalizer that keeps a deleted `SeiNode` until the operator has stopped it, if it signs, and has
+/// cleaned up its data volume.
 pub const NODE_FINALIZER: &str = "sei.io/seinode-finalizer";
+/// Finalizer of Kubernetes on an object that is deleted without its dependents.
+pub const ORPHAN_FINALIZER: &str = "orphan";
 /// Field manager of every server-side apply of a node's own objects. It is the Go operator's name:
 /// with another one the fields would be co-owned, and a co-owned field can never be removed.
 pub const FIELD_MANAGER: &str = "seinode-controller";
@@ -54,6 +57,8 @@ pub mod annotation {
     pub const RETRY: &str = "sei.io/retry";
     /// Approves a start on an empty volume; its value is the uid of the lost claim.
     pub const RECREATE_VOLUME: &str = "sei.io/recreate-volume";
+    /// Deletes a node that signs although its pod has not ended; its value is the uid of the node.
+    pub const FORCE_FINALIZE: &str = "sei.io/force-finalize";
     /// On a StatefulSet's metadata, never in its template: fingerprint of the applied template.
     pub const TEMPLATE_HASH: &str = "sei.io/template-hash";
     /// On the pod: keeps voluntary disruption of its Kubernetes node away from the chain database.

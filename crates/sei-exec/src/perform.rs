@@ -27,6 +27,9 @@ use crate::lean::Lean;
 use crate::sidecar::Sidecar;
 use crate::watched_pod::WatchedPod;
 
+/// Objects per page of a list.
+const PAGE: u32 = 500;
+
 /// The objects of one node in the cluster.
 #[derive(Clone)]
 pub struct Cluster {
@@ -125,13 +128,9 @@ impl Cluster {
                 Outcome::Generation(found.and_then(|node| node.metadata.generation))
             }
             Read::Nodes => Outcome::Nodes(self.all_nodes().await?),
-            Read::HasStatefulSet(key) => {
-                let sets: Api<Lean<StatefulSet>> =
-                    Api::namespaced(self.client.clone(), &key.namespace);
-                let found = find("get statefulset", sets.get(&key.name)).await?;
-                Outcome::HasStatefulSet(found.is_some())
+            Read::Mounts { namespace, node } => {
+                Outcome::Mounts(self.mounts(namespace, node.as_deref()).await?)
             }
-            Read::Mounts => Outcome::Mounts(self.mounts().await?),
         })
     }
 
@@ -157,17 +156,29 @@ impl Cluster {
             Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &resource),
             None => Api::all_with(self.client.clone(), &resource),
         };
-        let nodes = call("list seinodes", nodes.list(&ListParams::default())).await?;
-        let stored = nodes.items.iter().filter_map(|node| serde_json::to_value(node).ok());
-        Ok(stored.filter_map(|node| signers::read(&node)).collect())
+        let mut found = Vec::new();
+        let mut page = ListParams::default().limit(PAGE);
+        loop {
+            let list = call("list seinodes", nodes.list(&page)).await?;
+            let stored = list.items.iter().filter_map(|node| serde_json::to_value(node).ok());
+            found.extend(stored.filter_map(|node| signers::read(&node)));
+            match list.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => page = page.continue_token(&token),
+                None => return Ok(found),
+            }
+        }
     }
 
-    async fn mounts(&self) -> Result<Vec<MountView>, Failure> {
-        let ours = ListParams::default().labels(label::NODE);
-        let sets = call("list statefulsets", self.api::<Lean<StatefulSet>>().list(&ours)).await?;
-        let pods = call("list pods", self.api::<Lean<Pod>>().list(&ours)).await?;
-        let sets = sets.items.iter().map(|set| signers::statefulset_mounts(&set.0));
-        Ok(sets.chain(pods.items.iter().map(|pod| signers::pod_mounts(&pod.0))).collect())
+    async fn mounts(&self, namespace: &str, node: Option<&str>) -> Result<Vec<MountView>, Failure> {
+        let label = node.map_or(label::NODE.to_owned(), |node| format!("{}={node}", label::NODE));
+        let of_nodes = ListParams::default().labels(&label);
+        let sets: Api<Lean<StatefulSet>> = Api::namespaced(self.client.clone(), namespace);
+        let sets = call("list statefulsets", sets.list(&of_nodes)).await?;
+        let pods: Api<Lean<Pod>> = Api::namespaced(self.client.clone(), namespace);
+        let pods = call("list pods", pods.list(&of_nodes)).await?;
+        let sets = sets.items.iter().map(|set| StatefulSetView::from(&set.0));
+        let sets = sets.map(|set| MountView::of_statefulset(namespace, &set));
+        Ok(sets.chain(pods.items.iter().map(|pod| MountView::of_pod(&pod.0))).collect())
     }
 
     async fn pods(&self) -> Result<Vec<Shared<PodView>>, Failure> {

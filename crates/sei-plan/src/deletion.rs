@@ -1,18 +1,27 @@
-//! How a deleted node is finalized: its own volume is deleted, everything else is garbage-collected
-//! by ownership.
+//! How a deleted node is finalized: a signer is stopped, its own volume is deleted, everything else
+//! is garbage-collected by ownership.
 
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use sei_api::SeiNode;
-use sei_api::names::{NODE_FINALIZER, data_claim};
-use sei_api::status::SeiNodePhase;
+use sei_api::condition::{self, ConditionStatus, ConditionType, Reason, Verdict};
+use sei_api::names::{NODE_FINALIZER, ORPHAN_FINALIZER, annotation, data_claim};
+use sei_api::status::{Blocked, SeiNodePhase, SeiNodeStatus};
+use serde_json::json;
 
 use crate::pass::{Ask, Ending};
-use crate::request::{Failure, Outcome, Purpose, Read, Request};
+use crate::planner::later;
+use crate::request::{Failure, MountView, Outcome, Purpose, Read, Request};
 use crate::shared::Shared;
+use crate::timing::Timing;
+use crate::view::StatefulSetView;
 
 /// One pass over a node that has a deletion timestamp.
 #[derive(Clone, Debug)]
 pub struct Deletion {
     node: Shared<SeiNode>,
+    now: Timestamp,
+    timing: Timing,
     stage: Stage,
     ending: Ending,
 }
@@ -20,18 +29,28 @@ pub struct Deletion {
 #[derive(Clone, Debug, PartialEq)]
 enum Stage {
     MarkTerminating,
+    ReadStatefulSet,
+    ScaleDown {
+        resource_version: String,
+    },
+    ReadPods,
+    /// Pods that may still sign.
+    Wait(String),
     ReadClaim,
-    DeleteClaim { name: String, uid: String },
+    DeleteClaim {
+        name: String,
+        uid: String,
+    },
     RemoveFinalizer,
     End,
 }
 
 impl Deletion {
-    pub fn new(node: Shared<SeiNode>) -> Self {
-        let held = node.metadata.finalizers.iter().flatten().any(|name| name == NODE_FINALIZER);
+    pub fn new(node: Shared<SeiNode>, now: Timestamp, timing: Timing) -> Self {
+        let held = has_finalizer(&node, NODE_FINALIZER);
         let ending = Ending { is_released: !held, ..Ending::default() };
         let stage = if held { Stage::MarkTerminating } else { Stage::End };
-        Self { node, stage, ending }
+        Self { node, now, timing, stage, ending }
     }
 
     pub fn node(&self) -> &Shared<SeiNode> {
@@ -47,9 +66,28 @@ impl Deletion {
             match &self.stage {
                 Stage::MarkTerminating => {
                     let mut status = self.node.status.clone().unwrap_or_default();
-                    self.stage = Stage::ReadClaim;
+                    self.stage = self.first();
                     if status.phase != Some(SeiNodePhase::Terminating) {
                         status.phase = Some(SeiNodePhase::Terminating);
+                        return Ask::Write(Box::new(status));
+                    }
+                }
+                Stage::ReadStatefulSet => return perform(Request::Read(Read::StatefulSet)),
+                Stage::ScaleDown { resource_version } => {
+                    return perform(Request::PatchStatefulSet(json!({
+                        "metadata": { "resourceVersion": resource_version },
+                        "spec": { "replicas": 0 },
+                    })));
+                }
+                Stage::ReadPods => {
+                    let namespace = self.node.metadata.namespace.clone().unwrap_or_default();
+                    let node = self.node.metadata.name.clone();
+                    return perform(Request::Read(Read::Mounts { namespace, node }));
+                }
+                Stage::Wait(pod) => {
+                    let status = self.waiting_for(pod);
+                    self.end(|_| {});
+                    if self.node.status.as_ref() != Some(&status) {
                         return Ask::Write(Box::new(status));
                     }
                 }
@@ -76,8 +114,89 @@ impl Deletion {
         }
     }
 
+    /// What follows the mark.
+    ///
+    /// While the node exists, no other node starts with its key. So the object of a signer stays
+    /// until its pods have ended, which no garbage collector waits for.
+    fn first(&self) -> Stage {
+        if has_finalizer(&self.node, ORPHAN_FINALIZER) {
+            // The user keeps all objects of the node. The garbage collector takes the owner
+            // references off meanwhile.
+            return Stage::RemoveFinalizer;
+        }
+        let status = self.node.status.as_ref();
+        let signed = status.is_some_and(|status| status.signing_identity.is_some());
+        let forced = self.node.metadata.annotations.as_ref().and_then(|all| {
+            all.get(annotation::FORCE_FINALIZE)
+                .filter(|uid| Some(*uid) == self.node.metadata.uid.as_ref())
+        });
+        if (self.node.spec.signs() || signed) && forced.is_none() {
+            Stage::ReadStatefulSet
+        } else {
+            Stage::ReadClaim
+        }
+    }
+
+    fn after_statefulset(&self, found: Option<&StatefulSetView>) -> Stage {
+        match found {
+            // It was orphaned: its pods are not the node's.
+            Some(set) if set.controller != self.node.metadata.uid => Stage::ReadClaim,
+            Some(set) if set.replicas != Some(0) && !set.terminating => {
+                Stage::ScaleDown { resource_version: set.resource_version.clone() }
+            }
+            _ => Stage::ReadPods,
+        }
+    }
+
+    fn after_pods(&self, mounts: &[MountView]) -> Stage {
+        let own = format!("{}-0", self.name());
+        let signs = |mount: &&MountView| {
+            mount.is_pod() && !mount.is_idle && (mount.signs || mount.name == own)
+        };
+        match mounts.iter().find(signs) {
+            Some(pod) => Stage::Wait(pod.name.clone()),
+            None => Stage::ReadClaim,
+        }
+    }
+
+    /// The status while a pod may still sign.
+    fn waiting_for(&self, pod: &str) -> SeiNodeStatus {
+        let mut status = self.node.status.clone().unwrap_or_default();
+        let uid = self.node.metadata.uid.as_deref().unwrap_or_default();
+        let message = format!(
+            "pod {pod} has not ended and may still sign; to delete the node without waiting for it, \
+             set annotation {}: {uid}",
+            annotation::FORCE_FINALIZE
+        );
+        let reason = Reason::PodTerminating;
+        let same = status.blocked.as_ref().filter(|blocked| blocked.reason == reason.as_str());
+        let since = same.map_or(Time(self.now), |blocked| blocked.since.clone());
+        if later(since.0, self.timing.stall_deadline(reason)) <= self.now {
+            let generation = self.node.metadata.generation.unwrap_or_default();
+            let stalled = ConditionType::Stalled;
+            let verdict = Verdict::new(stalled, ConditionStatus::True, reason, message.clone());
+            condition::set(&mut status.conditions, &verdict, generation, self.now);
+        }
+        status.blocked = Some(Blocked { reason: reason.as_str().to_owned(), since, message });
+        status
+    }
+
     pub fn absorb(&mut self, outcome: Outcome) {
         match (&self.stage, outcome) {
+            (Stage::ReadStatefulSet, Outcome::StatefulSet(found)) => {
+                self.stage = self.after_statefulset(found.as_deref());
+            }
+            (Stage::ScaleDown { .. }, Outcome::Accepted | Outcome::Failed(Failure::NotFound)) => {
+                self.stage = Stage::ReadPods;
+            }
+            (Stage::ScaleDown { .. }, Outcome::Failed(Failure::Conflict(_))) => {
+                self.stage = Stage::ReadStatefulSet;
+            }
+            (Stage::ReadPods, Outcome::Mounts(mounts)) => {
+                self.stage = self.after_pods(&mounts);
+                // Events of the pod enqueue the node, too.
+                self.ending.requeue = Some(self.timing.poll());
+            }
             (Stage::ReadClaim, Outcome::Claim(found)) => {
                 // A claim of the same name that this node does not control is left alone.
                 let own = found.filter(|claim| {
@@ -120,6 +239,10 @@ impl Deletion {
     }
 }
 
+fn has_finalizer(node: &SeiNode, finalizer: &str) -> bool {
+    node.metadata.finalizers.iter().flatten().any(|name| name == finalizer)
+}
+
 fn perform(request: Request) -> Ask {
     Ask::Perform(Box::new(request))
 }
@@ -127,7 +250,7 @@ fn perform(request: Request) -> Ask {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::planner::fixture::{NODE_UID, full_node, node};
+    use crate::planner::fixture::{NODE_UID, at, full_node, node, running, statefulset, validator};
     use crate::request::ClaimView;
 
     fn deleted() -> SeiNode {
@@ -136,6 +259,10 @@ mod tests {
             Some(serde_json::from_value("2026-01-01T00:00:00Z".into()).unwrap());
         node.metadata.finalizers = Some(vec!["keep".to_owned(), NODE_FINALIZER.to_owned()]);
         node
+    }
+
+    fn begin(node: SeiNode) -> Deletion {
+        Deletion::new(node.into(), at(0), Timing::default())
     }
 
     fn claim(controller: &str) -> Outcome {
@@ -148,7 +275,7 @@ mod tests {
 
     /// A deletion up to the read of its claim.
     fn at_claim() -> Deletion {
-        let mut deletion = Deletion::new(deleted().into());
+        let mut deletion = begin(deleted());
         let Ask::Write(status) = deletion.ask() else { panic!("the phase is written first") };
         assert_eq!(status.phase, Some(SeiNodePhase::Terminating));
         deletion
@@ -187,7 +314,7 @@ mod tests {
         let mut node = deleted();
         let volume = serde_json::json!({ "import": { "pvcName": "disk" } });
         node.spec.data_volume = serde_json::from_value(volume).unwrap();
-        let mut deletion = Deletion::new(node.into());
+        let mut deletion = begin(node);
         let Ask::Write(_) = deletion.ask() else { panic!("the phase is written first") };
         assert!(removes_finalizer(&mut deletion));
     }
@@ -201,5 +328,106 @@ mod tests {
         deletion.absorb(Outcome::Failed(failure.clone()));
         let Ask::Done(ending) = deletion.ask() else { panic!("it ends") };
         assert_eq!((ending.failure, ending.is_released), (Some(failure), false));
+    }
+
+    /// A deleted validator, up to the read of its StatefulSet.
+    fn signer(change: impl FnOnce(&mut SeiNode)) -> Deletion {
+        let mut node = SeiNode { spec: validator(), ..deleted() };
+        node.status = running(validator()).node.status.clone();
+        node.status.as_mut().unwrap().phase = Some(SeiNodePhase::Terminating);
+        change(&mut node);
+        begin(node)
+    }
+
+    fn own_set(replicas: i32) -> Outcome {
+        let mut set = statefulset(&json!({}), "", "");
+        set.replicas = Some(replicas);
+        Outcome::StatefulSet(Some(set.into()))
+    }
+
+    fn pod(ended: bool) -> Outcome {
+        let (namespace, name) = ("ns".to_owned(), "n-0".to_owned());
+        Outcome::Mounts(vec![MountView {
+            kind: "pod",
+            namespace,
+            name,
+            signs: true,
+            is_idle: ended,
+            ..MountView::default()
+        }])
+    }
+
+    #[test]
+    fn a_signer_is_kept_until_its_pods_have_ended() {
+        let mut deletion = signer(|_| {});
+        assert_eq!(deletion.ask(), perform(Request::Read(Read::StatefulSet)));
+        deletion.absorb(own_set(1));
+        let Ask::Perform(patch) = deletion.ask() else { panic!("it is stopped") };
+        let Request::PatchStatefulSet(patch) = *patch else { panic!("{patch:?}") };
+        assert_eq!(patch["spec"]["replicas"], 0);
+        deletion.absorb(Outcome::Accepted);
+        let read = Read::Mounts { namespace: "ns".to_owned(), node: Some("n".to_owned()) };
+        assert_eq!(deletion.ask(), perform(Request::Read(read)));
+        deletion.absorb(pod(false));
+        let Ask::Write(status) = deletion.ask() else { panic!("it is reported") };
+        let blocked = status.blocked.clone().unwrap();
+        assert_eq!(blocked.reason, "PodTerminating");
+        let Ask::Done(ending) = deletion.ask() else { panic!("it waits") };
+        assert!(!ending.is_released && ending.requeue.is_some());
+        // Later it counts as stalled.
+        let mut deletion = signer(|node| node.status = Some(*status));
+        deletion.now = at(300);
+        deletion.ask();
+        deletion.absorb(own_set(0));
+        deletion.ask();
+        deletion.absorb(pod(false));
+        let Ask::Write(status) = deletion.ask() else { panic!("it is reported") };
+        let stalled = condition::find(&status.conditions, ConditionType::Stalled).unwrap();
+        assert_eq!(stalled.reason, "PodTerminating");
+        assert!(stalled.message.contains("sei.io/force-finalize"), "{}", stalled.message);
+    }
+
+    #[test]
+    fn a_signer_whose_pods_have_ended_is_released() {
+        for ended in [pod(true), Outcome::Mounts(vec![])] {
+            let mut deletion = signer(|_| {});
+            deletion.ask();
+            deletion.absorb(Outcome::StatefulSet(None));
+            deletion.ask();
+            deletion.absorb(ended);
+            assert_eq!(deletion.ask(), perform(Request::Read(Read::Claim("data-n".to_owned()))));
+        }
+    }
+
+    #[test]
+    fn a_user_can_release_a_signer_by_its_uid() {
+        let forced = |uid: &str| {
+            let annotations = [(annotation::FORCE_FINALIZE.to_owned(), uid.to_owned())];
+            signer(|node| node.metadata.annotations = Some(annotations.into()))
+        };
+        let claim = perform(Request::Read(Read::Claim("data-n".to_owned())));
+        assert_eq!(forced(NODE_UID).ask(), claim);
+        assert_eq!(forced("another").ask(), perform(Request::Read(Read::StatefulSet)));
+    }
+
+    #[test]
+    fn nothing_of_an_orphaned_node_is_touched() {
+        for mut node in [deleted(), SeiNode { spec: validator(), ..deleted() }] {
+            node.metadata.finalizers.get_or_insert_default().insert(0, "orphan".to_owned());
+            let mut deletion = begin(node);
+            let Ask::Write(_) = deletion.ask() else { panic!("the phase is written first") };
+            let Ask::Perform(request) = deletion.ask() else { panic!("it is released") };
+            let Request::PatchFinalizers { finalizers, .. } = *request else {
+                panic!("{request:?}")
+            };
+            assert_eq!(finalizers, ["orphan", "keep"]);
+        }
+        // The garbage collector was faster: the StatefulSet has no owner any more.
+        let mut deletion = signer(|_| {});
+        deletion.ask();
+        let mut set = statefulset(&json!({}), "", "");
+        set.controller = None;
+        deletion.absorb(Outcome::StatefulSet(Some(set.into())));
+        assert_eq!(deletion.ask(), perform(Request::Read(Read::Claim("data-n".to_owned()))));
     }
 }

@@ -44,6 +44,7 @@ pub mod request;
 pub mod seen;
 pub mod shared;
 pub mod signers;
+pub mod signing_key;
 pub mod snapshot;
 pub mod start_check;
 pub mod summary;

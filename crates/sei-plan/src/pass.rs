@@ -9,9 +9,9 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use sei_api::SeiNode;
 use sei_api::condition::{ConditionType, Reason, find};
-use sei_api::names::{NODE_FINALIZER, data_claim};
+use sei_api::names::NODE_FINALIZER;
 use sei_api::plan::{PlanKind, TaskPlan};
-use sei_api::status::{Blocked, ClaimRef, SeiNodePhase, SeiNodeStatus};
+use sei_api::status::{Blocked, SeiNodePhase, SeiNodeStatus};
 use sei_api::task::TaskType;
 use serde_json::Value;
 
@@ -77,6 +77,7 @@ pub struct Carried {
 enum Stage {
     AddFinalizer,
     ReadClaim,
+    ReadKey,
     Decide,
     Repair(Vec<Request>),
     Step,
@@ -202,9 +203,15 @@ impl Pass {
                     return self.perform(Request::PatchFinalizers { resource_version, finalizers });
                 }
                 Stage::ReadClaim => {
-                    self.stage = Stage::Decide;
+                    self.stage = Stage::ReadKey;
                     if let Some(name) = self.unproved_claim() {
                         return self.perform(Request::Read(Read::Claim(name)));
+                    }
+                }
+                Stage::ReadKey => {
+                    self.stage = Stage::Decide;
+                    if let Some(read) = self.unknown_key().or_else(|| self.released_key()) {
+                        return self.perform(Request::Read(read));
                     }
                 }
                 Stage::Decide => {
@@ -285,15 +292,6 @@ impl Pass {
         self.requests > 0 || self.snapshot.status.plan.as_ref().is_some_and(TaskPlan::is_active)
     }
 
-    /// A claim that caches do not show. Only a live read proves that a volume is lost.
-    fn unproved_claim(&self) -> Option<String> {
-        let unknown = self.snapshot.claim == Claim::Unknown
-            && self.snapshot.status.data_claim.is_some()
-            && self.snapshot.node.spec.imported_claim().is_none();
-        let name = self.snapshot.node.metadata.name.as_deref().unwrap_or_default();
-        unknown.then(|| data_claim(name))
-    }
-
     /// Takes in the outcome of what was asked for.
     pub fn absorb(&mut self, outcome: Outcome) {
         let Some(request) = self.pending.take() else { return self.absorb_write(outcome) };
@@ -302,11 +300,17 @@ impl Pass {
         }
         match (&self.stage, outcome) {
             (Stage::AddFinalizer, outcome) => self.absorb_finalizer(outcome),
-            (Stage::Decide, Outcome::Claim(found)) => {
+            (Stage::ReadKey, Outcome::Claim(found)) => {
                 self.snapshot.claim = found.map_or(Claim::Missing, Claim::Present);
+                self.snapshot.record_claim();
+                let present = self.snapshot.statefulset.as_ref().and_then(|set| set.replicas);
+                self.seen.replicas = repair::desired_replicas(&self.snapshot, present);
             }
             // The claim could not be read; the decision takes it for unknown.
-            (Stage::Decide, _) => {}
+            (Stage::ReadKey, _) => self.snapshot.claim = Claim::Unknown,
+            (Stage::Decide, outcome) => {
+                self.absorb_key(&request, outcome);
+            }
             (Stage::Repair(_), outcome) => self.absorb_repair(&request, outcome),
             (_, outcome) => self.absorb_step(&request, outcome),
         }
@@ -471,8 +475,10 @@ impl Pass {
             Some(Question::Start(mut check)) => match check.absorb(&self.snapshot.node, outcome) {
                 Ok(()) => self.question = Some(Question::Start(check)),
                 Err(failure) => {
-                    self.pending = Some(check.request().clone());
-                    self.absorb(Outcome::Failed(failure));
+                    if let Some(identity) = check.identity() {
+                        self.snapshot.status.signing_identity = Some(identity.clone());
+                    }
+                    self.refuse_start(check.request().clone(), failure);
                 }
             },
             None => {}
@@ -509,6 +515,11 @@ impl Pass {
         }
     }
 
+    fn refuse_start(&mut self, request: Request, failure: Failure) {
+        self.pending = Some(request);
+        self.absorb(Outcome::Failed(failure));
+    }
+
     /// Whether this request lets a pod start, or lets one sign that did not: of nodes with one key
     /// or volume only one may do so.
     fn starts(&self, request: &Request) -> bool {
@@ -516,7 +527,14 @@ impl Pass {
             Request::ApplyStatefulSet(object) => {
                 takes_a_key(object, self.snapshot.own_statefulset())
             }
-            request => request.starts_a_pod(),
+            // Two pods on one volume corrupt it; the Job has no key.
+            Request::CreateJob(_) => self.snapshot.node.spec.imported_claim().is_some(),
+            Request::CreateStatefulSet(_) => true,
+            Request::PatchStatefulSet(patch) => {
+                let present = self.snapshot.own_statefulset().and_then(|set| set.replicas);
+                patch["spec"]["replicas"] == 1 && present.is_none_or(|present| present < 1)
+            }
+            _ => false,
         }
     }
 
@@ -530,6 +548,13 @@ impl Pass {
     fn perform_checked(&mut self, request: Request) -> Ask {
         if !self.starts(&request) {
             return self.perform(request);
+        }
+        if let Some(message) = self.snapshot.signing_conflict.clone() {
+            // The caches already show it: nothing is read.
+            self.retry_within(self.snapshot.timing.poll());
+            let reason = Reason::SigningKeyConflict;
+            self.refuse_start(request, Failure::NotStarted { reason, message });
+            return self.ask();
         }
         let check = StartCheck::new(&self.snapshot.node, request);
         self.question = Some(Question::Start(Box::new(check)));
@@ -724,40 +749,6 @@ fn is_stalled(condition: &Condition) -> bool {
     condition.type_ == ConditionType::Stalled.as_str()
 }
 
-impl Snapshot {
-    /// Records in the status what the snapshot itself shows: mode, resolved peers, and the claim of
-    /// a node that ran before claims were recorded.
-    fn record_facts(&mut self) {
-        if let Some(peers) = self.peers.take() {
-            self.status.resolved_peers = (!peers.is_empty()).then_some(peers);
-        }
-        let mode = self.node.spec.mode().map(sei_api::Mode::as_str);
-        if self.status.mode.as_deref() != mode {
-            self.status.mode = mode.map(str::to_owned);
-        }
-        if let Claim::Present(claim) = &self.claim
-            && self.status.data_claim.is_none()
-            && self.status.phase == Some(SeiNodePhase::Running)
-            && claim.controller.is_some()
-            && claim.controller == self.node.metadata.uid
-            && self.node.spec.imported_claim().is_none()
-        {
-            let name = data_claim(self.node.metadata.name.as_deref().unwrap_or_default());
-            self.status.data_claim = Some(ClaimRef { name, uid: claim.uid.clone() });
-        }
-    }
-
-    /// Whether the live template has no difference from the rendered one.
-    pub fn compare_template(&self) -> bool {
-        match (&self.desired, &self.statefulset) {
-            (Ok(desired), Some(set)) => {
-                !crate::diff::lacks_rendered(&set.template, &desired.template)
-            }
-            _ => true,
-        }
-    }
-}
-
 /// Whether the current task opens the gate of the node's own pod.
 fn opens_gate(plan: &TaskPlan) -> bool {
     !in_bootstrap(plan) && plan.current().is_some_and(|(_, task)| task.is(TaskType::MarkReady))
@@ -850,7 +841,7 @@ fn refused(failure: &Failure) -> Option<Waiting> {
         Failure::FieldManagerConflict(text) => (Some(Reason::FieldConflict), text),
         Failure::Forbidden(text) => (Some(Reason::Forbidden), text),
         Failure::Rejected(text) => (Some(Reason::ApplyRejected), text),
-        Failure::SigningKey(text) => (Some(Reason::SigningKeyConflict), text),
+        Failure::NotStarted { reason, message } => (Some(*reason), message),
         Failure::Indeterminate(text)
         | Failure::Unreachable(text)
         | Failure::Unauthorized(text)
@@ -859,5 +850,6 @@ fn refused(failure: &Failure) -> Option<Waiting> {
     Some(Waiting { reason, message: crate::tasks::bounded(text), ..Waiting::default() })
 }
 
+mod facts;
 #[cfg(test)]
 mod tests;

@@ -10,7 +10,7 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use sei_api::SeiNode;
-use sei_api::key::ObjectKey;
+use sei_api::condition::Reason;
 use sei_api::names::bootstrap_job;
 use serde_json::Value;
 
@@ -65,15 +65,6 @@ pub enum Request {
 }
 
 impl Request {
-    /// Whether the request may start a pod of a node that has none.
-    pub fn starts_a_pod(&self) -> bool {
-        match self {
-            Self::CreateStatefulSet(_) => true,
-            Self::PatchStatefulSet(patch) => patch["spec"]["replicas"] == 1,
-            _ => false,
-        }
-    }
-
     /// What the request changes; `None` for reads, dry runs and questions.
     pub fn write(&self, node: &str) -> Option<Write> {
         let of = |verb, kind, name: &str, uid: Option<&str>| {
@@ -158,10 +149,12 @@ pub enum Read {
     },
     /// Every node that the operator manages.
     Nodes,
-    /// Whether this other node has a StatefulSet.
-    HasStatefulSet(ObjectKey),
-    /// Every StatefulSet and pod of nodes in the namespace, with the Secrets and claims it mounts.
-    Mounts,
+    /// Every StatefulSet and pod of nodes in this namespace, with the Secrets and claims that it
+    /// mounts; only those of one node if its name is given.
+    Mounts {
+        namespace: String,
+        node: Option<String>,
+    },
 }
 
 /// Deletion of one pod by uid, so that a new pod of the same name is not deleted.
@@ -206,7 +199,6 @@ pub enum Outcome {
     /// `None`: the node no longer exists.
     Generation(Option<i64>),
     Nodes(Vec<SeiNode>),
-    HasStatefulSet(bool),
     Mounts(Vec<MountView>),
     /// The pod template that a dry run returned.
     DryRun(Value),
@@ -246,8 +238,11 @@ pub enum Failure {
     Forbidden(String),
     /// The server refuses the object: 400, 413, 422, or a denial by an admission webhook.
     Rejected(String),
-    /// The request was not sent: another object still has the signing key or the volume.
-    SigningKey(String),
+    /// The request was not sent: the node may not start.
+    NotStarted {
+        reason: Reason,
+        message: String,
+    },
     /// Any other failure; the outcome is unknown, so the state is read again.
     Indeterminate(String),
     /// The sidecar could not be reached, or its answer was malformed.
@@ -282,13 +277,18 @@ impl std::fmt::Display for Failure {
 pub struct MountView {
     /// `StatefulSet` or `pod`.
     pub kind: &'static str,
+    pub namespace: String,
     pub name: String,
     /// Label of the node it belongs to.
     pub node: Option<String>,
+    /// Label of the chain that it runs.
+    pub chain: Option<String>,
     pub secrets: Vec<String>,
     pub claims: Vec<String>,
-    /// A pod in which no container runs or will run.
-    pub ended: bool,
+    /// Mounts a signing key.
+    pub signs: bool,
+    /// A pod in which no container runs or will run, or a StatefulSet with zero replicas.
+    pub is_idle: bool,
 }
 
 /// The fields of a claim that decisions read.

@@ -188,7 +188,6 @@ impl Seen {
             // These outcomes are for the pass itself, not for a task.
             Outcome::Node(_)
             | Outcome::Nodes(_)
-            | Outcome::HasStatefulSet(_)
             | Outcome::Mounts(_)
             | Outcome::DryRun(_)
             | Outcome::Slot(_) => {}

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use sei_api::SeiNode;
-use sei_api::names::annotation;
+use sei_api::names::{annotation, data_claim};
 use sei_api::node::{OnImageChange, OnOperatorChange};
 use sei_api::status::SeiNodeStatus;
 
@@ -47,7 +47,7 @@ pub struct Snapshot {
     pub adoption: Option<(String, Comparison)>,
     /// The p2p ids of some peers are being requested: their addresses are not complete yet.
     pub asks_peers: bool,
-    /// Another node with the same signing key or claim.
+    /// Why the node may not start: another node has its signing key or claim, by the caches.
     pub signing_conflict: Option<String>,
     /// The field that the installed CRD dropped from the last status write.
     pub dropped_field: Option<String>,
@@ -177,6 +177,12 @@ impl Snapshot {
 
     pub fn annotation(&self, name: &str) -> Option<&str> {
         self.node.metadata.annotations.as_ref()?.get(name).map(String::as_str)
+    }
+
+    /// Name of the claim that the node's pod mounts.
+    pub fn claim_name(&self) -> String {
+        let own = || data_claim(self.node.metadata.name.as_deref().unwrap_or_default());
+        self.node.spec.imported_claim().map_or_else(own, str::to_owned)
     }
 
     /// The approved target, if there is an approval.

@@ -7,10 +7,12 @@
 use std::collections::VecDeque;
 
 use sei_api::SeiNode;
+use sei_api::condition::Reason;
 use sei_api::key::ObjectKey;
 
-use crate::request::{Failure, Outcome, Read, Request};
+use crate::request::{Failure, MountView, Outcome, Read, Request, SecretView};
 use crate::signers;
+use crate::signing_key::SigningKey;
 
 /// The checks before one request.
 #[derive(Clone, Debug)]
@@ -20,6 +22,10 @@ pub struct StartCheck {
     exclusive: bool,
     /// The node as the live read returned it.
     live: Option<Box<SeiNode>>,
+    /// Whom the node would sign as, by its Secret.
+    identity: Option<String>,
+    candidates: Vec<SeiNode>,
+    mounts: Vec<MountView>,
     reads: VecDeque<Read>,
 }
 
@@ -35,8 +41,15 @@ pub enum Verdict {
 impl StartCheck {
     /// Begins the checks for a request of `node`.
     pub fn new(node: &SeiNode, request: Request) -> Self {
-        let exclusive = signers::is_exclusive(node);
-        Self { request, exclusive, live: None, reads: VecDeque::from([Read::Node]) }
+        Self {
+            request,
+            exclusive: signers::is_exclusive(node),
+            live: None,
+            identity: None,
+            candidates: Vec::new(),
+            mounts: Vec::new(),
+            reads: VecDeque::from([Read::Node]),
+        }
     }
 
     /// Whether the node has a key or a volume that only one node may use. The shell lets one such
@@ -47,6 +60,11 @@ impl StartCheck {
 
     pub fn request(&self) -> &Request {
         &self.request
+    }
+
+    /// Whom the node would sign as, once its Secret was read.
+    pub fn identity(&self) -> Option<&String> {
+        self.identity.as_ref()
     }
 
     pub fn next(&self) -> Verdict {
@@ -62,17 +80,16 @@ impl StartCheck {
         match (read, outcome) {
             (_, Outcome::Failed(failure)) => Err(failure),
             (Some(Read::Node), Outcome::Node(found)) => self.absorb_node(node, found),
-            (Some(Read::Nodes), Outcome::Nodes(all)) => self.absorb_nodes(&all),
-            (Some(Read::HasStatefulSet(other)), Outcome::HasStatefulSet(exists)) => {
-                let message = format!("{other} has started with the same key");
-                if exists { Err(Failure::SigningKey(message)) } else { Ok(()) }
+            (Some(Read::Secret(name)), Outcome::Secret(found)) => {
+                self.absorb_secret(&name, found.as_ref())
             }
-            (Some(Read::Mounts), Outcome::Mounts(mounts)) => {
-                let user = self.live.as_ref().and_then(|live| signers::still_used(live, &mounts));
-                user.map_or(Ok(()), |user| {
-                    let message = format!("{user} still has the signing key or volume");
-                    Err(Failure::SigningKey(message))
-                })
+            (Some(Read::Nodes), Outcome::Nodes(all)) => {
+                self.absorb_nodes(&all);
+                Ok(())
+            }
+            (Some(Read::Mounts { .. }), Outcome::Mounts(mounts)) => {
+                self.mounts.extend(mounts);
+                if self.reads.is_empty() { self.conclude() } else { Ok(()) }
             }
             (read, outcome) => {
                 Err(Failure::Indeterminate(format!("{read:?} was answered by {outcome:?}")))
@@ -93,23 +110,64 @@ impl StartCheck {
             return Err(Failure::Indeterminate("the node was edited meanwhile".to_owned()));
         }
         if self.exclusive {
+            self.reads.extend(live.spec.signing_secret().map(|name| Read::Secret(name.to_owned())));
             self.reads.push_back(Read::Nodes);
         }
         self.live = Some(live);
         Ok(())
     }
 
-    fn absorb_nodes(&mut self, all: &[SeiNode]) -> Result<(), Failure> {
-        let Some(live) = &self.live else { return Ok(()) };
-        if let Some(holder) = signers::older_holder(live, all) {
-            let message = format!("{holder} has the same signing key or volume");
-            return Err(Failure::SigningKey(message));
+    /// The Secret may have another key than the one that was recorded. Others compare with the
+    /// record, so it is corrected before the node starts.
+    fn absorb_secret(&mut self, name: &str, found: Option<&SecretView>) -> Result<(), Failure> {
+        let refuse = |reason, text: &str| {
+            Err(Failure::NotStarted { reason, message: format!("Secret {name}: {text}") })
+        };
+        let Some(secret) = found.filter(|secret| !secret.terminating) else {
+            return refuse(Reason::SecretMissing, "not found, or being deleted");
+        };
+        let key = match SigningKey::read(secret) {
+            Ok(SigningKey { disagrees: Some(field), .. }) => {
+                let text = format!("{field} does not belong to its private key");
+                return refuse(Reason::InvalidSpec, &text);
+            }
+            Ok(key) => key,
+            Err(text) => return refuse(Reason::InvalidSpec, &text),
+        };
+        let status = self.live.as_ref().and_then(|live| live.status.as_ref());
+        let recorded = status.and_then(|status| status.signing_identity.as_ref());
+        let is_recorded = recorded == Some(&key.identity);
+        self.identity = Some(key.identity);
+        if is_recorded {
+            return Ok(());
         }
-        let rivals = signers::rivals(live, all).into_iter();
-        let keys = rivals.map(|rival| ObjectKey::of(&rival.metadata));
-        self.reads.extend(keys.map(Read::HasStatefulSet));
-        self.reads.push_back(Read::Mounts);
-        Ok(())
+        let message = "the signing identity has to be recorded in status first";
+        Err(Failure::Indeterminate(message.to_owned()))
+    }
+
+    fn absorb_nodes(&mut self, all: &[SeiNode]) {
+        let Some(live) = &self.live else { return };
+        let found = signers::candidates(live, self.identity.as_deref(), all);
+        self.candidates = found.into_iter().cloned().collect();
+        let own = ObjectKey::of(&live.metadata);
+        let elsewhere = self.candidates.iter().map(|node| ObjectKey::of(&node.metadata));
+        let elsewhere = elsewhere
+            .filter(|key| key.namespace != own.namespace)
+            .map(|key| Read::Mounts { namespace: key.namespace, node: Some(key.name) });
+        self.reads.push_back(Read::Mounts { namespace: own.namespace.clone(), node: None });
+        self.reads.extend(elsewhere);
+    }
+
+    fn conclude(&self) -> Result<(), Failure> {
+        let Some(live) = &self.live else { return Ok(()) };
+        let candidates: Vec<&SeiNode> = self.candidates.iter().collect();
+        let identity = self.identity.as_deref();
+        match signers::conflict(live, identity, &candidates, &self.mounts) {
+            Some(message) => {
+                Err(Failure::NotStarted { reason: Reason::SigningKeyConflict, message })
+            }
+            None => Ok(()),
+        }
     }
 }
 
@@ -117,7 +175,7 @@ impl StartCheck {
 mod tests {
     use super::*;
     use crate::planner::fixture::{full_node, node, validator};
-    use crate::request::MountView;
+    use crate::signing_key;
 
     fn start() -> Request {
         Request::PatchStatefulSet(serde_json::json!({ "spec": { "replicas": 1 } }))
@@ -148,12 +206,67 @@ mod tests {
         assert_eq!(check(&node, vec![live(&node)]), (vec![Read::Node], Ok(())));
     }
 
+    /// A validator whose identity is recorded, and the Secret of that key.
+    fn signer(key: &str) -> (SeiNode, Outcome) {
+        let mut node = node(validator());
+        let file = (signing_key::FILE.to_owned(), signing_key::made_up(key).to_string().into());
+        let secret = SecretView { terminating: false, data: [file].into() };
+        let status = node.status.get_or_insert_default();
+        status.signing_identity = Some(SigningKey::read(&secret).unwrap().identity);
+        (node, Outcome::Secret(Some(secret)))
+    }
+
+    fn mounts(namespace: &str, node: Option<&str>) -> Read {
+        Read::Mounts { namespace: namespace.to_owned(), node: node.map(str::to_owned) }
+    }
+
+    fn refused(reason: Reason, message: &str) -> Result<(), Failure> {
+        Err(Failure::NotStarted { reason, message: message.to_owned() })
+    }
+
     #[test]
-    fn a_signer_reads_nodes_and_mounts() {
-        let node = node(validator());
-        let answers =
-            vec![live(&node), Outcome::Nodes(vec![node.clone()]), Outcome::Mounts(vec![])];
-        assert_eq!(check(&node, answers), (vec![Read::Node, Read::Nodes, Read::Mounts], Ok(())));
+    fn a_signer_reads_its_key_all_nodes_and_their_mounts() {
+        let (node, secret) = signer("a");
+        let (mut copy, _) = signer("a");
+        copy.metadata.name = Some("copy".to_owned());
+        copy.metadata.uid = Some("copy-uid".to_owned());
+        copy.metadata.namespace = Some("there".to_owned());
+        let nodes = Outcome::Nodes(vec![node.clone(), copy]);
+        let nothing = || Outcome::Mounts(vec![]);
+        let answers = vec![live(&node), secret, nodes, nothing(), nothing()];
+        let reads = vec![
+            Read::Node,
+            Read::Secret("signing".to_owned()),
+            Read::Nodes,
+            mounts("ns", None),
+            mounts("there", Some("copy")),
+        ];
+        let (read, ended) = check(&node, answers);
+        assert_eq!(read, reads);
+        // Neither has a creation time; the one whose name comes first starts.
+        let message = "there/copy has the same signing key or volume";
+        assert_eq!(ended, refused(Reason::SigningKeyConflict, message));
+    }
+
+    #[test]
+    fn a_key_that_was_exchanged_is_recorded_before_it_signs() {
+        let (node, _) = signer("a");
+        let (_, secret) = signer("b");
+        let mut check = StartCheck::new(&node, start());
+        check.absorb(&node, live(&node)).unwrap();
+        let Err(Failure::Indeterminate(_)) = check.absorb(&node, secret) else {
+            panic!("it does not start")
+        };
+        let (exchanged, _) = signer("b");
+        assert_eq!(check.identity(), exchanged.status.unwrap().signing_identity.as_ref());
+    }
+
+    #[test]
+    fn a_signer_does_not_start_without_its_secret() {
+        let (node, _) = signer("a");
+        let (_, ended) = check(&node, vec![live(&node), Outcome::Secret(None)]);
+        let message = "Secret signing: not found, or being deleted";
+        assert_eq!(ended, refused(Reason::SecretMissing, message));
     }
 
     #[test]
@@ -175,34 +288,18 @@ mod tests {
     }
 
     #[test]
-    fn a_younger_node_with_the_key_blocks_once_it_has_a_statefulset() {
-        let mut node = node(validator());
-        node.metadata.creation_timestamp =
-            Some(serde_json::from_value("2026-01-01T00:00:00Z".into()).unwrap());
-        let mut rival = node.clone();
-        rival.metadata.name = Some("rival".to_owned());
-        rival.metadata.uid = Some("rival-uid".to_owned());
-        rival.metadata.creation_timestamp =
-            Some(serde_json::from_value("2026-01-02T00:00:00Z".into()).unwrap());
-        let nodes = Outcome::Nodes(vec![node.clone(), rival]);
-        let (reads, ended) = check(&node, vec![live(&node), nodes, Outcome::HasStatefulSet(true)]);
-        assert_eq!(reads[2], Read::HasStatefulSet(ObjectKey::new("ns", "rival")));
-        let message = "ns/rival has started with the same key".to_owned();
-        assert_eq!(ended, Err(Failure::SigningKey(message)));
-    }
-
-    #[test]
     fn a_pod_that_still_mounts_the_key_blocks() {
-        let node = node(validator());
+        let (node, secret) = signer("a");
         let pod = MountView {
             kind: "pod",
+            namespace: "ns".to_owned(),
             name: "old-0".to_owned(),
             node: Some("old".to_owned()),
             secrets: vec!["signing".to_owned()],
             ..MountView::default()
         };
-        let answers = vec![live(&node), Outcome::Nodes(vec![]), Outcome::Mounts(vec![pod])];
-        let message = "pod old-0 still has the signing key or volume".to_owned();
-        assert_eq!(check(&node, answers).1, Err(Failure::SigningKey(message)));
+        let answers = vec![live(&node), secret, Outcome::Nodes(vec![]), Outcome::Mounts(vec![pod])];
+        let message = "pod old-0 still has the signing key or volume";
+        assert_eq!(check(&node, answers).1, refused(Reason::SigningKeyConflict, message));
     }
 }

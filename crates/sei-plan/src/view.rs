@@ -24,8 +24,9 @@ mod tests;
 pub const SEID: &str = "seid";
 /// Name of the container that serves the sidecar's API.
 pub const SIDECAR: &str = "sei-sidecar";
+
 /// Name of the volume with the signing key.
-pub const SIGNING_KEY: &str = "signing-key";
+pub const SIGNING_VOLUME: &str = "signing-key";
 
 /// A node's StatefulSet.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -101,6 +102,11 @@ impl StatefulSetView {
         !node_uid.is_empty() && self.controller.as_deref() == Some(node_uid)
     }
 
+    /// The chain that its pods run.
+    pub fn chain(&self) -> Option<&str> {
+        self.template["metadata"]["labels"][label::CHAIN].as_str()
+    }
+
     /// The identity of the node in the template.
     pub fn identity(&self) -> Identity {
         identity_of(&self.template)
@@ -118,7 +124,8 @@ pub fn identity_of(template: &Value) -> Identity {
     Identity {
         chain: text(&labels[label::CHAIN]),
         role: text(&labels[label::ROLE]),
-        signing_secret: volume(SIGNING_KEY).and_then(|found| text(&found["secret"]["secretName"])),
+        signing_secret: volume(SIGNING_VOLUME)
+            .and_then(|found| text(&found["secret"]["secretName"])),
         claim: volume("data").and_then(|found| text(&found["persistentVolumeClaim"]["claimName"])),
     }
 }

@@ -22,11 +22,13 @@ use crate::pass::{Ask, Carried, Pass};
 use crate::planner::fixture::{self, NODE_UID};
 use crate::planner::{self, PlanMove};
 use crate::request::{
-    ClaimView, Failure, Outcome, PodDelete, Read, Request, SecretView, SidecarCall, SidecarRequest,
-    TaskRecord, TaskState,
+    ClaimView, Failure, MountView, Outcome, PodDelete, Read, Request, SecretView, SidecarCall,
+    SidecarRequest, TaskRecord, TaskState,
 };
 use crate::shared::Shared;
+use crate::signing_key;
 use crate::snapshot::{Claim, Sidecar, Slot, Snapshot};
+use crate::timing::Timing;
 use crate::view::{
     ContainerView, Controller, ObjectView, PodView, StatefulSetView, Trouble, TroubleKind,
 };
@@ -265,7 +267,7 @@ impl World {
     /// One pass over a deleted node; it crashes after `calls` calls.
     fn deletion_crashing_after(&mut self, calls: usize) -> Trace {
         let mut trace = Trace::default();
-        let mut deletion = Deletion::new(self.node.clone().into());
+        let mut deletion = Deletion::new(self.node.clone().into(), self.now, Timing::default());
         loop {
             match deletion.ask() {
                 Ask::Done(_) => return trace,
@@ -460,8 +462,7 @@ impl World {
             Read::Nodes => Outcome::Nodes(
                 [Some(&self.node), self.rival.as_ref()].into_iter().flatten().cloned().collect(),
             ),
-            Read::HasStatefulSet(_) => Outcome::HasStatefulSet(self.rival_started),
-            Read::Mounts => Outcome::Mounts(Vec::new()),
+            Read::Mounts { .. } => Outcome::Mounts(self.mounts()),
             Read::Revision(name) => Outcome::Revision(
                 self.revisions
                     .get(name)
@@ -471,16 +472,35 @@ impl World {
         }
     }
 
+    fn mounts(&self) -> Vec<MountView> {
+        let own = self.statefulset.iter().map(|set| MountView::of_statefulset("ns", set));
+        let rival = self.rival.as_ref().filter(|_| self.rival_started).map(|rival| MountView {
+            kind: "StatefulSet",
+            namespace: "ns".to_owned(),
+            name: "rival".to_owned(),
+            node: rival.metadata.name.clone(),
+            secrets: vec!["signing".to_owned()],
+            signs: true,
+            ..MountView::default()
+        });
+        let pod = self.pod.as_ref().map(|pod| MountView {
+            kind: "pod",
+            namespace: "ns".to_owned(),
+            name: "n-0".to_owned(),
+            node: Some("n".to_owned()),
+            signs: pod.template.to_string().contains("signing-key"),
+            ..MountView::default()
+        });
+        own.chain(rival).chain(pod).collect()
+    }
+
     fn secret(&self, name: &str) -> Option<SecretView> {
         if name == "signing" && self.signing_secret_missing {
             return None;
         }
         let key = json!({ "type": "t", "value": "v" });
         let (file, content) = match name {
-            "signing" => (
-                "priv_validator_key.json",
-                json!({ "address": "a", "pub_key": key, "priv_key": key }),
-            ),
+            "signing" => (signing_key::FILE, signing_key::made_up("a")),
             _ => ("node_key.json", json!({ "priv_key": key })),
         };
         let data = BTreeMap::from([(file.to_owned(), content.to_string().into_bytes())]);

@@ -306,7 +306,7 @@ fn create_node(store: &mut Store, index: usize) {
     if index.is_multiple_of(VALIDATOR_EVERY) {
         let (signing, p2p) = (format!("{name}-signing"), format!("{name}-p2p"));
         let key = json!({ "type": "tendermint/PrivKeyEd25519", "value": "YmVuY2g=" });
-        let signer = json!({ "address": name, "pub_key": key, "priv_key": key });
+        let signer = sei_plan::signing_key::made_up(&name);
         create_secret(store, &signing, "priv_validator_key.json", &signer);
         create_secret(store, &p2p, "node_key.json", &json!({ "priv_key": key }));
         spec["validator"] = json!({

@@ -116,7 +116,7 @@ impl Fleet {
 
     async fn create_keys(&self, node: &str) -> Result<()> {
         let key = json!({ "type": "tendermint/PrivKeyEd25519", "value": "c2FuZGJveA==" });
-        let signing = json!({ "address": node, "pub_key": key, "priv_key": key });
+        let signing = sei_plan::signing_key::made_up(node);
         for (name, file, content) in [
             (format!("{node}-signing"), "priv_validator_key.json", signing),
             (format!("{node}-p2p"), "node_key.json", json!({ "priv_key": key })),

@@ -6,7 +6,7 @@ use cluster_tests::wait_for;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{DeleteParams, PostParams};
 use sei_api::condition::ConditionType;
-use sei_rig::ClaimRule;
+use sei_rig::{Behaviour, ClaimRule};
 use serde_json::{Value, json};
 
 #[tokio::test]
@@ -109,6 +109,33 @@ async fn deleting_a_node_keeps_its_imported_volume() -> Result<()> {
 }
 
 #[tokio::test]
+async fn an_imported_volume_has_one_user_and_is_guarded() -> Result<()> {
+    let scenario = Scenario::open("import-guard").await?;
+    scenario.kubelet().treat_claims(scenario.namespace(), ClaimRule::BindToVolume);
+    let uid = create_claim(&scenario, "disk").await?.metadata.uid.context("no uid")?;
+    let importing = |claim: &str| {
+        let mut spec: Value = rpc("seid:v1");
+        spec["dataVolume"] = json!({ "import": { "pvcName": claim } });
+        spec
+    };
+    scenario.run("rpc", importing("disk")).await?;
+    let status = scenario.status("rpc").await?;
+    assert_eq!(status.data_claim.map(|claim| claim.uid), Some(uid));
+    scenario.create("second", importing("disk")).await?;
+    scenario.until_stalled("second", "SigningKeyConflict").await?;
+    scenario.run("owner", rpc("seid:v1")).await?;
+    scenario.create("third", importing("data-owner")).await?;
+    scenario.until_stalled("third", "SigningKeyConflict").await?;
+    assert_eq!(scenario.pods_seen("second").await? + scenario.pods_seen("third").await?, 0);
+    // A claim that goes with the next stop of its pod: no update may stop it.
+    scenario.claims().delete("disk", &DeleteParams::default()).await?;
+    scenario.set_image("rpc", "seid:v2").await?;
+    scenario.until_stalled("rpc", "DataVolumeLost").await?;
+    assert_eq!(scenario.pods_seen("rpc").await?, 1);
+    scenario.close().await
+}
+
+#[tokio::test]
 async fn a_foreign_volume_is_neither_used_nor_deleted() -> Result<()> {
     let scenario = Scenario::open("foreign").await?;
     let created = create_claim(&scenario, "data-rpc").await?;
@@ -125,5 +152,26 @@ async fn a_foreign_volume_is_neither_used_nor_deleted() -> Result<()> {
     let kept = scenario.claims().get("data-rpc").await?;
     assert_eq!(kept.metadata.uid, created.metadata.uid);
     assert!(kept.metadata.deletion_timestamp.is_none());
+    scenario.close().await
+}
+
+#[tokio::test]
+async fn a_node_created_again_waits_until_the_old_claim_is_deleted() -> Result<()> {
+    let scenario = Scenario::open("created-again").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let claim = scenario.claims().get("data-rpc").await?.metadata.uid;
+    let rule = scenario.set_node_behaviour("rpc", Behaviour::StuckTerminating);
+    scenario.nodes().delete("rpc", &DeleteParams::default()).await?;
+    scenario.until_deleted("rpc").await?;
+    scenario.create("rpc", rpc("seid:v1")).await?;
+    scenario
+        .until("rpc", "it waits for the old claim", |status| {
+            let blocked = status.blocked.as_ref();
+            blocked.is_some_and(|blocked| blocked.message.contains("is still being deleted"))
+        })
+        .await?;
+    scenario.lift(rule);
+    scenario.settled("rpc").await?;
+    assert_ne!(scenario.claims().get("data-rpc").await?.metadata.uid, claim);
     scenario.close().await
 }

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, bail};
 use cluster_tests::scenario::{Scenario, condition_text, rpc, validator};
 use cluster_tests::wait_for;
 use jiff::Timestamp;
-use kube::api::DeleteParams;
+use kube::api::{DeleteParams, PropagationPolicy};
 use sei_api::condition::ConditionType;
 use sei_rig::Behaviour;
 use serde_json::json;
@@ -35,17 +35,60 @@ async fn a_second_signer_waits_until_the_first_ones_pod_has_ended() -> Result<()
     let scenario = two_validators_with_one_key("key-held").await?;
     let rule = scenario.set_node_behaviour("a", Behaviour::StuckTerminating);
     scenario.nodes().delete("a", &DeleteParams::default()).await?;
-    scenario.until_deleted("a").await?;
-    scenario
-        .until("b", "its condition names the pod that has the key", |status| {
-            condition_text(status, ConditionType::Stalled)
-                .contains("pod a-0 still has the signing key")
-        })
-        .await?;
+    scenario.until_stalled("a", "PodTerminating").await?;
+    scenario.until_stalled("b", "SigningKeyConflict").await?;
+    assert!(scenario.claims().get("data-a").await?.metadata.deletion_timestamp.is_none());
     assert_eq!(scenario.pods_seen("b").await?, 0);
     scenario.lift(rule);
+    scenario.until_deleted("a").await?;
     scenario.settled("b").await?;
     scenario.until_not_stalled("b").await?;
+    scenario.close().await
+}
+
+#[tokio::test]
+async fn a_copy_of_a_key_waits_until_the_pod_of_the_deleted_node_has_ended() -> Result<()> {
+    let scenario = Scenario::open("key-copy-held").await?;
+    scenario.create_validator_keys("signing", "p2p").await?;
+    scenario.copy_validator_keys("signing", "copy", "p2p-copy").await?;
+    scenario.run("a", validator("seid:v1", "signing", "p2p")).await?;
+    let rule = scenario.set_node_behaviour("a", Behaviour::StuckTerminating);
+    scenario.nodes().delete("a", &DeleteParams::default()).await?;
+    scenario.create("b", validator("seid:v1", "copy", "p2p-copy")).await?;
+    scenario.until_stalled("b", "SigningKeyConflict").await?;
+    assert_eq!(scenario.pods_seen("b").await?, 0);
+    // The user knows that the process has ended.
+    let uid = scenario.node("a").await?.metadata.uid;
+    let force = json!({ "metadata": { "annotations": { "sei.io/force-finalize": uid } } });
+    scenario.edit("a", force).await?;
+    scenario.until_deleted("a").await?;
+    scenario.settled("b").await?;
+    scenario.lift(rule);
+    scenario.close().await
+}
+
+#[tokio::test]
+async fn nothing_of_an_orphaned_node_is_deleted() -> Result<()> {
+    let scenario = Scenario::open("orphaned").await?;
+    scenario.create_validator_keys("signing", "p2p").await?;
+    scenario.run("val", validator("seid:v1", "signing", "p2p")).await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let orphan = DeleteParams {
+        propagation_policy: Some(PropagationPolicy::Orphan),
+        ..DeleteParams::default()
+    };
+    for name in ["val", "rpc"] {
+        scenario.nodes().delete(name, &orphan).await?;
+        scenario.until_deleted(name).await?;
+    }
+    for name in ["val", "rpc"] {
+        let claim = scenario.claims().get(&format!("data-{name}")).await?;
+        assert!(claim.metadata.deletion_timestamp.is_none(), "{name}");
+        let set = scenario.statefulsets().get(name).await?;
+        assert_eq!(set.spec.replicas, Some(1));
+        let pod = scenario.pods().get(&format!("{name}-0")).await?;
+        assert!(pod.metadata.deletion_timestamp.is_none(), "{name}");
+    }
     scenario.close().await
 }
 
@@ -159,21 +202,13 @@ async fn a_signer_without_its_volume_is_held_until_recreation_is_approved() -> R
     scenario.close().await
 }
 
-/// Creates a copy of a key under another name.
-async fn copy_key(scenario: &Scenario, address: &str, signing: &str, p2p: &str) -> Result<()> {
-    let key = json!({ "type": "t", "value": "v" });
-    let signing_key = json!({ "address": address, "pub_key": key, "priv_key": key });
-    scenario.create_secret(signing, "priv_validator_key.json", &signing_key).await?;
-    scenario.create_secret(p2p, "node_key.json", &json!({ "priv_key": key })).await
-}
-
 #[tokio::test]
 async fn copies_of_a_key_created_at_once_start_one_validator() -> Result<()> {
     let scenario = Scenario::open("key-copies").await?;
     let names = ["d", "c", "b", "a"];
     for name in names {
         let (signing, p2p) = (format!("signing-{name}"), format!("p2p-{name}"));
-        copy_key(&scenario, "00AA", &signing, &p2p).await?;
+        scenario.copy_validator_keys("key", &signing, &p2p).await?;
     }
     for name in names {
         let (signing, p2p) = (format!("signing-{name}"), format!("p2p-{name}"));
@@ -225,5 +260,35 @@ async fn a_stopped_signer_does_not_start_again_beside_another() -> Result<()> {
     let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
     scenario.pods().delete("manual", &now).await?;
     scenario.settled("a").await?;
+    scenario.close().await
+}
+
+#[tokio::test]
+async fn no_copy_of_a_key_starts_beside_a_signer_without_a_record() -> Result<()> {
+    let scenario = Scenario::open("key-unknown").await?;
+    scenario.create_validator_keys("signing", "p2p").await?;
+    scenario.run("a", validator("seid:v1", "signing", "p2p")).await?;
+    let identity = scenario.status("a").await?.signing_identity;
+    scenario.delete_secret("signing").await?;
+    scenario.wipe_status("a").await?;
+    scenario.copy_validator_keys("signing", "copy", "p2p-copy").await?;
+    scenario.create("b", validator("seid:v1", "copy", "p2p-copy")).await?;
+    let stalled = async |text: &str| {
+        let expected = format!("its condition contains {text:?}");
+        scenario
+            .until("b", &expected, |status| {
+                let condition = condition_text(status, ConditionType::Stalled);
+                condition.starts_with("True/SigningKeyConflict") && condition.contains(text)
+            })
+            .await
+    };
+    stalled("a signs with a key that is not known yet").await?;
+    scenario.copy_secret_of_key("signing", "signing").await?;
+    scenario
+        .until("a", "its identity is recorded", |status| status.signing_identity == identity)
+        .await?;
+    stalled("StatefulSet a still has the signing key").await?;
+    assert_eq!(scenario.pods_seen("b").await?, 0);
+    assert_eq!(scenario.pods_seen("a").await?, 1, "the running signer is left alone");
     scenario.close().await
 }

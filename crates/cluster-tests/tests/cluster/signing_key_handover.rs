@@ -46,8 +46,8 @@ async fn a_key_in_use_is_not_taken_by_an_older_node() -> Result<()> {
     assert_eq!(scenario.pods_seen("a").await?, 1, "its pod was replaced");
     assert_eq!(holders(&scenario).await?, ["b-0"]);
     scenario.nodes().delete("b", &DeleteParams::default()).await?;
-    scenario.settled("a").await?;
     scenario.until_not_stalled("a").await?;
+    scenario.settled("a").await?;
     assert_eq!(holders(&scenario).await?, ["a-0"]);
     scenario.close().await
 }

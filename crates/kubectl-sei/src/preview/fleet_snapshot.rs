@@ -14,9 +14,9 @@ use sei_plan::adoption::Comparison;
 use sei_plan::desired::render_desired;
 use sei_plan::planner::state_sync;
 use sei_plan::platform::Adoption;
-use sei_plan::request::ClaimView;
+use sei_plan::request::{ClaimView, MountView};
 use sei_plan::shared::Shared;
-use sei_plan::signers::older_holder;
+use sei_plan::signers;
 use sei_plan::snapshot::{Claim, Current, RegisteredWitnesses, Rollout, Sidecar, Slot, Snapshot};
 use sei_plan::timing::Timing;
 use sei_plan::view::{Controller, PodView, StatefulSetView};
@@ -112,13 +112,27 @@ impl FleetSnapshot {
             slot: Some(Slot::Granted),
             adoption: None,
             asks_peers: false,
-            signing_conflict: older_holder(node, &self.nodes),
+            signing_conflict: self.signing_conflict(node),
             dropped_field: None,
             waiting: None,
             current: Current::default(),
             service: None,
             proxy_config: None,
         }
+    }
+
+    fn signing_conflict(&self, node: &SeiNode) -> Option<String> {
+        let identity = node.status.as_ref().and_then(|status| status.signing_identity.as_deref());
+        let candidates = signers::candidates(node, identity, &self.nodes);
+        let mounts = candidates.iter().copied().chain([node]).filter_map(|node| {
+            let key = key_of(node);
+            let set = self.statefulsets.get(&key)?;
+            Some(MountView::of_statefulset(&key.0, set))
+        });
+        let mounts: Vec<_> = mounts.collect();
+        signers::is_exclusive(node)
+            .then(|| signers::conflict(node, identity, &candidates, &mounts))
+            .flatten()
     }
 
     fn claim(&self, node: &SeiNode, key: &Key) -> Claim {

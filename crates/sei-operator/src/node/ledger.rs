@@ -54,7 +54,7 @@ impl Ledger {
         let mut books = self.books();
         let me = member(node, key, controller, &budget);
         let mut others = Vec::new();
-        for (member_key, mut member) in chain(&node.spec.chain_id, controller, &budget) {
+        for (member_key, mut member) in chain(&chain_of(node, controller), controller, &budget) {
             if member_key == *key {
                 continue;
             }
@@ -81,9 +81,9 @@ impl Ledger {
         let cached = cached.as_ref().and_then(|node| node.decoded());
         let there = cached.filter(|node| node.metadata.deletion_timestamp.is_none());
         let Some(cached) = there else {
-            return self.forget(key, cached.map(|node| node.spec.chain_id.clone()), controller);
+            return self.forget(key, cached.map(|node| chain_of(node, controller)), controller);
         };
-        let (chain_id, budget) = (&cached.spec.chain_id, controller.budget());
+        let (chain_id, budget) = (&chain_of(cached, controller), controller.budget());
         let stands = member(cached, key, controller, &budget).standing;
         let mut books = self.books();
         let is_first = books.reconciled.insert(key.clone());
@@ -126,7 +126,7 @@ impl Ledger {
 impl Books {
     fn knows(&self, chain_id: &str, controller: &NodeController) -> bool {
         let nodes = controller.nodes.state();
-        let mut of_chain = decoded(&nodes).filter(|node| counts(node, chain_id));
+        let mut of_chain = decoded(&nodes).filter(|node| counts(node, chain_id, controller));
         of_chain.all(|node| self.reconciled.contains(&ObjectKey::of(&node.metadata)))
     }
 }
@@ -157,15 +157,24 @@ fn chain<'a>(
     budget: &'a Budget,
 ) -> impl Iterator<Item = (ObjectKey, Member)> + 'a {
     controller.all_nodes().into_iter().filter_map(move |node| {
-        let node = node.decoded().filter(|node| counts(node, chain_id))?;
+        let node = node.decoded().filter(|node| counts(node, chain_id, controller))?;
         let key = ObjectKey::of(&node.metadata);
         let member = member(node, &key, controller, budget);
         Some((key, member))
     })
 }
 
-fn counts(node: &SeiNode, chain_id: &str) -> bool {
-    node.spec.chain_id == chain_id && node.metadata.deletion_timestamp.is_none()
+fn counts(node: &SeiNode, chain_id: &str, controller: &NodeController) -> bool {
+    node.metadata.deletion_timestamp.is_none() && chain_of(node, controller) == chain_id
+}
+
+/// The chain that a node runs. An edited chainId of a running node is refused, and must not move it
+/// to the budget of another chain.
+fn chain_of(node: &SeiNode, controller: &NodeController) -> String {
+    let key = ObjectKey::of(&node.metadata);
+    let set = controller.caches.statefulsets.get(&key, &key.name);
+    let own = set.as_ref().filter(|set| set.controller == node.metadata.uid);
+    own.and_then(|set| set.chain()).unwrap_or(&node.spec.chain_id).to_owned()
 }
 
 /// A node by our own last write or as the watch shows it, whichever is newer.

@@ -60,7 +60,8 @@ impl Reconcile for NodeController {
         let node = self.states.with(&key, |state| state.newest(cached));
         let conversation = if node.metadata.deletion_timestamp.is_some() {
             self.states.with(&key, |state| state.probe = None);
-            Conversation::Deletion(Box::new(Deletion::new(node)))
+            let (now, timing) = (jiff::Timestamp::now(), self.options.timing);
+            Conversation::Deletion(Box::new(Deletion::new(node, now, timing)))
         } else {
             self.options.metrics.observe(&node);
             let (status, carried) = self.states.with(&key, |state| state.resume(&node));

@@ -15,6 +15,7 @@ use sei_plan::desired::{Desired, render_desired};
 use sei_plan::peers;
 use sei_plan::planner::state_sync::check_state_sync;
 use sei_plan::platform::{Adoption, PodCheck};
+use sei_plan::request::MountView;
 use sei_plan::shared::Shared;
 use sei_plan::signers;
 use sei_plan::snapshot::{Claim, Current, RegisteredWitnesses, Rollout, Snapshot};
@@ -140,6 +141,7 @@ impl NodeController {
             Ok(desired) => self.current(key, desired, service.as_ref(), config.as_ref(), template),
             Err(_) => Current::default(),
         };
+        let signing_conflict = self.signing_conflict(node, &status);
         Snapshot {
             node: node.clone(),
             status,
@@ -153,7 +155,7 @@ impl NodeController {
             sidecar,
             slot: None,
             asks_peers,
-            signing_conflict: self.signing_conflict(node),
+            signing_conflict,
             dropped_field: self.states.with(key, |state| state.dropped_field.clone()),
             job: self.bootstrap_job(node, key),
             claim: self.claim(node, key),
@@ -282,13 +284,22 @@ impl NodeController {
         found.map_or(Claim::Unknown, |claim| Claim::Present((*claim).clone()))
     }
 
-    /// An older node with the same signing key or volume.
-    fn signing_conflict(&self, node: &SeiNode) -> Option<String> {
-        if !node.spec.signs() {
+    /// Why the node may not start, by the caches. Before it starts everything is read live.
+    fn signing_conflict(&self, node: &SeiNode, status: &SeiNodeStatus) -> Option<String> {
+        if !signers::is_exclusive(node) {
             return None;
         }
-        let nodes = self.all_nodes();
-        signers::older_holder(node, decoded(&nodes))
+        let nodes = self.nodes.state();
+        let identity = status.signing_identity.as_deref();
+        let mut candidates = signers::candidates(node, identity, decoded(&nodes));
+        candidates.sort_by_key(|candidate| ObjectKey::of(&candidate.metadata));
+        let mounts = candidates.iter().copied().chain([node]).filter_map(|node| {
+            let key = ObjectKey::of(&node.metadata);
+            let set = self.caches.statefulsets.get(&key, &key.name)?;
+            Some(MountView::of_statefulset(&key.namespace, &set))
+        });
+        let mounts: Vec<_> = mounts.collect();
+        signers::conflict(node, identity, &candidates, &mounts)
     }
 }
 

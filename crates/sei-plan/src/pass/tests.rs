@@ -3,6 +3,8 @@ use serde_json::json;
 
 use super::*;
 use crate::planner::fixture::{full_node, observer, running, validator};
+use crate::request::{ClaimView, MountView, SecretView};
+use crate::signing_key::{self, SigningKey};
 use crate::view::ObjectView;
 
 fn begin(snapshot: Snapshot) -> Pass {
@@ -160,7 +162,7 @@ fn the_sidecar_condition_during_a_replacement_is_deferred() {
 fn a_failed_repair_is_retried_after_a_delay() {
     for (failure, at_most) in [
         (Failure::Indeterminate("timeout".to_owned()), 5),
-        (Failure::SigningKey("pod other-0 has it".to_owned()), 5),
+        (not_started("pod other-0 has it"), 5),
         (Failure::Forbidden("no".to_owned()), 30),
     ] {
         let mut pass = begin(running(full_node()).with(|seen| seen.current.service = false));
@@ -201,7 +203,7 @@ fn no_apply_starts_a_signer_that_may_not_be_started() {
     let Ask::Perform(check) = pass.ask() else { panic!("it is scaled up") };
     assert_eq!(*check, Request::Read(Read::Node));
     assert!(pass.is_exclusive());
-    pass.absorb(Outcome::Failed(Failure::SigningKey("pod other-0 has it".to_owned())));
+    pass.absorb(Outcome::Failed(not_started("pod other-0 has it")));
     let Ask::Perform(read) = pass.ask() else { panic!("the plan continues") };
     assert_eq!(*read, Request::Read(Read::StatefulSet));
     assert!(!pass.is_exclusive());
@@ -221,6 +223,128 @@ fn a_node_that_takes_a_key_must_be_its_only_holder() {
     let apply =
         Request::ApplyStatefulSet(Box::new(holder.desired.clone().unwrap().statefulset.clone()));
     assert!(!begin(holder).starts(&apply));
+}
+
+#[test]
+fn only_more_replicas_than_none_are_a_start() {
+    let patch = Request::PatchStatefulSet(json!({ "spec": { "replicas": 1 } }));
+    for (present, starts) in [(0, true), (2, false)] {
+        let scaled = running(validator())
+            .with(|seen| seen.statefulset.as_mut().unwrap().replicas = Some(present));
+        assert_eq!(begin(scaled).starts(&patch), starts, "from {present}");
+    }
+}
+
+#[test]
+fn a_conflict_that_the_caches_show_costs_no_read() {
+    let mut pass = begin(running(validator()).with(|seen| {
+        seen.statefulset.as_mut().unwrap().replicas = Some(0);
+        seen.pods.clear();
+    }));
+    pass.snapshot.signing_conflict = Some("ns/other has it".to_owned());
+    pass.stage =
+        Stage::Repair(vec![Request::PatchStatefulSet(json!({ "spec": { "replicas": 1 } }))]);
+    let ask = pass.ask();
+    assert!(!matches!(ask, Ask::Perform(_)), "{ask:?}");
+}
+
+/// A validator that was taken over, or whose status was wiped.
+fn without_identity() -> Snapshot {
+    running(validator()).with(|seen| seen.status.signing_identity = None)
+}
+
+#[test]
+fn the_identity_of_a_running_signer_is_recorded_at_once() {
+    let mut pass = begin(without_identity());
+    let Ask::Perform(read) = pass.ask() else { panic!("its key is read") };
+    assert_eq!(*read, Request::Read(Read::Secret("signing".to_owned())));
+    let file = (signing_key::FILE.to_owned(), signing_key::made_up("a").to_string().into());
+    let secret = SecretView { terminating: false, data: [file].into() };
+    let identity = SigningKey::read(&secret).unwrap().identity;
+    pass.absorb(Outcome::Secret(Some(secret)));
+    let Ask::Write(status) = pass.ask() else { panic!("it is recorded") };
+    assert_eq!(status.signing_identity, Some(identity));
+}
+
+#[test]
+fn an_unreadable_key_of_a_running_signer_is_reported() {
+    let mut pass = begin(without_identity());
+    let Ask::Perform(_) = pass.ask() else { panic!("its key is read") };
+    pass.absorb(Outcome::Secret(None));
+    let Ask::Write(status) = pass.ask() else { panic!("it is reported") };
+    let ready =
+        sei_api::condition::find(&status.conditions, ConditionType::SigningKeyReady).unwrap();
+    assert_eq!(
+        (ready.status.as_str(), ready.message.as_str()),
+        ("False", "Secret signing: not found")
+    );
+    assert_eq!(status.signing_identity, None);
+}
+
+#[test]
+fn the_identity_of_a_stopped_node_without_its_key_is_released() {
+    let stopped = running(observer()).with(|seen| {
+        seen.status.signing_identity = Some("v1:me".to_owned());
+        seen.pods.clear();
+        seen.statefulset.as_mut().unwrap().replicas = Some(0);
+        seen.node.spec.paused = Some(true);
+    });
+    let pod = MountView { kind: "pod", signs: true, ..MountView::default() };
+    let ended = MountView { is_idle: true, ..pod.clone() };
+    for (mounts, free) in [(vec![], true), (vec![ended], true), (vec![pod], false)] {
+        let mut pass = begin(stopped.clone());
+        let Ask::Perform(read) = pass.ask() else { panic!("its pods are read") };
+        assert!(matches!(*read, Request::Read(Read::Mounts { .. })), "{read:?}");
+        pass.absorb(Outcome::Mounts(mounts));
+        pass.ask();
+        assert_eq!(pass.snapshot.status.signing_identity.is_none(), free);
+    }
+    // The template still has the key.
+    let mut pass = begin(running(validator()).edit(|spec| spec.validator = observer().validator));
+    let ask = pass.ask();
+    assert!(
+        !matches!(&ask, Ask::Perform(read)
+        if matches!(**read, Request::Read(Read::Mounts { .. }))),
+        "{ask:?}"
+    );
+}
+
+#[test]
+fn an_imported_claim_is_guarded_like_an_own_one() {
+    let imports = |spec: &mut sei_api::SeiNodeSpec| {
+        spec.data_volume =
+            serde_json::from_value(json!({ "import": { "pvcName": "disk" } })).unwrap();
+    };
+    let mut spec = validator();
+    imports(&mut spec);
+    let claim = |uid: &str, terminating: bool| {
+        let (uid, phase) = (uid.to_owned(), "Bound".to_owned());
+        Outcome::Claim(Some(ClaimView { uid, terminating, phase, ..ClaimView::default() }))
+    };
+    let absorbed = |snapshot: Snapshot, outcome: Outcome| {
+        let mut pass = begin(snapshot);
+        let Ask::Perform(read) = pass.ask() else { panic!("the claim is read") };
+        assert_eq!(*read, Request::Read(Read::Claim("disk".to_owned())));
+        pass.absorb(outcome);
+        match pass.ask() {
+            Ask::Write(status) => *status,
+            ask => panic!("{ask:?}"),
+        }
+    };
+    let recorded = absorbed(running(spec.clone()), claim("a", false));
+    assert_eq!(recorded.data_claim.as_ref().unwrap().uid, "a");
+    let known = running(spec).with(|seen| {
+        seen.status.data_claim = recorded.data_claim.clone();
+        seen.statefulset.as_mut().unwrap().replicas = Some(0);
+    });
+    for outcome in [claim("b", false), Outcome::Claim(None)] {
+        let status = absorbed(known.clone(), outcome);
+        assert_eq!(status.blocked.unwrap().reason, "DataVolumeLost");
+        assert_eq!(status.data_claim, recorded.data_claim);
+    }
+    let known = known.with(|seen| seen.statefulset.as_mut().unwrap().replicas = Some(1));
+    let status = absorbed(known, claim("a", true));
+    assert_eq!(status.blocked.unwrap().reason, "DataVolumeLost");
 }
 
 #[test]
@@ -269,4 +393,8 @@ fn a_plan_is_not_superseded_while_a_request_is_in_flight() {
     pass.snapshot.desired = edited.desired;
     assert_eq!(pass.ask(), Ask::Perform(poll));
     assert_eq!(pass.snapshot.status.plan, plan);
+}
+
+fn not_started(message: &str) -> Failure {
+    Failure::NotStarted { reason: Reason::SigningKeyConflict, message: message.to_owned() }
 }

@@ -74,6 +74,14 @@ fn fate(snapshot: &Snapshot, plan: &TaskPlan) -> Fate {
         // Without a target the plan cannot be compared with the desired state.
         return Fate::Supersede("a plan with a target".to_owned());
     }
+    if stall::volume_lost(snapshot).is_some() {
+        return match kind {
+            PlanKind::Init if plan.has_completed(TaskType::EnsureDataPvc) => Fate::InitAgain,
+            // The task itself reports the loss and reads the approval.
+            PlanKind::Init => Fate::Resume,
+            _ => Fate::Supersede("the loss of its volume".to_owned()),
+        };
+    }
     (kind::rules(kind).fate)(snapshot, plan)
 }
 
@@ -305,7 +313,9 @@ fn init_again(snapshot: &Snapshot, plan: &TaskPlan) -> Decision {
     let hash = snapshot.desired.as_ref().map_or_else(|_| String::new(), |d| d.hash.clone());
     let superseded = Note::Superseded { kind: PlanKind::Init, by: hash };
     let cleared = Decision { plan: PlanMove::Clear, ..Decision::keep(snapshot) }.note(superseded);
-    let next = init::decide(&without_plan(snapshot), Some(plan));
+    // What a plan did to a volume is lost with it.
+    let previous = Some(plan).filter(|_| stall::volume_lost(snapshot).is_none());
+    let next = init::decide(&without_plan(snapshot), previous);
     cleared.then(with_abandoned_tasks(next, plan))
 }
 

@@ -11,7 +11,7 @@ pub enum Blocker {
         why: String,
     },
     SigningKeyConflict {
-        with: String,
+        why: String,
     },
     /// The claim is deleted as soon as its pod stops.
     VolumeTerminating,
@@ -60,10 +60,7 @@ impl Blocker {
 impl fmt::Display for Blocker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::InvalidSpec { why } => f.write_str(why),
-            Self::SigningKeyConflict { with } => {
-                write!(f, "{with} has the same signing key or volume")
-            }
+            Self::InvalidSpec { why } | Self::SigningKeyConflict { why } => f.write_str(why),
             Self::VolumeTerminating => {
                 f.write_str("the claim is deleted once its pod stops; the operator keeps the pod")
             }

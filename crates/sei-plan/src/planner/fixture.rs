@@ -209,8 +209,10 @@ pub(crate) fn running(spec: SeiNodeSpec) -> Snapshot {
     snapshot.statefulset = Some(set.into());
     snapshot.pods = vec![pod(&desired.image, &desired.sidecar_image, "rev-1").into()];
     snapshot.sidecar = Sidecar::Ready;
+    let identity = snapshot.node.spec.signing_secret().map(|_| "v1:me".to_owned());
     snapshot.store(SeiNodeStatus {
         phase: Some(SeiNodePhase::Running),
+        signing_identity: identity,
         observed_generation: Some(1),
         current_image: Some(desired.image.clone()),
         current_sidecar_image: Some(desired.sidecar_image.clone()),

@@ -63,8 +63,8 @@ fn may_begin(snapshot: &Snapshot) -> Result<&Desired, Blocker> {
         // The first plan stores the addresses of peers that are known when it is built.
         return Err(Blocker::Peers);
     }
-    if let Some(with) = &snapshot.signing_conflict {
-        return Err(Blocker::SigningKeyConflict { with: with.clone() });
+    if let Some(why) = &snapshot.signing_conflict {
+        return Err(Blocker::SigningKeyConflict { why: why.clone() });
     }
     if snapshot.has_foreign_statefulset() {
         return Err(Blocker::InvalidSpec { why: running::FOREIGN_STATEFULSET.to_owned() });

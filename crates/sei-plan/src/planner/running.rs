@@ -61,8 +61,8 @@ fn may_change(snapshot: &Snapshot) -> Result<&Desired, Blocker> {
         return refused(FOREIGN_STATEFULSET.to_owned());
     }
     if waits_for_a_key(snapshot) {
-        let with = snapshot.signing_conflict.clone().unwrap_or_default();
-        return Err(Blocker::SigningKeyConflict { with });
+        let why = snapshot.signing_conflict.clone().unwrap_or_default();
+        return Err(Blocker::SigningKeyConflict { why });
     }
     Ok(desired)
 }

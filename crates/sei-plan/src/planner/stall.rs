@@ -2,7 +2,6 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use sei_api::condition::{ConditionStatus, ConditionType, Reason, Verdict};
-use sei_api::names::data_claim;
 use sei_api::status::{Blocked, SeiNodePhase};
 
 use super::{Blocker, Decision, later, not_after};
@@ -170,25 +169,20 @@ pub(super) fn volume_terminating(snapshot: &Snapshot) -> bool {
     matches!(&snapshot.claim, Claim::Present(claim) if claim.terminating)
 }
 
-/// Whether the node has a recorded claim of its own that could not be observed.
+/// Whether the node has a recorded claim that could not be observed.
 pub(super) fn volume_unknown(snapshot: &Snapshot) -> bool {
-    snapshot.claim == Claim::Unknown
-        && snapshot.status().data_claim.is_some()
-        && snapshot.node.spec.imported_claim().is_none()
+    snapshot.claim == Claim::Unknown && snapshot.status().data_claim.is_some()
 }
 
 /// Whether the volume of a running node is lost: the claim is missing, in phase `Lost`, or replaced
 /// by another claim of the same name.
-pub(super) fn volume_lost(snapshot: &Snapshot) -> Option<Blocker> {
+pub(crate) fn volume_lost(snapshot: &Snapshot) -> Option<Blocker> {
     let recorded = snapshot.status().data_claim.as_ref()?;
     let lost = match &snapshot.claim {
         Claim::Unknown => false,
         Claim::Missing => true,
         Claim::Present(claim) => claim.uid != recorded.uid || claim.phase == "Lost",
     };
-    let name = snapshot.node.spec.imported_claim().map_or_else(
-        || data_claim(snapshot.node.metadata.name.as_deref().unwrap_or_default()),
-        str::to_owned,
-    );
-    lost.then(|| Blocker::VolumeLost { claim: name, uid: recorded.uid.clone() })
+    let claim = snapshot.claim_name();
+    lost.then(|| Blocker::VolumeLost { claim, uid: recorded.uid.clone() })
 }

@@ -17,7 +17,7 @@ use crate::adoption::template_of_revision;
 use crate::desired::Desired;
 use crate::request::{Read, Request};
 use crate::seen::{CONFIG_MAP, PodTry, Reading, SERVICE, Seen};
-use crate::view::{ObjectView, SIGNING_KEY, StatefulSetView};
+use crate::view::{ObjectView, SIGNING_VOLUME, StatefulSetView};
 
 /// Writes the plan's template to the StatefulSet, or creates one.
 pub(super) fn step_statefulset(plan: &TaskPlan, seen: &Seen) -> Next {
@@ -76,7 +76,7 @@ pub(super) fn step_statefulset(plan: &TaskPlan, seen: &Seen) -> Next {
 pub(crate) fn takes_a_key(object: &StatefulSet, before: Option<&StatefulSetView>) -> bool {
     let spec = object.spec.template.spec.as_ref();
     let mut volumes = spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
-    let key = volumes.find(|volume| volume.name == SIGNING_KEY);
+    let key = volumes.find(|volume| volume.name == SIGNING_VOLUME);
     let requested = key.and_then(|volume| volume.secret.as_ref()?.secret_name.clone());
     requested.is_some() && requested != before.and_then(|view| view.identity().signing_secret)
 }

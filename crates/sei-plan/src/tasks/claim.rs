@@ -4,7 +4,7 @@ use sei_api::condition::{ConditionStatus, ConditionType, Reason, Verdict};
 use sei_api::names::{annotation, data_claim};
 use sei_api::status::ClaimRef;
 
-use super::{Effects, Failed, Next, Waiting, bounded, fail, read, request, wait};
+use super::{Effects, Failed, Next, Waiting, bounded, fail, read, request, wait, wait_and_poll};
 use crate::quantity::Quantity;
 use crate::request::{ClaimView, Read, Request};
 use crate::seen::{Reading, Seen};
@@ -31,6 +31,12 @@ fn step_own(seen: &Seen) -> Next {
             }
             claimed(&name, &claim.uid)
         }
+        // The node was deleted and created again, and the claim of the former one still goes.
+        Some(claim) if claim.terminating => wait_and_poll(
+            seen,
+            Reason::VolumeAttach,
+            format!("claim {name} of another owner is still being deleted"),
+        ),
         Some(_) => fail(format!(
             "claim {name} already exists and is not owned by this node: import it with \
              spec.dataVolume.import.pvcName, or delete it"
@@ -40,21 +46,27 @@ fn step_own(seen: &Seen) -> Next {
 }
 
 fn create(name: &str, seen: &Seen) -> Next {
-    let recorded = seen.node.status.as_ref().and_then(|status| status.data_claim.as_ref());
-    if let Some(lost) = recorded
+    if let Some(lost) = recorded(seen)
         && !approves_recreation(seen, &lost.uid)
     {
-        let message = format!(
-            "claim {name} ({}) not found; to start on an empty volume, set annotation {} to that uid",
-            lost.uid,
-            annotation::RECREATE_VOLUME
-        );
-        return wait(Reason::DataVolumeLost, message);
+        return wait(Reason::DataVolumeLost, lost_text(name, &lost.uid, "not found"));
     }
     match &seen.desired.claim {
         Some(claim) => request(Request::CreateClaim(Box::new(claim.clone()))),
         None => fail("no claim is rendered for this node"),
     }
+}
+
+/// The claim that the node has used.
+fn recorded(seen: &Seen) -> Option<&ClaimRef> {
+    seen.node.status.as_ref()?.data_claim.as_ref()
+}
+
+fn lost_text(name: &str, uid: &str, what: &str) -> String {
+    let approval = annotation::RECREATE_VOLUME;
+    format!(
+        "claim {name} ({uid}) {what}; to start on an empty volume, set annotation {approval} to that uid"
+    )
 }
 
 /// Whether a user approved to start this node without the data of that claim.
@@ -78,6 +90,12 @@ fn step_import(name: &str, seen: &Seen) -> Next {
     let Some(claim) = found else { return not_ready(seen, &format!("claim {name} not found")) };
     if claim.terminating {
         return not_ready(seen, &format!("claim {name} is being deleted"));
+    }
+    if let Some(lost) = recorded(seen)
+        && lost.uid != claim.uid
+        && !approves_recreation(seen, &lost.uid)
+    {
+        return wait_and_poll(seen, Reason::DataVolumeLost, lost_text(name, &lost.uid, "replaced"));
     }
     match claim.phase.as_str() {
         "Bound" => {}

@@ -1,17 +1,14 @@
-//! The tasks that check key Secrets: their shape, never their cryptography.
+//! The tasks that check key Secrets: their shape, and whom a signing key signs as.
 
 use sei_api::condition::{ConditionStatus, ConditionType, Reason, Verdict};
 use sei_api::plan::PlannedTask;
 use sei_api::task::TaskType;
-use serde_json::Value;
 
 use super::{Effects, Failed, Next, Waiting, bounded, read, text_param};
-use crate::fingerprint::digest_of;
 use crate::request::{Read, SecretView};
 use crate::seen::{Reading, Seen};
+use crate::signing_key::{SigningKey, json_file, require};
 
-/// File of a signing key in its Secret.
-const SIGNING_KEY: &str = "priv_validator_key.json";
 /// File of a node key in its Secret.
 const NODE_KEY: &str = "node_key.json";
 
@@ -45,29 +42,41 @@ const KEYRING: KeyKind = KeyKind {
 
 pub(super) fn step(task_type: TaskType, task: &PlannedTask, seen: &Seen) -> Next {
     match task_type {
-        TaskType::ValidateSigningKey => {
-            let next = check(SIGNING, task, seen, check_signing_key);
-            with_identity(next, text_param(task, "secretName"), seen)
-        }
-        TaskType::ValidateNodeKey => check(NODE, task, seen, check_node_key),
+        TaskType::ValidateSigningKey => check_signing_key(text_param(task, "secretName"), seen),
+        TaskType::ValidateNodeKey => check_node_key(text_param(task, "secretName"), seen),
         _ => check_keyring(task, seen),
     }
 }
 
-fn check(
-    kind: KeyKind,
-    task: &PlannedTask,
-    seen: &Seen,
-    content: impl Fn(&SecretView) -> Result<(), String>,
-) -> Next {
-    let name = text_param(task, "secretName");
-    match secret(kind, name, seen) {
-        Ok(secret) => match content(secret) {
-            Ok(()) => valid(kind, name),
-            Err(text) => invalid(kind, &format!("Secret {name}: {text}")),
-        },
+fn check_node_key(name: &str, seen: &Seen) -> Next {
+    let content = |secret: &SecretView| {
+        let key = json_file(secret, NODE_KEY)?;
+        require(&key, NODE_KEY, &["priv_key", "type"])?;
+        require(&key, NODE_KEY, &["priv_key", "value"])
+    };
+    match secret(NODE, name, seen).map(content) {
+        Ok(Ok(())) => valid(NODE, name),
+        Ok(Err(text)) => invalid(NODE, &format!("Secret {name}: {text}")),
         Err(next) => next,
     }
+}
+
+fn check_signing_key(name: &str, seen: &Seen) -> Next {
+    let key = match secret(SIGNING, name, seen).map(SigningKey::read) {
+        Ok(Ok(key)) => key,
+        Ok(Err(text)) => return invalid(SIGNING, &format!("Secret {name}: {text}")),
+        Err(next) => return next,
+    };
+    if let Some(field) = key.disagrees {
+        // Not a failure of the plan: the plan resumes once the Secret is corrected.
+        let message = format!("Secret {name}: {field} does not belong to its private key");
+        return not_ready(SIGNING, SIGNING.invalid, Reason::InvalidSpec, seen, &message);
+    }
+    let mut next = valid(SIGNING, name);
+    if let Next::Done(effects) = &mut next {
+        effects.signing_identity = Some(key.identity);
+    }
+    next
 }
 
 /// The Secret, if it exists and is not being deleted.
@@ -81,58 +90,11 @@ fn secret<'a>(kind: KeyKind, name: &str, seen: &'a Seen) -> Result<&'a SecretVie
     }
     match seen.secrets.get(name) {
         Some(Reading::Live(Some(secret))) if secret.terminating => {
-            Err(not_ready(kind, seen, &format!("Secret {name} is being deleted")))
+            Err(missing(kind, seen, &format!("Secret {name} is being deleted")))
         }
         Some(Reading::Live(Some(secret))) => Ok(secret),
-        Some(Reading::Live(None)) => {
-            Err(not_ready(kind, seen, &format!("Secret {name} not found")))
-        }
+        Some(Reading::Live(None)) => Err(missing(kind, seen, &format!("Secret {name} not found"))),
         _ => Err(read(Read::Secret(name.to_owned()))),
-    }
-}
-
-fn check_signing_key(secret: &SecretView) -> Result<(), String> {
-    let key = json_file(secret, SIGNING_KEY)?;
-    require(&key, SIGNING_KEY, &["address"])?;
-    for part in ["pub_key", "priv_key"] {
-        for field in ["type", "value"] {
-            require(&key, SIGNING_KEY, &[part, field])?;
-        }
-    }
-    Ok(())
-}
-
-/// Adds the signing identity. A digest, because content of Secrets is never repeated; the address
-/// itself is public, but it is not known that this Secret holds one.
-fn with_identity(next: Next, name: &str, seen: &Seen) -> Next {
-    let Next::Done(mut effects) = next else { return next };
-    let secret = seen.secrets.get(name).and_then(Reading::any);
-    let key = secret.and_then(|secret| json_file(secret, SIGNING_KEY).ok());
-    let address = key.as_ref().and_then(|key| key["address"].as_str());
-    effects.signing_identity = address.map(|address| digest_of(&address.to_ascii_uppercase()));
-    Next::Done(effects)
-}
-
-fn check_node_key(secret: &SecretView) -> Result<(), String> {
-    let key = json_file(secret, NODE_KEY)?;
-    require(&key, NODE_KEY, &["priv_key", "type"])?;
-    require(&key, NODE_KEY, &["priv_key", "value"])
-}
-
-fn json_file(secret: &SecretView, name: &str) -> Result<Value, String> {
-    let bytes = secret.data.get(name).ok_or_else(|| format!("data key {name} is missing"))?;
-    if bytes.is_empty() {
-        return Err(format!("data key {name} is empty"));
-    }
-    // The parser's error may quote the key material: it is not repeated.
-    serde_json::from_slice(bytes).map_err(|_| format!("{name} is not valid JSON"))
-}
-
-fn require(key: &Value, file: &str, path: &[&str]) -> Result<(), String> {
-    let found = path.iter().fold(key, |value, field| &value[*field]);
-    match found.as_str() {
-        Some(text) if !text.is_empty() => Ok(()),
-        _ => Err(format!("{file} is missing {}", path.join("."))),
     }
 }
 
@@ -190,19 +152,24 @@ fn valid(kind: KeyKind, name: &str) -> Next {
     }))
 }
 
-fn not_ready(kind: KeyKind, seen: &Seen, message: &str) -> Next {
+fn missing(kind: KeyKind, seen: &Seen, message: &str) -> Next {
+    not_ready(kind, kind.not_ready, Reason::SecretMissing, seen, message)
+}
+
+fn not_ready(kind: KeyKind, why: Reason, stalls: Reason, seen: &Seen, message: &str) -> Next {
     let message = bounded(message);
+    let verdict = Verdict::new(kind.condition, ConditionStatus::False, why, message.clone());
     Next::Wait(Waiting {
-        reason: Some(Reason::SecretMissing),
+        reason: Some(stalls),
         again: Some(seen.timing.poll()),
-        verdict: Some(Verdict::new(
-            kind.condition,
-            ConditionStatus::False,
-            kind.not_ready,
-            message.clone(),
-        )),
+        verdict: Some(verdict),
         message,
     })
+}
+
+/// The condition of a signing key outside of a plan.
+pub(crate) fn signing_key_not_ready(message: &str) -> Verdict {
+    Verdict::new(SIGNING.condition, ConditionStatus::False, SIGNING.not_ready, bounded(message))
 }
 
 fn invalid(kind: KeyKind, detail: &str) -> Next {

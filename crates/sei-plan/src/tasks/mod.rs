@@ -31,6 +31,7 @@ mod tests;
 pub(crate) use apply::{
     not_controlled, on_delete_patch, takes_a_key, write_proxy_config, write_service,
 };
+pub(crate) use keys::signing_key_not_ready;
 pub use observe_image::{MadeFrom, has_run, observe};
 
 /// What to do next for a task.
@@ -192,7 +193,7 @@ fn refused(seen: &Seen) -> Option<Next> {
         Failure::FieldManagerConflict(text) => (Some(Reason::FieldConflict), text, slow),
         Failure::Forbidden(text) => (Some(Reason::Forbidden), text, slow),
         Failure::Rejected(text) => (Some(Reason::ApplyRejected), text, slow),
-        Failure::SigningKey(text) => (Some(Reason::SigningKeyConflict), text, soon),
+        Failure::NotStarted { reason, message } => (Some(*reason), message, slow),
         Failure::Indeterminate(text) => (None, text, soon),
         Failure::Unreachable(text) => (Some(Reason::SidecarUnreachable), text, soon),
         Failure::Unauthorized(text) => (Some(Reason::SidecarAuth), text, slow),

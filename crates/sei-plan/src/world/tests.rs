@@ -225,10 +225,17 @@ fn crashing_after_any_call_of_a_deletion_ends_in_the_same_world() {
         world.node.metadata.deletion_timestamp = Some(Time(world.now));
         world.pass_crashing_after(calls);
         world.pass();
+        let held = world.node.metadata.finalizers.as_ref().is_some_and(|all| !all.is_empty());
+        assert!(held && world.claim.is_some(), "its pod may still sign");
+        for step in [Move::Observe, Move::Scale, Move::Kubelet] {
+            world.step(step);
+        }
+        assert!(world.pod.is_none(), "its pod was stopped");
+        world.pass();
         assert_eq!(world.claim, None, "after {calls} calls");
         assert_eq!(world.node.metadata.finalizers.as_deref(), Some([].as_slice()));
         assert_eq!(world.status().phase, Some(SeiNodePhase::Terminating));
-        assert!(world.deleted.is_empty(), "its pod is left to the garbage collector");
+        assert!(world.deleted.is_empty(), "its pod is left to the StatefulSet controller");
     }
 }
 
@@ -374,6 +381,30 @@ fn a_lost_volume_is_never_replaced_without_approval() {
         let approval = BTreeMap::from([(annotation::RECREATE_VOLUME.to_owned(), lost)]);
         world.node.metadata.annotations = Some(approval);
         world.converge();
+    }
+}
+
+#[test]
+fn a_volume_lost_during_any_plan_is_reported_at_once() {
+    for passes in 1..12 {
+        for from_scratch in [false, true] {
+            let mut world =
+                if from_scratch { World::new(validator()) } else { running(validator()) };
+            if !from_scratch {
+                image(&mut world, "seid:2");
+            }
+            run(&mut world, passes);
+            let Some(lost) = world.claim.take() else { continue };
+            world.evict();
+            run(&mut world, 3);
+            assert_eq!(world.claim, None, "nothing is recreated");
+            let conditions = world.status().conditions;
+            let stalled = condition::find(&conditions, ConditionType::Stalled).unwrap();
+            assert_eq!(stalled.reason, "DataVolumeLost", "after {passes} passes");
+            let approval = BTreeMap::from([(annotation::RECREATE_VOLUME.to_owned(), lost)]);
+            world.node.metadata.annotations = Some(approval);
+            world.converge();
+        }
     }
 }
 

@@ -124,7 +124,7 @@ fn secrets(scenario: &Scenario) -> Api<Secret> {
 /// Creates one of the Secrets of a validator that has all kinds of keys.
 pub(super) async fn create_key_secret(scenario: &Scenario, name: &str, node: &str) -> Result<()> {
     let key = json!({ "type": "t", "value": "v" });
-    let signing = json!({ "address": node, "pub_key": key, "priv_key": key }).to_string();
+    let signing = sei_plan::signing_key::made_up(node).to_string();
     let files = match name {
         "signing" => json!({ "priv_validator_key.json": signing }),
         "p2p" => json!({ "node_key.json": json!({ "priv_key": key }).to_string() }),

@@ -1,3 +1,4 @@
+use sei_api::condition::Reason;
 use sei_api::plan::PlanKind;
 use sei_api::task::TaskType;
 use serde_json::{Value, json};
@@ -125,8 +126,8 @@ fn a_pod_that_would_not_be_admitted_is_found_before_the_old_pod_is_deleted() {
 fn a_signer_beside_another_signer_is_not_created_and_reports_why() {
     let mut world = update();
     world.seen.statefulset = Reading::Live(None);
-    let refused = Outcome::Failed(Failure::SigningKey("pod other-0 still has it".to_owned()));
-    let waits = "wait SigningKeyConflict again 5s: pod other-0 still has it";
+    let refused = Outcome::Failed(not_started("pod other-0 still has it"));
+    let waits = "wait SigningKeyConflict again 30s: pod other-0 still has it";
     assert_transcript(&world.transcript([refused]), &[CREATES, waits]);
 }
 
@@ -418,4 +419,8 @@ fn a_template_that_kept_another_key_fails_the_plan() {
     let template = json!({ "spec": { "volumes": volumes } });
     world.seen.applied = Some(StatefulSetView { template, ..statefulset() }.into());
     world.check("it was not removed", "fail: the applied template has a different signing key…");
+}
+
+fn not_started(message: &str) -> Failure {
+    Failure::NotStarted { reason: Reason::SigningKeyConflict, message: message.to_owned() }
 }

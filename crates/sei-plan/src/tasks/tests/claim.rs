@@ -114,6 +114,14 @@ fn an_existing_claim_counts_only_if_it_is_this_nodes() {
                  spec.dataVolume.import.pvcName, or delete it",
             ),
             (
+                "of an earlier node of this name, being deleted",
+                |world| {
+                    world.seen.claim = claim_of(Some("other"));
+                    claim(world).terminating = true;
+                },
+                "wait VolumeAttach again 5s: claim data-n of another owner is still being deleted",
+            ),
+            (
                 "without a controller",
                 |world| world.seen.claim = claim_of(None),
                 "fail: claim data-n already exists and is not owned…",

@@ -8,11 +8,17 @@ use crate::tasks::fixture::{World, assert_transcript};
 /// Files of a Secret.
 type Files<'a> = &'a [(&'a str, &'a str)];
 
-/// A signing key as the chain writes it.
+/// A signing key as the chain writes it: the key of RFC 8032, test 1.
 const SIGNING_KEY: &str = r#"{
-    "address": "1A2B3C4D5E6F708192A3B4C5D6E7F80912345678",
-    "pub_key": {"type": "tendermint/PubKeyEd25519", "value": "cHVibGlj"},
-    "priv_key": {"type": "tendermint/PrivKeyEd25519", "value": "cHJpdmF0ZQ=="}
+    "address": "21FE31DFA154A261626BF854046FD2271B7BED4B",
+    "pub_key": {
+        "type": "tendermint/PubKeyEd25519",
+        "value": "11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo="
+    },
+    "priv_key": {
+        "type": "tendermint/PrivKeyEd25519",
+        "value": "nWGxne/9WmC6hEr0kuwsxERJxWl7MmkZcDusAxyuf2DXWpgBgrEKt9VL/tPJZAc6DuFy89qmIyWvAhpo9wdRGg=="
+    }
 }"#;
 /// A node key as the chain writes it.
 const NODE_KEY: &str = r#"{
@@ -126,6 +132,20 @@ fn a_signing_key_of_the_wrong_shape_fails_the_plan() {
             TaskType::ValidateSigningKey,
             &files,
             &format!("fail [SigningKeyReady=False/SigningKeyInvalid]: Secret key: {text}"),
+        );
+    }
+}
+
+#[test]
+fn a_signing_key_with_the_text_of_another_one_is_waited_for() {
+    let waits = "wait InvalidSpec again 5s [SigningKeyReady=False/SigningKeyInvalid]: Secret key";
+    for (from, to, field) in
+        [("21FE31DF", "00000000", "address"), ("\"11qYAYKx", "\"AAAAAAAA", "pub_key")]
+    {
+        check_key(
+            TaskType::ValidateSigningKey,
+            &[("priv_validator_key.json", &SIGNING_KEY.replace(from, to))],
+            &format!("{waits}: {field} does not belong to its private key"),
         );
     }
 }
@@ -295,8 +315,10 @@ fn no_content_of_a_secret_is_ever_repeated() {
         format!("{{\"address\": \"\", \"priv_key\": {{\"value\": \"{MARKER}\"}}}}"),
         format!("{{\"address\": {{\"{MARKER}\": 1}}}}"),
         format!("\"{MARKER}"),
-        emptied(SIGNING_KEY, "/address").replace("cHJpdmF0ZQ==", MARKER),
-        SIGNING_KEY.replace("cHJpdmF0ZQ==", MARKER),
+        emptied(SIGNING_KEY, "/address").replace("nWGxne", MARKER),
+        SIGNING_KEY.replace("nWGxne", MARKER),
+        SIGNING_KEY.replace("21FE31DF", MARKER),
+        SIGNING_KEY.replace("11qYAYKx", MARKER),
     ];
     for content in &contents {
         for task in [TaskType::ValidateSigningKey, TaskType::ValidateNodeKey] {
