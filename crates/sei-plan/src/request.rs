@@ -263,7 +263,7 @@ impl std::fmt::Display for Failure {
             | Self::FieldManagerConflict(text)
             | Self::Forbidden(text)
             | Self::Rejected(text)
-            | Self::SigningKey(text)
+            | Self::NotStarted { message: text, .. }
             | Self::Indeterminate(text)
             | Self::Unreachable(text)
             | Self::TaskRefused(text)
