@@ -29,14 +29,13 @@ impl<'de, K: DeserializeOwned> Deserialize<'de> for Guarded<K> {
     /// Takes the object as text and decodes it from there, so that an error does not end the stream.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = Box::<RawValue>::deserialize(deserializer)?;
-        let decoded = serde_json::from_str::<Lean<K>>(text.get());
-        decoded
-            .map(|object| Ok(Shared::new(object.0)))
-            .or_else(|error| {
-                let invalid: Named = serde_json::from_str(text.get()).map_err(D::Error::custom)?;
-                Ok(Err(InvalidObject { error: error.to_string(), metadata: invalid.metadata }))
-            })
-            .map(Self)
+        Ok(Self(match serde_json::from_str::<Lean<K>>(text.get()) {
+            Ok(object) => Ok(Shared::new(object.0)),
+            Err(error) => {
+                let named: Named = serde_json::from_str(text.get()).map_err(D::Error::custom)?;
+                Err(InvalidObject { error: error.to_string(), metadata: named.metadata })
+            }
+        }))
     }
 }
 
