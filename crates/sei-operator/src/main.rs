@@ -14,7 +14,7 @@ use sei_operator::runtime::client;
 use sei_operator::runtime::lease::Elector;
 use sei_operator::runtime::metrics::Metrics;
 use sei_operator::runtime::serve::{Bind, Ready, health_router, listen, metrics_router, serve_on};
-use sei_operator::{Options, run};
+use sei_operator::{Options, TokenSource, run};
 use sei_plan::fingerprint::Algorithm;
 use sei_plan::timing::Timing;
 use tokio::signal::unix::{SignalKind, signal};
@@ -66,7 +66,7 @@ async fn operate() -> Result<()> {
     }
     // The file may have changed during the wait: a new leader must not roll nodes back to the
     // configuration of an earlier file.
-    let platform = match (read_platform(&path), elector.as_mut()) {
+    let mut platform = match (read_platform(&path), elector.as_mut()) {
         (Ok(platform), _) => platform,
         (Err(message), None) => bail!(message),
         (Err(message), Some(elector)) => {
@@ -74,6 +74,8 @@ async fn operate() -> Result<()> {
             bail!(message);
         }
     };
+    let sidecar_token = flags.sidecar_tokens();
+    platform.sidecar_audience = matches!(sidecar_token, TokenSource::Account { .. });
     // A leader reconciles nothing until it has listed its nodes.
     ready.unset("the first lists are not loaded");
     metrics.leading(true);
@@ -82,7 +84,7 @@ async fn operate() -> Result<()> {
         platform: Arc::new(platform),
         platform_path: Some(path),
         namespace: None,
-        sidecar_token: flags.sidecar_token_file(),
+        sidecar_token,
         timing: Timing::faster(flags.speed),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         algorithm: Algorithm::CURRENT,

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::ByteString;
-use sei_operator::Options;
 use sei_operator::runtime::metrics::Metrics;
+use sei_operator::{Options, TokenSource};
 use sei_plan::fingerprint::Algorithm;
 use sei_plan::platform::Platform;
 use sei_plan::timing::Timing;
@@ -148,7 +148,7 @@ impl Fleet {
             platform: Arc::new(Platform::parse(PLATFORM, "platform.yaml")?),
             platform_path: None,
             namespace: None,
-            sidecar_token: None,
+            sidecar_token: TokenSource::None,
             timing: Timing::default(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             algorithm: Algorithm::CURRENT,

@@ -12,7 +12,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, ResourceExt as _};
 use sei_api::SeiNode;
 use sei_operator::runtime::metrics::Metrics;
-use sei_operator::{Operator, Options};
+use sei_operator::{Operator, Options, TokenSource};
 use sei_plan::fingerprint::Algorithm;
 use sei_plan::platform::Platform;
 use sei_plan::timing::Timing;
@@ -62,7 +62,7 @@ impl Fleet {
             platform: Arc::new(Platform::parse(PLATFORM, "platform.yaml")?),
             platform_path: None,
             namespace: None,
-            sidecar_token: None,
+            sidecar_token: TokenSource::None,
             timing: Timing::default(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             algorithm: Algorithm::CURRENT,

@@ -30,6 +30,7 @@ mod rig_world;
 mod rollback;
 mod rollout;
 mod runbooks;
+mod sidecar_tokens;
 mod signers;
 mod signing_key_handover;
 mod statefulset_alert;

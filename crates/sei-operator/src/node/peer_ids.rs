@@ -54,8 +54,7 @@ impl NodeController {
         let (pods, set) =
             (self.caches.pods.of(&key), self.caches.statefulsets.get(&key, &key.name));
         let pod = own_pod(&pods, set.as_deref(), peer.metadata.uid.as_deref()?)?;
-        Subject::of(pod)?;
-        let (uid, ip) = (pod.uid.clone(), pod.ip.clone()?);
+        let (subject, uid) = (Subject::of(pod)?, pod.uid.clone());
         let mut ids = self.peer_ids.lock();
         if let Some(known) = ids.get_mut(&uid) {
             if let PeerId::Asked(askers) | PeerId::Silent(askers) = known {
@@ -65,19 +64,19 @@ impl NodeController {
         }
         ids.insert(uid.clone(), PeerId::Asked(BTreeSet::from([asker.clone()])));
         drop(ids);
-        tokio::spawn(ask(uid, ip, self.clone()));
+        tokio::spawn(ask(uid, subject, key, self.clone()));
         Some(PeerId::Asked(BTreeSet::new()))
     }
 }
 
-async fn ask(uid: String, ip: String, controller: Arc<NodeController>) {
+async fn ask(uid: String, pod: Subject, peer: ObjectKey, controller: Arc<NodeController>) {
     let enqueue = |askers: &BTreeSet<ObjectKey>| {
         for key in askers {
             controller.queue.enqueue(key);
         }
     };
     let ids = &controller.peer_ids;
-    if let Ok(id) = controller.sidecar.node_id(&ip).await {
+    if let Ok(id) = controller.sidecar.node_id(pod.endpoint(&peer)).await {
         enqueue(&ids.replace(&uid, Some(PeerId::Known(id))));
         return;
     }

@@ -39,6 +39,7 @@ pub(super) fn step(plan: &TaskPlan, index: usize, task: &PlannedTask, seen: &See
         request(Request::Sidecar(SidecarRequest {
             pod_uid: pod.uid.clone(),
             ip: pod.ip.clone().unwrap_or_default(),
+            proxy: pod.proxy,
             call,
         }))
     };
