@@ -21,8 +21,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use k8s_openapi::api::core::v1::Namespace;
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, RoleRef, Subject};
+use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleRef, Subject};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Client;
 use kube::api::{Api, ObjectMeta, PostParams};
@@ -35,6 +35,9 @@ pub const SEINODE_CRD: &str = include_str!("../../../config/crd/bases/seinodes.s
 
 /// The operator's installed permissions.
 pub const CLUSTER_ROLE: &str = include_str!("../../../config/rbac/cluster-role.yaml");
+
+/// The permission to request tokens for sidecars.
+pub const TOKEN_ROLE: &str = include_str!("../../../config/rbac/sidecar-token-role.yaml");
 
 /// How long to wait for an expected state. Long, because the machine may be busy; only a failing
 /// test waits that long.
@@ -54,18 +57,25 @@ pub async fn boot() -> Result<ControlPlane> {
     let admin = plane.client(User::Admin)?;
     let role: ClusterRole = serde_saphyr::from_str(CLUSTER_ROLE)?;
     Api::all(admin.clone()).create(&PostParams::default(), &role).await?;
-    Api::all(admin).create(&PostParams::default(), &binding()).await?;
+    Api::all(admin.clone()).create(&PostParams::default(), &binding("sei-operator")).await?;
+    // Each test has an operator in a namespace of its own, so this role holds in all of them.
+    let token: Role = serde_saphyr::from_str(TOKEN_ROLE)?;
+    let token =
+        ClusterRole { metadata: token.metadata, rules: token.rules, ..ClusterRole::default() };
+    let name = token.metadata.name.clone().unwrap_or_default();
+    Api::all(admin.clone()).create(&PostParams::default(), &token).await?;
+    Api::all(admin).create(&PostParams::default(), &binding(&name)).await?;
     Ok(plane)
 }
 
-/// Grants the operator's user the installed role, and nothing else.
-fn binding() -> ClusterRoleBinding {
+/// Grants the operator's user an installed role.
+fn binding(role: &str) -> ClusterRoleBinding {
     ClusterRoleBinding {
-        metadata: ObjectMeta { name: Some("sei-operator".to_owned()), ..ObjectMeta::default() },
+        metadata: ObjectMeta { name: Some(role.to_owned()), ..ObjectMeta::default() },
         role_ref: RoleRef {
             api_group: Some("rbac.authorization.k8s.io".to_owned()),
             kind: "ClusterRole".to_owned(),
-            name: "sei-operator".to_owned(),
+            name: role.to_owned(),
         },
         subjects: Some(vec![Subject {
             api_group: Some("rbac.authorization.k8s.io".to_owned()),
@@ -120,6 +130,13 @@ pub async fn test_context_on(lane: Arc<Lane>, name: &str) -> Result<TestContext>
         .create(&PostParams::default(), &object)
         .await
         .with_context(|| format!("failed to create namespace {namespace}"))?;
+    let name = Some(sei_api::names::SIDECAR_CALLER.to_owned());
+    let account = ServiceAccount {
+        metadata: ObjectMeta { name, ..ObjectMeta::default() },
+        ..ServiceAccount::default()
+    };
+    let accounts = Api::namespaced(admin.clone(), &namespace);
+    accounts.create(&PostParams::default(), &account).await?;
     Ok(TestContext { lane, admin, namespace })
 }
 

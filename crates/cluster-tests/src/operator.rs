@@ -8,7 +8,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use sei_operator::runtime::controller::InFlight;
 use sei_operator::runtime::metrics::Metrics;
-use sei_operator::{Operator, Options};
+use sei_operator::{Operator, Options, TokenSource};
 use sei_plan::fingerprint::Algorithm;
 use sei_plan::platform::Platform;
 use sei_plan::timing::Timing;
@@ -48,6 +48,8 @@ pub struct Setup {
     /// The registry that the operator's metrics go to.
     pub metrics: Metrics,
     pub algorithm: Algorithm,
+    /// Where its tokens for sidecars come from: by default the account in the test's namespace.
+    pub tokens: Option<TokenSource>,
     /// The interceptor that its requests pass through, if any.
     pub interceptor: Option<Interceptor>,
 }
@@ -61,6 +63,7 @@ impl Default for Setup {
             version: "1.0.0".to_owned(),
             metrics: Metrics::new(),
             algorithm: Algorithm::CURRENT,
+            tokens: None,
             interceptor: None,
         }
     }
@@ -75,7 +78,9 @@ pub async fn start(context: &TestContext, setup: Setup) -> Result<Operator> {
         platform: Arc::new(platform),
         platform_path: None,
         namespace: Some(context.namespace.clone()),
-        sidecar_token: None,
+        sidecar_token: setup
+            .tokens
+            .unwrap_or_else(|| TokenSource::Account { namespace: context.namespace.clone() }),
         timing: Timing::faster(setup.speed),
         version: setup.version,
         algorithm: setup.algorithm,

@@ -318,8 +318,8 @@ pub const REASONS: &[ReasonRow] = &[
     stall(
         R::SidecarAuth,
         60,
-        "The sidecar's proxy rejects the operator's token.",
-        "The operator's ServiceAccount needs create, delete and get on seinodetasks.sei.io. The pod's ServiceAccount needs create on tokenreviews and subjectaccessreviews. Compare both with the installed roles.",
+        "The sidecar's proxy rejects the operator's token, or the operator cannot request one.",
+        "The ServiceAccount sei-sidecar-caller must exist in the operator's namespace, with create, delete and get on seinodetasks.sei.io, and the operator's needs create on its serviceaccounts/token. The pod's ServiceAccount needs create on tokenreviews and subjectaccessreviews. Compare both with the installed roles.",
     ),
     stall(
         R::SidecarTaskFailed,

@@ -22,6 +22,9 @@ pub const EVENT_COMPONENT: &str = "seinode-controller";
 /// Leader lease. It has the Go operator's name, so that the two operators never act at once.
 pub const LEASE_NAME: &str = "bc1f5b0a.sei.io";
 
+/// Service account whose tokens sidecars are shown. It may call sidecars, and nothing else.
+pub const SIDECAR_CALLER: &str = "sei-sidecar-caller";
+
 pub mod label {
     //! Labels on generated objects.
 
@@ -89,6 +92,12 @@ pub fn bootstrap_job(node: &str) -> String {
     format!("{node}-bootstrap")
 }
 
+/// Audience of a token for the sidecar of one node. The proxies of other nodes and the API server
+/// reject such a token.
+pub fn sidecar_audience(namespace: &str, node: &str) -> String {
+    format!("sei-sidecar/{namespace}/{node}")
+}
+
 /// DNS name of the node's pod inside the cluster.
 pub fn pod_dns(node: &str, namespace: &str) -> String {
     format!("{node}-0.{node}.{namespace}.svc.cluster.local")
@@ -97,7 +106,7 @@ pub fn pod_dns(node: &str, namespace: &str) -> String {
 /// URL of a node's sidecar API, by DNS name. Calls that must reach one specific pod use its IP
 /// instead: the name may still resolve to the previous pod.
 pub fn sidecar_url(node: &str, namespace: &str) -> String {
-    format!("http://{}:8443", pod_dns(node, namespace))
+    format!("https://{}:8443", pod_dns(node, namespace))
 }
 
 #[cfg(test)]
@@ -110,7 +119,7 @@ mod tests {
         assert_eq!(data_claim("a"), "data-a");
         assert_eq!(proxy_config("a"), "a-rbac-proxy-config");
         assert_eq!(bootstrap_job("a"), "a-bootstrap");
-        assert_eq!(sidecar_url("n", "ns"), "http://n-0.n.ns.svc.cluster.local:8443");
+        assert_eq!(sidecar_url("n", "ns"), "https://n-0.n.ns.svc.cluster.local:8443");
     }
 
     #[test]

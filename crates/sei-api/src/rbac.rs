@@ -3,12 +3,16 @@
 //! The table is the source of the manifests in `config/rbac`. Tests on real servers compare it with
 //! the requests in the audit log, in both directions.
 
+use crate::names::SIDECAR_CALLER;
+
 /// One permission.
 #[derive(Clone, Copy, Debug)]
 pub struct Rule {
     pub group: &'static str,
     pub resource: &'static str,
     pub verbs: &'static [&'static str],
+    /// Only objects of these names; all if empty.
+    pub names: &'static [&'static str],
     /// Why it is needed.
     pub reason: &'static str,
     /// Checked by something other than a request to this resource: the server's own admission, or
@@ -22,7 +26,7 @@ const fn rule(
     verbs: &'static [&'static str],
     reason: &'static str,
 ) -> Rule {
-    Rule { group, resource, verbs, reason, indirect: false }
+    Rule { group, resource, verbs, names: &[], reason, indirect: false }
 }
 
 const fn indirect(
@@ -31,7 +35,7 @@ const fn indirect(
     verbs: &'static [&'static str],
     reason: &'static str,
 ) -> Rule {
-    Rule { group, resource, verbs, reason, indirect: true }
+    Rule { group, resource, verbs, names: &[], reason, indirect: true }
 }
 
 /// Permissions in the namespaces of the nodes.
@@ -39,12 +43,6 @@ pub const RULES: &[Rule] = &[
     rule("sei.io", "seinodes", &["get", "list", "patch", "watch"], "nodes, and their finalizer"),
     rule("sei.io", "seinodes/status", &["patch"], "the reported status"),
     indirect("sei.io", "seinodes/finalizers", &["update"], "owner references that block deletion"),
-    indirect(
-        "sei.io",
-        "seinodetasks",
-        &["create", "delete", "get"],
-        "the permissions that the sidecars' proxies check",
-    ),
     rule(
         "apps",
         "statefulsets",
@@ -82,6 +80,20 @@ pub const RULES: &[Rule] = &[
 pub const POD_CHECK_RULES: &[Rule] =
     &[rule("", "pods", &["create"], "whether the server would admit a node's pod; dry-run only")];
 
+/// Permissions in the operator's own namespace, for tokens of the account that calls sidecars.
+pub const SIDECAR_TOKEN_RULES: &[Rule] = &[Rule {
+    names: &[SIDECAR_CALLER],
+    ..rule("", "serviceaccounts/token", &["create"], "the tokens that sidecars are shown")
+}];
+
+/// Permissions of that account.
+pub const SIDECAR_CALLER_RULES: &[Rule] = &[indirect(
+    "sei.io",
+    "seinodetasks",
+    &["create", "delete", "get"],
+    "the permissions that the sidecars' proxies check",
+)];
+
 /// Permissions in the operator's own namespace, for leader election.
 pub const LEADER_RULES: &[Rule] =
     &[rule("coordination.k8s.io", "leases", &["create", "get", "update"], "the leader's lease")];
@@ -92,7 +104,8 @@ mod tests {
 
     #[test]
     fn no_permission_is_wider_than_what_it_is_for() {
-        for rule in RULES.iter().chain(POD_CHECK_RULES).chain(LEADER_RULES) {
+        let own = [RULES, POD_CHECK_RULES, LEADER_RULES, SIDECAR_TOKEN_RULES].concat();
+        for rule in own.iter().chain(SIDECAR_CALLER_RULES) {
             assert!(!rule.verbs.contains(&"*") && rule.resource != "*", "{rule:?}");
             for forbidden in ["escalate", "bind", "impersonate", "deletecollection"] {
                 assert!(!rule.verbs.contains(&forbidden), "{rule:?}");
@@ -100,6 +113,9 @@ mod tests {
             assert!(rule.verbs.is_sorted() && !rule.reason.is_empty(), "{rule:?}");
             if rule.resource == "secrets" {
                 assert_eq!(rule.verbs, ["get"], "Secrets are read by name only");
+            }
+            if rule.resource == "serviceaccounts/token" {
+                assert_eq!(rule.names, [SIDECAR_CALLER], "tokens of a powerless account only");
             }
             if rule.resource.ends_with("/status") {
                 assert_eq!(

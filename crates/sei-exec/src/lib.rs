@@ -11,6 +11,8 @@
 //!   statuses cause no write. Guarded by `an_equal_status_is_no_difference`.
 //! - Responses of a sidecar are read up to a size limit, and no redirect is followed. Guarded by
 //!   `a_response_over_the_size_limit_is_refused` and `a_redirect_is_not_followed`.
+//! - A sidecar is shown a token that only its own proxy accepts. Guarded by
+//!   `a_sidecar_is_shown_a_token_for_its_own_node_only`.
 
 pub mod call;
 pub mod compare;
@@ -18,6 +20,7 @@ pub mod lean;
 pub mod perform;
 pub mod sidecar;
 pub mod status;
+pub mod token;
 pub mod watched_pod;
 
 pub use perform::Cluster;

@@ -68,7 +68,10 @@ impl Cluster {
     pub async fn perform(&self, request: &Request) -> Outcome {
         let outcome = match request {
             Request::Read(read) => self.read(read).await,
-            Request::Sidecar(request) => self.sidecar.call(request).await,
+            Request::Sidecar(request) => {
+                let key = ObjectKey { namespace: self.namespace.clone(), name: self.node.clone() };
+                self.sidecar.call(&key, request).await
+            }
             Request::DeletePod(_)
             | Request::DeleteJob { .. }
             | Request::DeleteService { .. }

@@ -1,31 +1,35 @@
 //! The client of the HTTP API of a pod's sidecar.
 //!
-//! The pod is addressed by its IP, because a name may still resolve to its predecessor. The scheme
-//! is fixed, no redirect is followed, no proxy variable is read, and no response body is logged.
+//! The pod is addressed by its IP, because a name may still resolve to its predecessor. The flags of
+//! its proxy decide about TLS and about the audience of the token. No redirect is followed, no proxy
+//! variable is read, and no response body is logged.
 
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use http::{Method, Request as HttpRequest, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+use sei_api::key::ObjectKey;
 use sei_plan::request::{Failure, Outcome, SidecarCall, SidecarRequest, TaskRecord, TaskState};
+use sei_plan::view::Proxy;
 use serde_json::{Value, json};
 
 use crate::perform;
+use crate::token::Tokens;
 
-/// Port of the auth proxy in front of the sidecar. Plain HTTP, although the number suggests TLS.
+mod tls;
+
+/// Port of the auth proxy in front of the sidecar.
 pub const PORT: u16 = 8443;
 /// The largest response body that is read, in bytes.
 const BODY_MAX: usize = 256 * 1024;
 /// How long a call may take, connecting included.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// How long a token is used before its file is read again: projected tokens rotate.
-const TOKEN_AGE: Duration = Duration::from_secs(50);
 
 /// The result of a health probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,49 +42,59 @@ pub enum Health {
 /// A client for the sidecars of pods.
 #[derive(Clone)]
 pub struct Sidecar {
-    http: Client<HttpConnector, Full<Bytes>>,
-    token: Token,
+    http: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    tokens: Arc<Tokens>,
 }
 
-/// A bearer token that is re-read from its file.
-#[derive(Clone)]
-struct Token {
-    path: Option<PathBuf>,
-    /// The token that was read last, and when.
-    cached: Arc<Mutex<Option<(Instant, String)>>>,
+/// The proxy of one node's pod.
+#[derive(Clone, Copy, Debug)]
+pub struct Endpoint<'a> {
+    pub node: &'a ObjectKey,
+    pub ip: &'a str,
+    pub proxy: Proxy,
 }
 
 impl Sidecar {
-    /// A client that sends the token in this file; without a file it sends none.
-    pub fn new(token_path: Option<PathBuf>) -> Self {
+    /// A client that sends the tokens of this source.
+    pub fn new(tokens: Tokens) -> Self {
         let mut connector = HttpConnector::new();
+        connector.enforce_http(false);
         connector.set_connect_timeout(Some(Duration::from_secs(2)));
         connector.set_nodelay(true);
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(tls::any_certificate())
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(connector);
         Self {
             http: Client::builder(TokioExecutor::new())
                 .pool_idle_timeout(Duration::from_secs(10))
                 .build(connector),
-            token: Token { path: token_path, cached: Arc::default() },
+            tokens: Arc::new(tokens),
         }
     }
 
     /// Performs the call of a task.
-    pub async fn call(&self, request: &SidecarRequest) -> Result<Outcome, Failure> {
-        let ip = &request.ip;
+    pub async fn call(
+        &self,
+        node: &ObjectKey,
+        request: &SidecarRequest,
+    ) -> Result<Outcome, Failure> {
+        let pod = Endpoint { node, ip: &request.ip, proxy: request.proxy };
         match &request.call {
             SidecarCall::Poll { id } => {
                 let (status, body) =
-                    self.send(ip, Method::GET, &format!("/v0/tasks/{id}"), None).await?;
+                    self.send(pod, Method::GET, &format!("/v0/tasks/{id}"), None).await?;
                 polled(id, status, &body)
             }
             SidecarCall::Submit { id, task_type, params } => {
                 let task = json!({ "id": id, "type": task_type, "params": params });
-                let (status, body) = self.send(ip, Method::POST, "/v0/tasks", Some(&task)).await?;
+                let (status, body) = self.send(pod, Method::POST, "/v0/tasks", Some(&task)).await?;
                 submitted(id, status, &body)
             }
             SidecarCall::Delete { id } => {
                 let (status, _) =
-                    self.send(ip, Method::DELETE, &format!("/v0/tasks/{id}"), None).await?;
+                    self.send(pod, Method::DELETE, &format!("/v0/tasks/{id}"), None).await?;
                 match status {
                     StatusCode::NO_CONTENT | StatusCode::OK | StatusCode::NOT_FOUND => {
                         Ok(Outcome::Accepted)
@@ -92,8 +106,8 @@ impl Sidecar {
     }
 
     /// Probes whether the readiness gate is open.
-    pub async fn probe(&self, ip: &str) -> Health {
-        match self.send(ip, Method::GET, "/v0/healthz", None).await {
+    pub async fn probe(&self, pod: Endpoint<'_>) -> Health {
+        match self.send(pod, Method::GET, "/v0/healthz", None).await {
             Ok((StatusCode::OK, _)) => Health::Ready,
             Ok((StatusCode::SERVICE_UNAVAILABLE, _)) => Health::NotReady,
             Ok((status, _)) => Health::Unreachable(format!("healthz returned {status}")),
@@ -105,8 +119,8 @@ impl Sidecar {
     }
 
     /// The node's p2p id: 40 hex digits.
-    pub async fn node_id(&self, ip: &str) -> Result<String, Failure> {
-        let (status, body) = self.send(ip, Method::GET, "/v0/node-id", None).await?;
+    pub async fn node_id(&self, pod: Endpoint<'_>) -> Result<String, Failure> {
+        let (status, body) = self.send(pod, Method::GET, "/v0/node-id", None).await?;
         if status != StatusCode::OK {
             return Err(unexpected("node-id", status));
         }
@@ -117,18 +131,20 @@ impl Sidecar {
 
     async fn send(
         &self,
-        ip: &str,
+        pod: Endpoint<'_>,
         method: Method,
         path: &str,
         body: Option<&Value>,
     ) -> Result<(StatusCode, Bytes), Failure> {
+        let ip = pod.ip;
         let host = if ip.contains(':') { format!("[{ip}]") } else { ip.to_owned() };
         let action = format!("{method} {path} on {host}");
+        let scheme = if pod.proxy.tls { "https" } else { "http" };
         let mut request =
-            HttpRequest::builder().method(method).uri(format!("http://{host}:{PORT}{path}"));
+            HttpRequest::builder().method(method).uri(format!("{scheme}://{host}:{PORT}{path}"));
         // A token sent to the health path would reach the sidecar's own process: it is not sent.
         if path != "/v0/healthz"
-            && let Some(token) = self.token.read()?
+            && let Some(token) = self.tokens.get(pod.node, pod.proxy).await?
         {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
@@ -144,7 +160,7 @@ impl Sidecar {
             .map_err(|_| Failure::Unreachable(format!("{action}: no response in 5 s")))?
             .map_err(|error| Failure::Unreachable(format!("{action}: {error}")))?;
         if status == StatusCode::UNAUTHORIZED {
-            self.token.invalidate();
+            self.tokens.invalidate(pod.node, pod.proxy);
         }
         if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
             return Err(Failure::Unauthorized(format!("{action}: returned {status}")));
@@ -162,34 +178,6 @@ impl Sidecar {
         let body = Limited::new(response.into_body(), BODY_MAX).collect().await;
         let body = body.map_err(|error| format!("unreadable response: {error}"))?;
         Ok((status, body.to_bytes()))
-    }
-}
-
-impl Token {
-    fn read(&self) -> Result<Option<String>, Failure> {
-        let Some(path) = &self.path else { return Ok(None) };
-        let mut cached = self.cached.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some((read_at, token)) = cached.as_ref()
-            && read_at.elapsed() < TOKEN_AGE
-        {
-            return Ok(Some(token.clone()));
-        }
-        let token = std::fs::read_to_string(path).map(|text| text.trim().to_owned());
-        match token {
-            Ok(token) if !token.is_empty() => {
-                *cached = Some((Instant::now(), token.clone()));
-                Ok(Some(token))
-            }
-            // The previous token may still be valid for a while.
-            _ => match cached.as_ref() {
-                Some((_, token)) => Ok(Some(token.clone())),
-                None => Err(Failure::Unauthorized("the token file cannot be read".to_owned())),
-            },
-        }
-    }
-
-    fn invalidate(&self) {
-        *self.cached.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = None;
     }
 }
 

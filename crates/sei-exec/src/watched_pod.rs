@@ -5,11 +5,13 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use kube::Resource;
-use sei_plan::view::PodView;
+use sei_plan::view::{AUDIENCE_FLAG, PodView, SECURE_FLAG};
+use serde::de::Visitor;
 use serde::{Deserialize, Deserializer};
 
 /// A pod with the fields that a view needs.
@@ -55,11 +57,37 @@ struct Spec {
 struct NamedImage {
     name: String,
     image: Option<String>,
+    args: Option<Vec<ProxyFlag>>,
 }
 
 impl From<NamedImage> for Container {
-    fn from(NamedImage { name, image }: NamedImage) -> Self {
-        Self { name, image, ..Self::default() }
+    fn from(NamedImage { name, image, args }: NamedImage) -> Self {
+        let args = args.map(|args| args.into_iter().filter_map(|arg| arg.0).collect());
+        Self { name, image, args, ..Self::default() }
+    }
+}
+
+/// An argument, if it is one of the proxy's flags that a view reads. Others are scripts.
+struct ProxyFlag(Option<String>);
+
+impl<'de> Deserialize<'de> for ProxyFlag {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Flag;
+
+        impl Visitor<'_> for Flag {
+            type Value = ProxyFlag;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("an argument")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<ProxyFlag, E> {
+                let is_read = text.starts_with(SECURE_FLAG) || text.starts_with(AUDIENCE_FLAG);
+                Ok(ProxyFlag(is_read.then(|| text.to_owned())))
+            }
+        }
+
+        deserializer.deserialize_str(Flag)
     }
 }
 

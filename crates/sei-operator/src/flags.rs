@@ -8,6 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::{Parser, ValueEnum};
+use sei_exec::token::TokenSource;
 use uuid::Uuid;
 
 use crate::runtime::serve::{Bind, parse_bind_address};
@@ -49,7 +50,8 @@ pub struct Flags {
     #[arg(long, value_name = "NAME", env = "POD_NAME")]
     identity: Option<String>,
 
-    /// File with the bearer token for sidecars [default: that of the service account, if any].
+    /// File with one bearer token for all sidecars [default: a token for each node, requested for
+    /// the service account `sei-sidecar-caller`].
     #[arg(long, value_name = "FILE")]
     sidecar_token_file: Option<PathBuf>,
 
@@ -167,14 +169,12 @@ impl Flags {
         }
     }
 
-    /// File with the bearer token for sidecars.
-    pub fn sidecar_token_file(&self) -> Option<PathBuf> {
-        self.token_file_or(Path::new(SERVICE_ACCOUNT))
-    }
-
-    fn token_file_or(&self, service_account: &Path) -> Option<PathBuf> {
-        let mounted = service_account.join("token");
-        self.sidecar_token_file.clone().or_else(|| mounted.is_file().then_some(mounted))
+    /// Where the tokens for sidecars come from. The operator's own token is never shown to a pod.
+    pub fn sidecar_tokens(&self) -> TokenSource {
+        match &self.sidecar_token_file {
+            Some(path) => TokenSource::File(path.clone()),
+            None => TokenSource::Account { namespace: self.leader_election_namespace() },
+        }
     }
 }
 
@@ -376,15 +376,15 @@ mod tests {
         fs::create_dir(&folder).unwrap();
         let flags = parse("").unwrap();
         assert_eq!(flags.namespace_or(&folder), "default");
-        assert_eq!(flags.token_file_or(&folder), None);
         fs::write(folder.join("namespace"), "sei\n").unwrap();
-        fs::write(folder.join("token"), "secret").unwrap();
         assert_eq!(flags.namespace_or(&folder), "sei");
-        assert_eq!(flags.token_file_or(&folder), Some(folder.join("token")));
         let line = "--leader-election-namespace=ops --sidecar-token-file=/token";
         let flags = parse(line).unwrap();
         assert_eq!(flags.namespace_or(&folder), "ops");
-        assert_eq!(flags.token_file_or(&folder), Some(PathBuf::from("/token")));
+        assert_eq!(flags.sidecar_tokens(), TokenSource::File(PathBuf::from("/token")));
+        let flags = parse("--leader-election-namespace=ops").unwrap();
+        let namespace = "ops".to_owned();
+        assert_eq!(flags.sidecar_tokens(), TokenSource::Account { namespace });
         assert_eq!(parse("--leader-election-namespace=").unwrap().namespace_or(&folder), "sei");
         fs::remove_dir_all(&folder).unwrap();
     }

@@ -48,6 +48,8 @@ use sei_plan::timing::Timing;
 use tokio::runtime::{Builder, Runtime as TokioRuntime};
 use tokio::sync::{oneshot, watch};
 
+pub use sei_exec::token::TokenSource;
+
 pub mod flags;
 pub mod node;
 pub mod runtime;
@@ -70,7 +72,7 @@ pub struct Options {
     pub platform_path: Option<PathBuf>,
     /// Only the nodes of this namespace; all without it.
     pub namespace: Option<String>,
-    pub sidecar_token: Option<PathBuf>,
+    pub sidecar_token: TokenSource,
     pub timing: Timing,
     pub version: String,
     /// How templates are hashed. A newer one restamps what is stored and rolls nothing.

@@ -18,7 +18,7 @@ use sei_operator::runtime::metrics::Metrics;
 use sei_operator::runtime::serve::{
     self, Bind, Ready, health_router, listen, metrics_router, serve_on,
 };
-use sei_operator::{Options, VERSION, run};
+use sei_operator::{Options, TokenSource, VERSION, run};
 use sei_plan::fingerprint::Algorithm;
 use sei_plan::timing::Timing;
 use tokio::signal::unix::{SignalKind, signal};
@@ -79,7 +79,7 @@ async fn operate() -> Result<()> {
     }
     // The file may have changed during the wait: a new leader must not roll nodes back to the
     // configuration of an earlier file.
-    let platform = match (read_platform(&path), elector.as_mut()) {
+    let mut platform = match (read_platform(&path), elector.as_mut()) {
         (Ok(platform), _) => platform,
         (Err(message), None) => bail!(message),
         (Err(message), Some(elector)) => {
@@ -87,6 +87,8 @@ async fn operate() -> Result<()> {
             bail!(message);
         }
     };
+    let sidecar_token = flags.sidecar_tokens();
+    platform.sidecar_audience = matches!(sidecar_token, TokenSource::Account { .. });
     // A leader reconciles nothing until it has listed its nodes.
     ready.unset("the first lists are not loaded");
     metrics.leading(true);
@@ -95,7 +97,7 @@ async fn operate() -> Result<()> {
         platform: Arc::new(platform),
         platform_path: Some(path),
         namespace: None,
-        sidecar_token: flags.sidecar_token_file(),
+        sidecar_token,
         timing: Timing::faster(flags.speed),
         version: VERSION.to_owned(),
         algorithm: Algorithm::CURRENT,

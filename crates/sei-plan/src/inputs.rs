@@ -38,6 +38,9 @@ pub struct TemplateInputs {
     #[serde(serialize_with = "mode_name")]
     pub mode: Mode,
     pub name: String,
+    /// Never changes, so it is no part of the digest.
+    #[serde(skip)]
+    pub namespace: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_key_secret: Option<String>,
     /// Without the labels that the operator stamps itself: those never reach the pod from here.
@@ -105,6 +108,7 @@ impl TemplateInputs {
                 field: "metadata.name".to_owned(),
                 remedy: "give the node a name".to_owned(),
             })?,
+            namespace: node.metadata.namespace.clone().unwrap_or_default(),
             node_key_secret: spec.node_key_secret().map(str::to_owned),
             pod_labels: pod_labels(spec.pod_labels.as_ref()),
             publish: spec

@@ -21,6 +21,9 @@ mod tests;
 /// All settings of the cluster; the only input of a render besides the node itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Platform {
+    /// Sidecars accept only tokens with the audience of their node. False if the operator shows all
+    /// of them the same token, from a file; no key of the configuration.
+    pub sidecar_audience: bool,
     pub state_sync: StateSync,
     pub scheduling: Scheduling,
     pub storage: Storage,
@@ -220,6 +223,7 @@ impl Platform {
     fn read(file: &Reader) -> Result<Self, Problem> {
         file.check_keys()?;
         let platform = Self {
+            sidecar_audience: true,
             state_sync: StateSync { witnesses: file.lists("stateSync.syncers")? },
             scheduling: Scheduling::read(file)?,
             storage: Storage::read(file)?,

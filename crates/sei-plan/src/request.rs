@@ -17,7 +17,7 @@ use serde_json::Value;
 use crate::budget::Roll;
 use crate::shared::Shared;
 use crate::snapshot::Slot;
-use crate::view::{JobView, ObjectView, PodView, StatefulSetView};
+use crate::view::{JobView, ObjectView, PodView, Proxy, StatefulSetView};
 
 /// One call.
 #[derive(Clone, Debug, PartialEq)]
@@ -171,6 +171,7 @@ pub struct PodDelete {
 pub struct SidecarRequest {
     pub pod_uid: String,
     pub ip: String,
+    pub proxy: Proxy,
     pub call: SidecarCall,
 }
 

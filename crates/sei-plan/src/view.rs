@@ -22,6 +22,12 @@ mod tests;
 
 /// Name of the container that runs the chain process.
 pub const SEID: &str = "seid";
+/// Name of the container that authenticates callers of the sidecar.
+pub const PROXY: &str = "kube-rbac-proxy";
+/// Flag of the proxy: it serves TLS at this address.
+pub const SECURE_FLAG: &str = "--secure-listen-address=";
+/// Flag of the proxy: it accepts only tokens with these audiences.
+pub const AUDIENCE_FLAG: &str = "--auth-token-audiences=";
 /// Name of the container that serves the sidecar's API.
 pub const SIDECAR: &str = "sei-sidecar";
 
@@ -151,6 +157,7 @@ pub struct PodView {
     pub is_bootstrap: bool,
     pub deleted_at: Option<Timestamp>,
     pub ip: Option<String>,
+    pub proxy: Proxy,
     pub ready: bool,
     /// The last transition time of its Ready condition.
     pub ready_since: Option<Timestamp>,
@@ -180,6 +187,7 @@ impl PodView {
             is_bootstrap,
             deleted_at,
             ip,
+            proxy,
             ready,
             ready_since,
             host,
@@ -197,6 +205,7 @@ impl PodView {
             && *is_bootstrap == before.is_bootstrap
             && *deleted_at == before.deleted_at
             && *ip == before.ip
+            && *proxy == before.proxy
             && *ready == before.ready
             && *ready_since == before.ready_since
             && *host == before.host
@@ -249,6 +258,34 @@ impl Controller {
 impl From<&OwnerReference> for Controller {
     fn from(owner: &OwnerReference) -> Self {
         Self::new(&owner.api_version, &owner.kind, &owner.name, &owner.uid)
+    }
+}
+
+/// How the proxy in front of a pod's sidecar is called, by its flags: pods of an earlier template or
+/// of another operator have others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Proxy {
+    pub tls: bool,
+    /// It accepts only tokens with the audience of its node.
+    pub own_audience: bool,
+}
+
+impl Proxy {
+    fn of(pod: &Pod) -> Self {
+        let init = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_ref());
+        let Some(proxy) = init.into_iter().flatten().find(|container| container.name == PROXY)
+        else {
+            return Self::default();
+        };
+        let metadata = &pod.metadata;
+        let node = metadata.labels.as_ref().and_then(|labels| labels.get(label::NODE));
+        let own = metadata.namespace.as_ref().zip(node);
+        let own = own.map(|(namespace, node)| names::sidecar_audience(namespace, node));
+        let value = |flag| proxy.args.iter().flatten().find_map(|arg| arg.strip_prefix(flag));
+        Self {
+            tls: value(SECURE_FLAG).is_some(),
+            own_audience: own.is_some() && value(AUDIENCE_FLAG) == own.as_deref(),
+        }
     }
 }
 
@@ -538,6 +575,7 @@ impl From<&Pod> for PodView {
                 == Some(&label::COMPONENT_BOOTSTRAP.to_owned()),
             deleted_at: metadata.deletion_timestamp.as_ref().map(|time| time.0),
             ip: status.and_then(|status| status.pod_ip.clone()).filter(|ip| !ip.is_empty()),
+            proxy: Proxy::of(object),
             ready: condition("Ready").is_some_and(|ready| ready.status == "True"),
             ready_since: condition("Ready")
                 .and_then(|ready| ready.last_transition_time.as_ref())

@@ -7,6 +7,7 @@
 
 mod process;
 mod record;
+mod tls;
 mod usual;
 mod wire;
 

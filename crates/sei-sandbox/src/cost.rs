@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::ByteString;
-use sei_operator::Options;
 use sei_operator::runtime::controller::InFlight;
 use sei_operator::runtime::metrics::Metrics;
+use sei_operator::{Options, TokenSource};
 use sei_plan::fingerprint::Algorithm;
 use sei_plan::platform::Platform;
 use sei_plan::timing::Timing;
@@ -143,7 +143,7 @@ impl Fleet {
             platform: Arc::new(Platform::parse(PLATFORM, "platform.yaml")?),
             platform_path: None,
             namespace: None,
-            sidecar_token: None,
+            sidecar_token: TokenSource::None,
             timing: Timing::default(),
             version: sei_operator::VERSION.to_owned(),
             in_flight: InFlight::default(),

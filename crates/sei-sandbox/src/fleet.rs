@@ -13,7 +13,7 @@ use kube::{Client, Config, ResourceExt as _};
 use sei_api::SeiNode;
 use sei_operator::runtime::controller::InFlight;
 use sei_operator::runtime::metrics::Metrics;
-use sei_operator::{Operator, Options};
+use sei_operator::{Operator, Options, TokenSource};
 use sei_plan::fingerprint::Algorithm;
 use sei_plan::platform::Platform;
 use sei_plan::timing::Timing;
@@ -63,7 +63,7 @@ impl Fleet {
             platform: Arc::new(Platform::parse(PLATFORM, "platform.yaml")?),
             platform_path: None,
             namespace: None,
-            sidecar_token: None,
+            sidecar_token: TokenSource::None,
             timing: Timing::default(),
             version: sei_operator::VERSION.to_owned(),
             in_flight: InFlight::default(),

@@ -7,7 +7,9 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 use kube::CustomResourceExt as _;
 use sei_api::SeiNode;
-use sei_api::rbac::{LEADER_RULES, POD_CHECK_RULES, RULES, Rule};
+use sei_api::rbac::{
+    LEADER_RULES, POD_CHECK_RULES, RULES, Rule, SIDECAR_CALLER_RULES, SIDECAR_TOKEN_RULES,
+};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -26,6 +28,9 @@ fn outputs() -> Result<Vec<Output>> {
     let role = yaml(&role("ClusterRole", "sei-operator", RULES))?;
     let leader = yaml(&self::role("Role", "sei-operator-leader-election", LEADER_RULES))?;
     let pod_check = yaml(&self::role("ClusterRole", "sei-operator-pod-check", POD_CHECK_RULES))?;
+    let token = yaml(&self::role("Role", "sei-operator-sidecar-token", SIDECAR_TOKEN_RULES))?;
+    let caller =
+        yaml(&self::role("ClusterRole", "sei-operator-sidecar-caller", SIDECAR_CALLER_RULES))?;
     let policy = wrapped(
         "admissionregistration.k8s.io/v1",
         "ValidatingAdmissionPolicy",
@@ -39,11 +44,15 @@ fn outputs() -> Result<Vec<Output>> {
         output("config/crd/bases/seinodes.sei.io.yaml", &crd),
         output("config/rbac/cluster-role.yaml", &role),
         output("config/rbac/leader-election-role.yaml", &leader),
+        output("config/rbac/sidecar-token-role.yaml", &token),
+        output("config/rbac/sidecar-caller-role.yaml", &caller),
         // A packed chart contains only files of its own folder.
         output("charts/sei-operator/files/crds/seinodes.sei.io.yaml", &crd),
         output("charts/sei-operator/files/rbac/cluster-role.yaml", &role),
         output("charts/sei-operator/files/rbac/leader-election-role.yaml", &leader),
         output("charts/sei-operator/files/rbac/pod-check-role.yaml", &pod_check),
+        output("charts/sei-operator/files/rbac/sidecar-token-role.yaml", &token),
+        output("charts/sei-operator/files/rbac/sidecar-caller-role.yaml", &caller),
         output("config/components/pod-check/role.yaml", &pod_check),
         output("config/components/admission-policy/policy.yaml", &policy),
         output("config/components/prometheus/rules.yaml", &alerting("sei-operator", RULES_FILE)?),
@@ -106,11 +115,15 @@ fn guarded_crd() -> impl Serialize {
 /// A role with one rule for each permission, in the order of the table.
 fn role(kind: &str, name: &str, rules: &[Rule]) -> Value {
     let rules = rules.iter().map(|rule| {
-        json!({
+        let mut object = json!({
             "apiGroups": [rule.group],
             "resources": [rule.resource],
             "verbs": rule.verbs,
-        })
+        });
+        if !rule.names.is_empty() {
+            object["resourceNames"] = json!(rule.names);
+        }
+        object
     });
     json!({
         "apiVersion": "rbac.authorization.k8s.io/v1",

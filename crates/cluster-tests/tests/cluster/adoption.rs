@@ -9,12 +9,15 @@ use cluster_tests::wait_for;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use kube::api::{Patch, PatchParams};
 use sei_api::condition::ConditionType;
+use sei_api::key::ObjectKey;
 use sei_api::names::FIELD_MANAGER;
 use sei_api::status::{Cause, SeiNodeStatus, UpdateState};
 use sei_exec::sidecar::Sidecar;
+use sei_exec::token::Tokens;
 use sei_plan::desired::render_desired;
 use sei_plan::platform::Platform;
 use sei_plan::request::{SidecarCall, SidecarRequest};
+use sei_plan::view::PodView;
 use serde_json::{Value, json};
 
 /// The fields that only the other operator renders.
@@ -102,7 +105,7 @@ async fn convert_to_other_operator(scenario: &Scenario, name: &str, foreign: boo
             pod.uid != before && pod.ip.is_some() && pod.sidecar.running
         })
         .await?;
-    open_gate(&pod.ip.clone().unwrap_or_default(), &pod.uid).await?;
+    open_gate(&pod).await?;
     scenario.until_pod(name, "is Ready", |pod| pod.ready).await?;
     scenario.wipe_status(name).await?;
     let mut status = json!({
@@ -132,14 +135,16 @@ fn active_plan() -> Value {
             "targetPhase": "Running", "tasks": tasks })
 }
 
-async fn open_gate(ip: &str, pod_uid: &str) -> Result<()> {
+async fn open_gate(pod: &PodView) -> Result<()> {
     let call = SidecarCall::Submit {
         id: "5f0c0000-0000-4000-8000-000000000000".to_owned(),
         task_type: "mark-ready".to_owned(),
         params: json!({}),
     };
-    let request = SidecarRequest { pod_uid: pod_uid.to_owned(), ip: ip.to_owned(), call };
-    let result = Sidecar::new(None).call(&request).await;
+    let (pod_uid, ip) = (pod.uid.clone(), pod.ip.clone().unwrap_or_default());
+    let request = SidecarRequest { pod_uid, ip, proxy: pod.proxy, call };
+    let node = ObjectKey { namespace: String::new(), name: String::new() };
+    let result = Sidecar::new(Tokens::none()).call(&node, &request).await;
     result.map(drop).map_err(|failure| anyhow::anyhow!("{failure:?}"))
 }
 

@@ -1,6 +1,6 @@
 //! The installation, done as documented.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use sei_api::SeiNode;
-use sei_api::names::LEASE_NAME;
+use sei_api::names::{LEASE_NAME, sidecar_audience};
 use sei_plan::platform::Platform;
 use sei_rig::{ControlPlane, Lane, Options, User};
 use serde_json::{Value, json};
@@ -121,7 +121,7 @@ fn helm_and_kustomize_install_the_same() -> Result<()> {
     let shell = Shell::without_cluster()?;
     let names = |objects: &BTreeMap<String, Value>| objects.keys().cloned().collect::<Vec<_>>();
     shell.run("cp -r charts config $HOME")?;
-    for (prepare, parts) in [("true", 14), (UNCOMMENT, 19)] {
+    for (prepare, parts) in [("true", 19), (UNCOMMENT, 24)] {
         let run = |command: &str| shell.run(&format!("cd $HOME; {prepare}; {command}"));
         let helm = by_name(&run(&template("--values config/samples/install/values.yaml"))?)?;
         let mut kustomize = by_name(&run("kubectl kustomize config/samples/install")?)?;
@@ -393,7 +393,8 @@ fn check_proxy_admits(shell: &Shell, token: &str) -> Result<()> {
         shell.run(&format!("{of} pod rpc-0-0 -o jsonpath={{.spec.serviceAccountName}}"))?;
     shell.run(&format!("{of} serviceaccount {account}"))?;
     let account = format!("system:serviceaccount:pacific-1:{account}");
-    let reviewed = review(shell, &account, "TokenReview", &json!({ "token": token }))?;
+    let spec = json!({ "token": token, "audiences": [sidecar_audience("pacific-1", "rpc-0")] });
+    let reviewed = review(shell, &account, "TokenReview", &spec)?;
     assert_eq!(reviewed["authenticated"], true, "{reviewed}");
     assert!(may_call_sidecars(shell, &account, &reviewed["user"], "pacific-1")?, "{reviewed}");
     Ok(())
@@ -416,16 +417,18 @@ async fn check_operator_runs_a_node(lane: &Lane, shell: Shell) -> Result<()> {
         Ok(holder.filter(|holder| holder == POD_NAME).map(drop))
     });
     is_leader.await.with_context(|| operator.log())?;
-    // Sidecars accept only the token of the installed account.
-    lane.kubelet().sidecars().demand_token("pacific-1", Some(&operator.token));
-    let token = operator.token.clone();
+    lane.kubelet().sidecars().demand_token("pacific-1", None);
     // The shell must not block the kubelet, which runs in this process.
     let followed = tokio::task::spawn_blocking(move || {
         let output = follow(&shell, "docs/install.md", "A first node")?;
-        check_proxy_admits(&shell, &token)?;
-        anyhow::Ok(output)
+        anyhow::Ok((output, shell))
     });
-    let output = followed.await?.with_context(|| operator.log())?;
+    let (output, shell) = followed.await?.with_context(|| operator.log())?;
+    let received = lane.kubelet().sidecars().received("pacific-1", "rpc-0");
+    let tokens: BTreeSet<String> = received.into_iter().filter_map(|call| call.token).collect();
+    assert!(!tokens.contains(&operator.token), "the operator's own token was shown to a pod");
+    let token = tokens.into_iter().next().context("the sidecar was shown no token")?;
+    tokio::task::spawn_blocking(move || check_proxy_admits(&shell, &token)).await??;
     assert!(output.contains("rpc-0"), "{output}");
     let nodes: Api<SeiNode> = Api::namespaced(plane.client(User::Admin)?, "pacific-1");
     let image = nodes.get("rpc-0").await?.status.and_then(|status| status.current_image);
@@ -449,7 +452,7 @@ async fn installed_by_helm_the_operator_runs_a_node_with_its_own_rights() -> Res
     follow(&shell, "docs/install.md", "Refuse a second replica")?;
     let policies = shell.run("kubectl get validatingadmissionpolicies --output=name")?;
     assert!(policies.contains("sei-operator-one-replica"), "{policies}");
-    follow(&shell, "docs/security.md", "A token that is worth less")?;
+    follow(&shell, "docs/security.md", "One token for all sidecars")?;
     let container = shell.run(&format!("{get} | grep sidecar"))?;
     assert!(container.contains("--sidecar-token-file=/var/run/secrets/sidecar/token"));
     let caller = json!({ "username": format!("system:serviceaccount:{NAMESPACE}:sidecar-caller") });

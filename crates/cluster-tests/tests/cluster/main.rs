@@ -32,6 +32,7 @@ mod rollback;
 mod rollout;
 mod runbooks;
 mod sidecar_tasks;
+mod sidecar_tokens;
 mod signers;
 mod signing_key_handover;
 mod statefulset_alert;

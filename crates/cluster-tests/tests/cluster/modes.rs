@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use sei_api::SeiNode;
 use sei_api::condition::ConditionType;
-use sei_api::rbac::RULES;
+use sei_api::rbac::{RULES, SIDECAR_TOKEN_RULES};
 use sei_rig::ClaimRule;
 use serde_json::{Value, json};
 
@@ -158,8 +158,9 @@ async fn the_role_grants_exactly_what_is_used() -> Result<()> {
             (format!("{}/{}{sub}", entry.group, entry.resource), entry.verb.clone())
         })
         .collect();
-    let granted: BTreeSet<(String, String)> = RULES
-        .iter()
+    let granted: BTreeSet<(String, String)> = [RULES, SIDECAR_TOKEN_RULES]
+        .concat()
+        .into_iter()
         .filter(|rule| !rule.indirect)
         .flat_map(|rule| {
             let resource = format!("{}/{}", rule.group, rule.resource);

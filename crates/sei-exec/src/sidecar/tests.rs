@@ -25,10 +25,23 @@ fn http(status: &str, body: &str) -> Vec<u8> {
         .into_bytes()
 }
 
+fn client() -> Sidecar {
+    Sidecar::new(Tokens::none())
+}
+
+fn node() -> ObjectKey {
+    ObjectKey { namespace: "ns".into(), name: "n".into() }
+}
+
+fn pod<'a>(node: &'a ObjectKey, ip: &'a str) -> Endpoint<'a> {
+    Endpoint { node, ip, proxy: Proxy::default() }
+}
+
 fn poll(ip: &str) -> SidecarRequest {
     SidecarRequest {
         pod_uid: "uid".into(),
         ip: ip.into(),
+        proxy: Proxy::default(),
         call: SidecarCall::Poll { id: "x".into() },
     }
 }
@@ -46,7 +59,7 @@ async fn a_poll_follows_the_status_field_and_an_unknown_status_counts_as_running
         ("127.77.0.4", http("404 Not Found", r#"{"error":"task not found"}"#), None),
     ] {
         serve(address, response).await;
-        let outcome = Sidecar::new(None).call(&poll(address)).await;
+        let outcome = client().call(&node(), &poll(address)).await;
         assert_eq!(outcome, Ok(Outcome::Task(expected.map(|state| TaskRecord { state }))));
     }
 }
@@ -55,17 +68,17 @@ async fn a_poll_follows_the_status_field_and_an_unknown_status_counts_as_running
 async fn a_poll_that_returns_another_task_fails() {
     let completed = |id| http("200 OK", &format!(r#"{{"id":"{id}","status":"completed"}}"#));
     serve("127.77.0.17", completed("y")).await;
-    let outcome = Sidecar::new(None).call(&poll("127.77.0.17")).await;
+    let outcome = client().call(&node(), &poll("127.77.0.17")).await;
     assert!(matches!(outcome, Err(Failure::Unreachable(_))), "{outcome:?}");
     serve("127.77.0.18", completed("x")).await;
-    let outcome = Sidecar::new(None).call(&poll("127.77.0.18")).await;
+    let outcome = client().call(&node(), &poll("127.77.0.18")).await;
     assert_eq!(outcome, Ok(Outcome::Task(Some(TaskRecord { state: TaskState::Completed }))));
 }
 
 #[tokio::test]
 async fn a_404_without_a_json_body_is_not_an_unknown_task() {
     serve("127.77.0.5", http("404 Not Found", "404 page not found")).await;
-    let outcome = Sidecar::new(None).call(&poll("127.77.0.5")).await;
+    let outcome = client().call(&node(), &poll("127.77.0.5")).await;
     assert!(matches!(outcome, Err(Failure::Unreachable(_))), "{outcome:?}");
 }
 
@@ -73,7 +86,7 @@ async fn a_404_without_a_json_body_is_not_an_unknown_task() {
 async fn a_response_over_the_size_limit_is_refused() {
     let body = format!(r#"{{"status":"{}"}}"#, "x".repeat(BODY_MAX));
     serve("127.77.0.6", http("200 OK", &body)).await;
-    let outcome = Sidecar::new(None).call(&poll("127.77.0.6")).await;
+    let outcome = client().call(&node(), &poll("127.77.0.6")).await;
     assert!(matches!(outcome, Err(Failure::Unreachable(_))), "{outcome:?}");
 }
 
@@ -82,7 +95,7 @@ async fn a_redirect_is_not_followed() {
     let redirect = b"HTTP/1.1 307 Temporary Redirect\r\nLocation: http://127.77.0.1:8443/\r\n\
                      Content-Length: 0\r\nConnection: close\r\n\r\n";
     serve("127.77.0.7", redirect.to_vec()).await;
-    let outcome = Sidecar::new(None).call(&poll("127.77.0.7")).await;
+    let outcome = client().call(&node(), &poll("127.77.0.7")).await;
     assert!(matches!(outcome, Err(Failure::Unreachable(_))), "{outcome:?}");
 }
 
@@ -97,7 +110,7 @@ async fn a_submission_that_returns_another_id_fails() {
         },
         ..poll("127.77.0.8")
     };
-    let outcome = Sidecar::new(None).call(&request).await;
+    let outcome = client().call(&node(), &request).await;
     assert!(matches!(outcome, Err(Failure::Unreachable(_))), "{outcome:?}");
 }
 
@@ -117,11 +130,11 @@ async fn a_probe_follows_the_status_code_and_a_refused_token_is_unauthorized() {
     serve("127.77.0.9", http("200 OK", "")).await;
     serve("127.77.0.10", http("503 Service Unavailable", "")).await;
     serve("127.77.0.11", http("401 Unauthorized", "Unauthorized")).await;
-    let sidecar = Sidecar::new(None);
-    assert_eq!(sidecar.probe("127.77.0.9").await, Health::Ready);
-    assert_eq!(sidecar.probe("127.77.0.10").await, Health::NotReady);
-    assert!(matches!(sidecar.probe("127.77.0.12").await, Health::Unreachable(_)));
-    let refused = sidecar.call(&poll("127.77.0.11")).await;
+    let sidecar = client();
+    assert_eq!(sidecar.probe(pod(&node(), "127.77.0.9")).await, Health::Ready);
+    assert_eq!(sidecar.probe(pod(&node(), "127.77.0.10")).await, Health::NotReady);
+    assert!(matches!(sidecar.probe(pod(&node(), "127.77.0.12")).await, Health::Unreachable(_)));
+    let refused = sidecar.call(&node(), &poll("127.77.0.11")).await;
     assert!(matches!(refused, Err(Failure::Unauthorized(_))), "{refused:?}");
 }
 
@@ -134,7 +147,7 @@ async fn a_malformed_response_counts_as_an_unreachable_sidecar() {
         ("127.77.0.16", "\u{0}\u{1}"),
     ] {
         serve(address, http("200 OK", body)).await;
-        let outcome = Sidecar::new(None).call(&poll(address)).await;
+        let outcome = client().call(&node(), &poll(address)).await;
         assert!(matches!(outcome, Err(Failure::Unreachable(_))), "{body}: {outcome:?}");
     }
 }

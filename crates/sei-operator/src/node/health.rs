@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sei_api::key::ObjectKey;
-use sei_exec::sidecar::Health;
+use sei_exec::sidecar::{Endpoint, Health};
 use sei_plan::snapshot::Sidecar;
-use sei_plan::view::PodView;
+use sei_plan::view::{PodView, Proxy};
 
 use super::reconcile::NodeController;
 
@@ -22,6 +22,7 @@ pub(crate) struct Probe {
 pub(crate) struct Subject {
     uid: String,
     ip: String,
+    proxy: Proxy,
     restarts: i32,
 }
 
@@ -29,7 +30,12 @@ impl Subject {
     /// The subject of a pod whose sidecar can be probed.
     pub(crate) fn of(pod: &PodView) -> Option<Self> {
         let ip = pod.ip.as_ref().filter(|_| pod.sidecar.running && !pod.is_terminating())?;
-        Some(Self { uid: pod.uid.clone(), ip: ip.clone(), restarts: pod.sidecar.restarts })
+        let (uid, ip) = (pod.uid.clone(), ip.clone());
+        Some(Self { uid, ip, proxy: pod.proxy, restarts: pod.sidecar.restarts })
+    }
+
+    pub(crate) fn endpoint<'a>(&'a self, node: &'a ObjectKey) -> Endpoint<'a> {
+        Endpoint { node, ip: &self.ip, proxy: self.proxy }
     }
 
     fn is_of(&self, pod: &PodView) -> bool {
@@ -89,7 +95,7 @@ fn sidecar(health: Option<&Health>) -> Sidecar {
 async fn probe(subject: Subject, key: ObjectKey, controller: Arc<NodeController>) {
     let mut answered = Instant::now();
     loop {
-        let health = controller.sidecar.probe(&subject.ip).await;
+        let health = controller.sidecar.probe(subject.endpoint(&key)).await;
         let news = controller.states.find(&key, |state| match state.probe.as_mut() {
             Some(probe) if probe.subject == subject => {
                 let news = probe.health.as_ref() != Some(&health);

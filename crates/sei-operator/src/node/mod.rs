@@ -17,6 +17,7 @@ use sei_api::names::{EVENT_COMPONENT, label};
 use sei_exec::lean::Lean;
 use sei_exec::perform::claim_view;
 use sei_exec::sidecar::Sidecar;
+use sei_exec::token::Tokens;
 use sei_exec::watched_pod::WatchedPod;
 use sei_plan::request::ClaimView;
 use sei_plan::view::{JobView, ObjectView, PodView, StatefulSetView};
@@ -139,7 +140,7 @@ pub(crate) async fn run(
     }
     let reporter = Reporter { controller: EVENT_COMPONENT.to_owned(), instance: None };
     let controller = Arc::new(NodeController {
-        sidecar: Sidecar::new(options.sidecar_token.clone()),
+        sidecar: Sidecar::new(Tokens::new(&options.sidecar_token, &client)),
         caches,
         nodes: source.store(),
         queue: source.queue(),

@@ -59,15 +59,14 @@ impl PeerIds {
 }
 
 impl NodeController {
-    /// The p2p id of a peer, from its own pod; no id without such a pod. A pod that was never asked is asked now, and `asker` is enqueued with
-    /// the answer.
+    /// The p2p id of a peer, from its own pod; no id without such a pod. A pod that was never asked is
+    /// asked now, and `asker` is enqueued with the answer.
     pub(crate) fn peer_id(self: &Arc<Self>, peer: &SeiNode, asker: &ObjectKey) -> Option<PeerId> {
         let key = ObjectKey::of(&peer.metadata);
         let (pods, set) =
             (self.caches.pods.of(&key), self.caches.statefulsets.get(&key, &key.name));
         let pod = own_pod(&pods, set.as_deref(), peer.metadata.uid.as_deref()?)?;
-        Subject::of(pod)?;
-        let (uid, ip) = (pod.uid.clone(), pod.ip.clone()?);
+        let (subject, uid) = (Subject::of(pod)?, pod.uid.clone());
         let mut ids = self.peer_ids.lock();
         if let Some(known) = ids.get_mut(&uid) {
             if let PeerId::Asked(askers) | PeerId::Silent(askers) = known {
@@ -77,7 +76,7 @@ impl NodeController {
         }
         ids.insert(uid.clone(), PeerId::Asked(BTreeSet::from([asker.clone()])));
         drop(ids);
-        tokio::spawn(ask(key, uid, ip, self.clone()));
+        tokio::spawn(ask(key, uid, subject, self.clone()));
         Some(PeerId::Asked(BTreeSet::new()))
     }
 
@@ -91,7 +90,7 @@ impl NodeController {
 
 /// Asks a pod until it answers, less and less often. A node is enqueued by the first silence, which
 /// it need not wait for, and by the answer: a silent peer must not cause reconciles for ever.
-async fn ask(peer: ObjectKey, uid: String, ip: String, controller: Arc<NodeController>) {
+async fn ask(peer: ObjectKey, uid: String, pod: Subject, controller: Arc<NodeController>) {
     let enqueue = |askers: &BTreeSet<ObjectKey>| {
         for key in askers {
             controller.queue.enqueue(key);
@@ -100,7 +99,7 @@ async fn ask(peer: ObjectKey, uid: String, ip: String, controller: Arc<NodeContr
     let ids = &controller.peer_ids;
     let mut pauses = pauses(controller.options.timing.poll());
     loop {
-        if let Ok(id) = controller.sidecar.node_id(&ip).await {
+        if let Ok(id) = controller.sidecar.node_id(pod.endpoint(&peer)).await {
             return enqueue(&ids.replace(&uid, Some(PeerId::Known(id))));
         }
         enqueue(&ids.silent(&uid));

@@ -9,12 +9,13 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use sei_api::Mode;
+use sei_api::{Mode, names};
 
 use super::{DATA_DIR, HOME_DIR, container, port, scripts};
 use super::{Footprint, effective_sidecar_image, footprint};
 use crate::inputs::{KeyringInputs, SidecarResources, TemplateInputs};
 use crate::platform::Platform;
+use crate::view::{AUDIENCE_FLAG, SECURE_FLAG};
 
 /// User and group of every container, and group of the volumes: the images define this user.
 pub(super) const NONROOT: i64 = 65532;
@@ -96,8 +97,11 @@ pub(super) fn sidecar(inputs: &TemplateInputs, platform: &Platform) -> Container
 
 /// The auth proxy in front of the sidecar, without probes.
 pub(super) fn proxy(inputs: &TemplateInputs, platform: &Platform) -> Container {
+    let audience = names::sidecar_audience(&inputs.namespace, &inputs.name);
+    let audience = platform.sidecar_audience.then(|| format!("{AUDIENCE_FLAG}{audience}"));
     let args = [
-        format!("--insecure-listen-address=0.0.0.0:{}", port::API),
+        // Without a file it serves a certificate of its own.
+        format!("{SECURE_FLAG}0.0.0.0:{}", port::API),
         format!("--upstream=http://127.0.0.1:{}/", inputs.sidecar_port),
         "--config-file=/etc/kube-rbac-proxy/config.yaml".to_owned(),
         format!("--ignore-paths={OPEN_PATHS}"),
@@ -107,7 +111,7 @@ pub(super) fn proxy(inputs: &TemplateInputs, platform: &Platform) -> Container {
     Container {
         name: container::PROXY.to_owned(),
         image: Some(platform.images.kube_rbac_proxy.clone()),
-        args: Some(args.into()),
+        args: Some(args.into_iter().chain(audience).collect()),
         restart_policy: Some("Always".to_owned()),
         ports: Some(vec![tcp_port("api", port::API)]),
         volume_mounts: Some(vec![read_only(volume::PROXY_CONFIG, "/etc/kube-rbac-proxy")]),
@@ -121,8 +125,8 @@ pub(super) fn proxy(inputs: &TemplateInputs, platform: &Platform) -> Container {
 pub(super) fn with_proxy_probes(proxy: Container) -> Container {
     Container {
         startup_probe: Some(timed(tcp_probe(port::API), Some(5), 5, 60)),
-        liveness_probe: Some(timed(http_probe("/v0/livez", port::API), Some(5), 10, 3)),
-        readiness_probe: Some(timed(http_probe("/v0/healthz", port::API), Some(2), 5, 6)),
+        liveness_probe: Some(timed(proxy_probe("/v0/livez"), Some(5), 10, 3)),
+        readiness_probe: Some(timed(proxy_probe("/v0/healthz"), Some(2), 5, 6)),
         ..proxy
     }
 }
@@ -141,7 +145,7 @@ pub(super) fn seid(inputs: &TemplateInputs, platform: &Platform) -> Container {
         resources: Some(seid_resources(&footprint)),
         // Through the proxy, so that it succeeds exactly when the gate is open. The threshold is
         // five days: a restore may take that long, and nothing is gained by a restart.
-        startup_probe: Some(timed(http_probe("/v0/healthz", port::API), Some(5), 5, 86400)),
+        startup_probe: Some(timed(proxy_probe("/v0/healthz"), Some(5), 5, 86400)),
         readiness_probe: Some(seid_readiness(inputs.mode)),
         volume_mounts: Some(seid_mounts(inputs)),
         security_context: Some(nonroot()),
@@ -324,6 +328,15 @@ fn http_probe(path: &str, port: i32) -> Probe {
         ..HTTPGetAction::default()
     };
     Probe { http_get: Some(action), ..Probe::default() }
+}
+
+/// A probe of an open path of the proxy. A kubelet does not verify certificates.
+fn proxy_probe(path: &str) -> Probe {
+    let mut probe = http_probe(path, port::API);
+    if let Some(action) = &mut probe.http_get {
+        action.scheme = Some("HTTPS".to_owned());
+    }
+    probe
 }
 
 fn tcp_probe(port: i32) -> Probe {

@@ -40,6 +40,7 @@ pub(super) fn step(plan: &TaskPlan, index: usize, task: &PlannedTask, seen: &See
         request(Request::Sidecar(SidecarRequest {
             pod_uid: pod.uid.clone(),
             ip: pod.ip.clone().unwrap_or_default(),
+            proxy: pod.proxy,
             call,
         }))
     };
@@ -53,9 +54,9 @@ pub(super) fn step(plan: &TaskPlan, index: usize, task: &PlannedTask, seen: &See
     let id = attempt_id(plan, index, task);
     match seen.tasks.get(&id) {
         None => call(SidecarCall::Poll { id }),
-        Some(None) => {
+        Some(None) => unproved(pod, seen).unwrap_or_else(|| {
             call(SidecarCall::Submit { id, task_type: task_type.as_str().to_owned(), params })
-        }
+        }),
         Some(Some(record)) => match &record.state {
             TaskState::Running if is_open => done(),
             TaskState::Running => running(task_type, task, pod, seen),
@@ -87,7 +88,8 @@ pub(super) fn open_gate_again(plan: &TaskPlan, seen: &Seen) -> Option<Next> {
         }
         Some(Some(_)) => return None,
     };
-    Some(request(Request::Sidecar(SidecarRequest { pod_uid: pod.uid.clone(), ip, call })))
+    let (pod_uid, proxy) = (pod.uid.clone(), pod.proxy);
+    Some(request(Request::Sidecar(SidecarRequest { pod_uid, ip, proxy, call })))
 }
 
 /// Waits for the end of a run, up to its deadline. A process that started after the submission has
@@ -112,6 +114,30 @@ fn running(task_type: TaskType, task: &PlannedTask, pod: &PodView, seen: &Seen) 
 pub(super) fn after_failure(task: &PlannedTask) -> String {
     let error = task.error.as_deref().unwrap_or("unknown error");
     format!("{} failed and is run again: {error}", task.r#type)
+}
+
+/// What has to happen before a task is submitted to this pod: it must be seen running, at this
+/// address, by a live read. A pod may have ended since it was cached, and another pod may have its
+/// address.
+///
+/// A proxy with an audience of its own needs no read, because the proxy of another node rejects the
+/// token.
+fn unproved(pod: &PodView, seen: &Seen) -> Option<Next> {
+    if pod.proxy.own_audience {
+        return None;
+    }
+    let live = match (&seen.pod, &seen.pods) {
+        (_, Reading::Live(_)) => Some(pod),
+        (Reading::Live(found), _) => found.as_deref(),
+        _ => return Some(read(Read::Pod(pod.name.clone()))),
+    };
+    let runs = live.is_some_and(|live| {
+        live.uid == pod.uid && live.ip == pod.ip && live.sidecar.running && !live.is_terminating()
+    });
+    (!runs).then(|| {
+        let message = format!("pod {} was replaced, or its sidecar does not run", pod.name);
+        wait_and_poll(seen, Reason::SidecarUnreachable, message)
+    })
 }
 
 /// Id of the current attempt. The first attempt uses the task's own id; a retry gets a new one,

@@ -95,7 +95,6 @@ pub(crate) const TEMPLATE_CHANGED: &[Change] = &[
 
 /// Changes of a node that must not change its template.
 pub(crate) const TEMPLATE_UNCHANGED: &[Change] = &[
-    ("namespace", |node, text| node.metadata.namespace = Some(format!("ns{text}"))),
     ("labels of the node", |node, text| {
         node.metadata.labels.get_or_insert_default().insert("l".to_owned(), text.to_owned());
     }),

@@ -71,6 +71,7 @@ fn every_field_of_a_running_pod_is_read() {
         is_bootstrap: false,
         deleted_at: None,
         ip: text("10.1.4.9"),
+        proxy: Proxy::default(),
         ready: true,
         ready_since: time("2026-08-05T10:04:00Z"),
         host: text("ip-10-0-3-7.example.org"),
@@ -268,6 +269,30 @@ fn a_pod_is_the_nodes_own_by_name_owner_and_the_owners_owner() {
     ] {
         assert!(!is_own(&pod, Some(&set), "node"), "{case}");
     }
+}
+
+#[test]
+fn a_proxy_is_called_by_its_flags() {
+    let proxy = |args: &[&str]| {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": { "name": "n-0", "namespace": "ns", "labels": { "sei.io/node": "n" } },
+            "spec": {
+                "containers": [],
+                "initContainers": [{ "name": "kube-rbac-proxy", "args": args }],
+            },
+        }))
+        .unwrap();
+        let Proxy { tls, own_audience } = PodView::from(&pod).proxy;
+        (tls, own_audience)
+    };
+    let secure = "--secure-listen-address=0.0.0.0:8443";
+    let own = "--auth-token-audiences=sei-sidecar/ns/n";
+    assert_eq!(proxy(&[]), (false, false));
+    assert_eq!(proxy(&["--insecure-listen-address=0.0.0.0:8443"]), (false, false));
+    assert_eq!(proxy(&[secure]), (true, false));
+    assert_eq!(proxy(&[secure, own]), (true, true));
+    let neighbours = "--auth-token-audiences=sei-sidecar/ns/m";
+    assert_eq!(proxy(&[secure, neighbours]), (true, false), "another node's audience");
 }
 
 #[test]

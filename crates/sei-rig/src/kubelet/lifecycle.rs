@@ -271,6 +271,8 @@ impl Lifecycle {
             ip,
             volume: self.volume.clone(),
             open_paths: self.subject.open_paths.clone(),
+            is_secure: self.subject.is_secure,
+            audience: self.subject.audience.clone(),
         };
         let process = Process::start(&self.shared.sidecars, host, answering);
         let ready = process.ready();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use sei_api::names::label;
 use serde_json::{Value, json};
@@ -29,6 +29,10 @@ pub(super) struct Subject {
     pub(super) claim: Option<String>,
     /// Paths that its proxy serves without a token.
     pub(super) open_paths: Vec<String>,
+    /// Its proxy serves TLS.
+    pub(super) is_secure: bool,
+    /// The audience that its proxy requires of a token.
+    pub(super) audience: Option<String>,
     pub(super) containers: Vec<ContainerNow>,
 }
 
@@ -94,10 +98,19 @@ impl Subject {
             is_bound: spec.node_name.as_deref().is_some_and(|name| !name.is_empty()),
             is_bootstrap: component == Some(label::COMPONENT_BOOTSTRAP),
             claim: claim.map(|claim| claim.claim_name.clone()),
+            is_secure: argument(spec, "--secure-listen-address=").is_some(),
+            audience: argument(spec, "--auth-token-audiences="),
             open_paths: spec.init_containers.iter().flatten().flat_map(open_paths).collect(),
             containers,
         })
     }
+}
+
+/// The value of an argument of the proxy.
+fn argument(spec: &PodSpec, flag: &str) -> Option<String> {
+    let containers = spec.init_containers.iter().flatten();
+    let mut arguments = containers.flat_map(|container| container.args.iter().flatten());
+    arguments.find_map(|argument| argument.strip_prefix(flag)).map(str::to_owned)
 }
 
 /// Reads the open paths from the proxy's arguments.

@@ -14,9 +14,11 @@ use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
 use super::record::{Record, Records};
 use super::usual::{self, MARK_NOT_READY, MARK_READY};
-use super::{Doing, FirstAnswer, GateOpening, Sidecars, Submission, VolumeKey, doing, lock, wire};
+use super::{
+    Doing, FirstAnswer, GateOpening, Sidecars, Submission, VolumeKey, doing, lock, tls, wire,
+};
 
-/// Port of the proxy in front of a sidecar. It serves plain HTTP, despite the number.
+/// Port of the proxy in front of a sidecar.
 const PORT: u16 = 8443;
 
 /// How long to wait before binding a port again that the previous process still holds.
@@ -32,6 +34,10 @@ pub(crate) struct Host {
     pub(crate) volume: VolumeKey,
     /// Paths that the proxy serves without a token.
     pub(crate) open_paths: Vec<String>,
+    /// The proxy serves TLS.
+    pub(crate) is_secure: bool,
+    /// The audience that the proxy requires of a token.
+    pub(crate) audience: Option<String>,
 }
 
 /// How the sidecar treats its callers.
@@ -267,7 +273,17 @@ async fn serve_in(inner: &Arc<Inner>, answering: Answering, first: Option<TcpLis
         while connections.try_join_next().is_some() {}
         match answering {
             Answering::Yes => {
-                connections.spawn(wire::serve(inner.clone(), stream));
+                let inner = inner.clone();
+                if inner.host.is_secure {
+                    connections.spawn(async move {
+                        // The caller may close the connection at any time.
+                        if let Ok(stream) = tls::accept(stream).await {
+                            wire::serve(inner, stream).await;
+                        }
+                    });
+                } else {
+                    connections.spawn(wire::serve(inner, stream));
+                }
             }
             _ => {
                 connections.spawn(async move {

@@ -35,6 +35,8 @@ impl Pod {
             ip: ADDRESSES.take().unwrap(),
             volume,
             open_paths: vec!["/v0/healthz".into()],
+            is_secure: false,
+            audience: None,
         };
         let mut pod = Self { sidecars: Arc::default(), host, process: None };
         pod.restart();

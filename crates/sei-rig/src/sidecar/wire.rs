@@ -9,9 +9,9 @@ use hyper::body::{Bytes, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use sei_api::rbac::RULES;
+use sei_api::rbac::SIDECAR_CALLER_RULES;
 use serde_json::{Map, Value, json};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::process::Inner;
 use super::{Received, lock, usual};
@@ -25,7 +25,7 @@ type Answer = Response<Full<Bytes>>;
 struct Ended;
 
 /// Serves one connection to its end.
-pub(super) async fn serve(inner: Arc<Inner>, stream: TcpStream) {
+pub(super) async fn serve(inner: Arc<Inner>, stream: impl AsyncRead + AsyncWrite + Send + Unpin) {
     let service = service_fn(|request| {
         let inner = inner.clone();
         async move {
@@ -91,14 +91,14 @@ fn is_id(rest: &str) -> bool {
     !rest.is_empty() && !rest.contains('/')
 }
 
-/// Whether the operator's role has the permission that the proxy checks at the API server.
+/// Whether the role of the calling account has the permission that the proxy checks at the API server.
 fn is_authorized(inner: &Inner, method: &Method, path: &str) -> bool {
     let verb = match *method {
         Method::POST => "create",
         Method::DELETE => "delete",
         _ => "get",
     };
-    let mut rules = RULES.iter().filter(|rule| rule.resource == "seinodetasks");
+    let mut rules = SIDECAR_CALLER_RULES.iter();
     is_open(inner, path) || rules.any(|rule| rule.verbs.contains(&verb))
 }
 
@@ -107,7 +107,43 @@ fn is_open(inner: &Inner, path: &str) -> bool {
 }
 
 fn is_authenticated(inner: &Inner, path: &str, token: Option<&str>) -> bool {
-    is_open(inner, path) || inner.sidecars.accepts_token(&inner.host.namespace, token)
+    let has_audience = || match (&inner.host.audience, token) {
+        (Some(required), Some(token)) => audiences(token).contains(required),
+        // Most scenarios are not about tokens and send none.
+        _ => true,
+    };
+    is_open(inner, path)
+        || (inner.sidecars.accepts_token(&inner.host.namespace, token) && has_audience())
+}
+
+/// The audiences in a token. Its signature is not verified.
+fn audiences(token: &str) -> Vec<String> {
+    let payload = token.split('.').nth(1).map(from_base64).unwrap_or_default();
+    let claims: Value = serde_json::from_slice(&payload).unwrap_or_default();
+    let audiences = claims["aud"].as_array().into_iter().flatten();
+    audiences.filter_map(|audience| audience.as_str().map(str::to_owned)).collect()
+}
+
+/// Decodes base64 in the alphabet of URLs, without padding.
+fn from_base64(text: &str) -> Vec<u8> {
+    let (mut bytes, mut bits, mut count) = (Vec::new(), 0_u32, 0);
+    for byte in text.bytes() {
+        let value = match byte {
+            b'A'..=b'Z' => byte - b'A',
+            b'a'..=b'z' => byte - b'a' + 26,
+            b'0'..=b'9' => byte - b'0' + 52,
+            b'-' => 62,
+            b'_' => 63,
+            _ => return Vec::new(),
+        };
+        bits = (bits << 6) | u32::from(value);
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            bytes.push(u8::try_from((bits >> count) & 0xff).unwrap_or_default());
+        }
+    }
+    bytes
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {

@@ -404,7 +404,7 @@ fn the_rendered_configuration_is_in_the_stored_plan() {
 // I42
 #[test]
 fn the_sidecar_is_addressed_by_the_pods_name() {
-    assert_eq!(sei_api::names::sidecar_url("n", "ns"), "http://n-0.n.ns.svc.cluster.local:8443");
+    assert_eq!(sei_api::names::sidecar_url("n", "ns"), "https://n-0.n.ns.svc.cluster.local:8443");
 }
 
 #[test]

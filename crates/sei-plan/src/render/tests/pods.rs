@@ -145,8 +145,8 @@ fn the_chain_process_has_no_liveness_probe_and_its_startup_probe_uses_the_proxy(
         assert!(seid.get("livenessProbe").is_none());
         assert_eq!(
             seid["startupProbe"],
-            json!({ "httpGet": { "path": "/v0/healthz", "port": 8443 }, "initialDelaySeconds": 5,
-                    "periodSeconds": 5, "failureThreshold": 86400 })
+            json!({ "httpGet": { "path": "/v0/healthz", "port": 8443, "scheme": "HTTPS" },
+                    "initialDelaySeconds": 5, "periodSeconds": 5, "failureThreshold": 86400 })
         );
     }
 }

@@ -478,6 +478,40 @@ fn the_sidecar_of_a_foreign_pod_is_never_called() {
     }
 }
 
+#[test]
+fn a_task_is_submitted_to_a_pod_that_was_seen_running() {
+    let submits = "pod-new 10.0.0.2 submit …";
+    let cached = |change: fn(&mut PodView)| {
+        let mut world = gate();
+        let mut pod = pod(NEW);
+        change(&mut pod);
+        world.seen.pods = Reading::Cached(Some(vec![pod.into()]));
+        world
+    };
+    let live = |change: fn(&mut PodView)| {
+        let mut pod = pod(NEW);
+        change(&mut pod);
+        Outcome::Pod(Some(pod.into()))
+    };
+    let polls = "pod-new 10.0.0.2 poll …";
+    let reads = "read Pod(\"n-0\")";
+    for (case, found, expected) in [
+        ("as cached", live(|_| {}), submits),
+        ("another pod", live(|pod| pod.uid = "later".to_owned()), "wait SidecarUnreachable…"),
+        ("another address", live(|pod| pod.ip = None), "wait SidecarUnreachable…"),
+        ("its sidecar ended", live(|pod| pod.sidecar.running = false), "wait SidecarUnreachable…"),
+        ("no pod", Outcome::Pod(None), "wait SidecarUnreachable…"),
+    ] {
+        let mut world = cached(|_| {});
+        let lines = world.transcript([Outcome::Task(None), found]);
+        assert_transcript(&lines, &[polls, reads, expected]);
+        assert_eq!(lines.len(), 3, "{case}");
+    }
+    // The proxy of another node would reject the token.
+    let mut world = cached(|pod| pod.proxy.own_audience = true);
+    assert_transcript(&world.transcript([Outcome::Task(None)]), &[polls, submits]);
+}
+
 /// A task of the bootstrap pod, whose Job runs.
 fn bootstrapping() -> World {
     let mut world = World::at(&BOOTSTRAP, T::ConfigApply);
