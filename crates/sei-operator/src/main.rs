@@ -180,7 +180,7 @@ async fn serve(
     Ok(tasks)
 }
 
-/// Waits for the end of a server before the process is stopped: nobody would see the process fail.
+/// Waits for the end of a server before the process is stopped: probes and metrics would be missing.
 async fn ended(
     servers: &mut JoinSet<Result<(), serve::Error>>,
     stop: &watch::Receiver<bool>,

@@ -111,10 +111,8 @@ fn complete(
     task.error = None;
     task.not_before = None;
     task.submitted_at.get_or_insert(Time(now));
-    if let Some(plan) = status.plan.as_mut() {
-        if applied.is_some() {
-            plan.applied.clone_from(applied);
-        }
+    if let (Some(plan), Some(_)) = (status.plan.as_mut(), applied) {
+        plan.applied.clone_from(applied);
     }
     if let Some(stamp) = stamp {
         stamp.apply(status);

@@ -58,8 +58,8 @@ async fn a_refused_task_is_a_failed_attempt() -> Result<()> {
     let is_shown = |error: &String| error.ends_with(text);
     wait_for("the refusal is in the plan", async || {
         let plan = scenario.status("rpc").await?.plan;
-        let errors = plan.into_iter().flat_map(|plan| plan.tasks).filter_map(|task| task.error);
-        Ok(errors.filter(is_shown).last())
+        let tasks = plan.into_iter().flat_map(|plan| plan.tasks);
+        Ok(tasks.filter_map(|task| task.error).find(is_shown))
     })
     .await?;
     scenario.sidecars().release(scenario.namespace(), "rpc", TASK);

@@ -151,14 +151,13 @@ fn cut(mut next: Next) -> Next {
         }
     };
     match &mut next {
-        Next::Request(_) => {}
+        Next::Request(_) | Next::Cleared(_) => {}
         Next::Wait(waiting) => {
             cut_text(&mut waiting.message);
             cut_verdict(&mut waiting.verdict);
         }
         Next::Done(effects) => cut_verdict(&mut effects.verdict),
         Next::Retry(text) | Next::TimedOut(text) => cut_text(text),
-        Next::Cleared(_) => {}
         Next::Fail(failed) => {
             cut_text(&mut failed.detail);
             cut_verdict(&mut failed.verdict);

@@ -223,7 +223,7 @@ async fn run(inner: Arc<Inner>, id: String, task_type: String, params: Value) {
             Doing::Fail(text) | Doing::Refuse(text) => break Err(text),
             Doing::Stick => {
                 inner.act(&id, &task_type);
-                std::future::pending().await
+                return std::future::pending().await;
             }
             Doing::Delay(time) => {
                 tokio::time::sleep(time).await;

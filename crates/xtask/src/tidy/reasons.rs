@@ -48,8 +48,9 @@ mod tests {
             path: "crates/sei-plan/src/planner/stall.rs".to_owned(),
             text: text.to_owned(),
         };
-        let all: String =
+        let names: Vec<_> =
             REASONS.iter().map(|row| format!("Reason::{:?};\n", row.reason)).collect();
+        let all = names.concat();
         assert_eq!(check(&[source(&all)]), []);
         let without = all.replace("Reason::NodeLost;\n", "");
         let found = check(&[source(&without)]);
