@@ -64,6 +64,9 @@ pub mod annotation {
     pub const FORCE_FINALIZE: &str = "sei.io/force-finalize";
     /// On a StatefulSet's metadata, never in its template: fingerprint of the applied template.
     pub const TEMPLATE_HASH: &str = "sei.io/template-hash";
+    /// On a StatefulSet's metadata: the node has completed its first start. A status can be wiped, and
+    /// a first start over a volume in use would destroy its data.
+    pub const INITIALISED: &str = "sei.io/initialised";
     /// On the pod: keeps voluntary disruption of its Kubernetes node away from the chain database.
     pub const DO_NOT_DISRUPT: &str = "karpenter.sh/do-not-disrupt";
 }

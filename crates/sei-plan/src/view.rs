@@ -51,6 +51,8 @@ pub struct StatefulSetView {
     pub labels: BTreeMap<String, String>,
     /// Fingerprint that the last full apply wrote as an annotation.
     pub template_hash: Option<String>,
+    /// The node has completed its first start, by an annotation.
+    pub initialised: bool,
     pub terminating: bool,
     pub update_revision: Option<String>,
     /// `spec.template` as stored: with the server's defaults.
@@ -76,6 +78,7 @@ impl StatefulSetView {
             selector,
             labels,
             template_hash,
+            initialised,
             terminating,
             update_revision,
             template,
@@ -91,6 +94,7 @@ impl StatefulSetView {
             && *selector == before.selector
             && *labels == before.labels
             && *template_hash == before.template_hash
+            && *initialised == before.initialised
             && *terminating == before.terminating
             && *update_revision == before.update_revision
             && *template == before.template
@@ -464,6 +468,10 @@ impl From<&StatefulSet> for StatefulSetView {
                 .annotations
                 .as_ref()
                 .and_then(|all| all.get(annotation::TEMPLATE_HASH).cloned()),
+            initialised: metadata
+                .annotations
+                .as_ref()
+                .is_some_and(|all| all.contains_key(annotation::INITIALISED)),
             terminating: metadata.deletion_timestamp.is_some(),
             update_revision: status.and_then(|status| status.update_revision.clone()),
             template: serde_json::to_value(&object.spec.template).unwrap_or_default(),

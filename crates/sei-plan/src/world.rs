@@ -569,6 +569,9 @@ impl World {
         if let Some(hash) = stamp.as_str() {
             set.template_hash = Some(hash.to_owned());
         }
+        if !patch["metadata"]["annotations"][annotation::INITIALISED].is_null() {
+            set.initialised = true;
+        }
         set.resource_version = serial.to_string();
         Outcome::Accepted
     }

@@ -82,9 +82,10 @@ impl NodeController {
 
     /// Whether this is still the pod to ask for the peer's id. `None`: the peer has no pod to ask now.
     fn is_asked(&self, peer: &ObjectKey, uid: &str) -> Option<bool> {
+        let set = self.caches.statefulsets.get(peer, &peer.name)?;
         let pods = self.caches.pods.of(peer);
-        let mut running = pods.iter().filter(|pod| !pod.is_bootstrap && Subject::of(pod).is_some());
-        running.next().map(|pod| pod.uid == uid)
+        let pod = own_pod(&pods, Some(&set), set.controller.as_deref()?)?;
+        Subject::of(pod).map(|_| pod.uid == uid)
     }
 }
 

@@ -245,6 +245,7 @@ pub(crate) fn statefulset(template: &Value, hash: &str, revision: &str) -> State
         selector: Some(BTreeMap::from([("sei.io/node".to_owned(), "n".to_owned())])),
         labels: BTreeMap::new(),
         template_hash: Some(hash.to_owned()),
+        initialised: false,
         terminating: false,
         update_revision: Some(revision.to_owned()),
         template: template.clone(),

@@ -13,13 +13,14 @@ use crate::snapshot::{Claim, Sidecar, Snapshot};
 
 /// The phase of a node whose status is empty. A node with a StatefulSet of ours is not new.
 ///
-/// The node has run if the chain process has passed its startup probe or the gate is open.
-/// Otherwise its first plan may not have ended, and opening the gate could start it on a blank
-/// configuration.
+/// The node has run if its StatefulSet is stamped as initialised, the chain process has passed its
+/// startup probe, or the gate is open. Otherwise its first plan may not have ended, and opening the
+/// gate could start it on a blank configuration.
 pub(super) fn rebuilt_phase(snapshot: &Snapshot) -> Option<SeiNodePhase> {
-    snapshot.own_statefulset()?;
-    let ran =
-        snapshot.sidecar == Sidecar::Ready || snapshot.pod().is_some_and(|pod| pod.seid.started);
+    let statefulset = snapshot.own_statefulset()?;
+    let ran = statefulset.initialised
+        || snapshot.sidecar == Sidecar::Ready
+        || snapshot.pod().is_some_and(|pod| pod.seid.started);
     if ran { Some(SeiNodePhase::Running) } else { snapshot.status().phase }
 }
 

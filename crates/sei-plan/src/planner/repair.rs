@@ -147,9 +147,15 @@ fn patch(snapshot: &Snapshot, desired: &Desired, statefulset: &StatefulSetView) 
     if !differing.is_empty() {
         metadata.insert("labels".to_owned(), json!(differing));
     }
+    let mut annotations = serde_json::Map::new();
     if lacks_only_the_stamp(snapshot, desired, statefulset) {
-        metadata
-            .insert("annotations".to_owned(), json!({ annotation::TEMPLATE_HASH: desired.hash }));
+        annotations.insert(annotation::TEMPLATE_HASH.to_owned(), json!(desired.hash));
+    }
+    if must_stamp_initialised(snapshot, statefulset) {
+        annotations.insert(annotation::INITIALISED.to_owned(), json!("true"));
+    }
+    if !annotations.is_empty() {
+        metadata.insert("annotations".to_owned(), annotations.into());
     }
     if let Some(fields) = &statefulset.transferred_fields {
         metadata.insert("managedFields".to_owned(), fields.clone());
@@ -159,6 +165,16 @@ fn patch(snapshot: &Snapshot, desired: &Desired, statefulset: &StatefulSetView) 
     }
     metadata.insert("resourceVersion".to_owned(), json!(statefulset.resource_version));
     Some(json!({ "metadata": metadata, "spec": spec }))
+}
+
+/// Whether the first start of this node is complete, would destroy data if it were repeated, and is
+/// recorded in a status only, which can be wiped.
+fn must_stamp_initialised(snapshot: &Snapshot, statefulset: &StatefulSetView) -> bool {
+    let spec = &snapshot.node.spec;
+    let ceremony = spec.validator.as_ref().is_some_and(|spec| spec.genesis_ceremony.is_some());
+    let writes_data = spec.needs_bootstrap() || spec.snapshot().is_some() || ceremony;
+    let complete = snapshot.status().phase == Some(SeiNodePhase::Running);
+    complete && writes_data && !statefulset.initialised
 }
 
 /// Whether the pod and the StatefulSet match the desired template, and only our annotation is
@@ -196,5 +212,8 @@ fn restore_template(
     object.metadata.resource_version = Some(statefulset.resource_version.clone());
     let annotations = object.metadata.annotations.get_or_insert_default();
     annotations.insert(annotation::TEMPLATE_HASH.to_owned(), desired.hash.clone());
+    if statefulset.initialised {
+        annotations.insert(annotation::INITIALISED.to_owned(), "true".to_owned());
+    }
     Some(Request::ApplyStatefulSet(Box::new(object)))
 }

@@ -69,6 +69,11 @@ pub(super) fn step_statefulset(plan: &TaskPlan, seen: &Seen) -> Next {
     }
     object.metadata.uid = Some(statefulset.uid.clone());
     object.metadata.resource_version = Some(statefulset.resource_version.clone());
+    if statefulset.initialised {
+        // An apply without it could remove it.
+        let annotations = object.metadata.annotations.get_or_insert_default();
+        annotations.insert(annotation::INITIALISED.to_owned(), "true".to_owned());
+    }
     request(Request::ApplyStatefulSet(Box::new(object)))
 }
 

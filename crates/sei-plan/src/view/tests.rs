@@ -364,6 +364,7 @@ fn every_field_of_a_statefulset_is_read() {
         selector: Some(labels(&[("sei.io/node", "val-byo")])),
         labels: labels(&[("sei.io/node", "val-byo"), ("sei.io/chain", "demo-1")]),
         template_hash: text("v1:aaaa"),
+        initialised: false,
         terminating: false,
         update_revision: text("val-byo-6c9f7d5b84"),
         template,

@@ -1,7 +1,7 @@
 //! New nodes, failed nodes, and the state-sync check before their first plan.
 
 use sei_api::names::annotation;
-use sei_api::node::{GenesisCeremony, PeerSource, StaticPeers};
+use sei_api::node::{GenesisCeremony, PeerSource, SnapshotSource, StaticPeers};
 use sei_api::plan::{FailedTaskDetail, TaskStatus};
 use sei_api::task::TaskType;
 use serde_json::json;
@@ -368,6 +368,19 @@ fn an_empty_status_beside_a_pod_that_never_started_gets_a_first_plan() {
         seen.pods[0].seid.started = false;
     });
     assert_eq!(started_tasks(&unprobed), "none", "the sidecar is probed first");
+}
+
+#[test]
+fn an_initialised_node_never_runs_its_bootstrap_image_again() {
+    let snapshot = SnapshotSource { bootstrap_image: Some("seid:0".into()), ..s3(9) };
+    let wiped = running(full_node_from(snapshot)).with(|seen| {
+        seen.store(SeiNodeStatus::default());
+        seen.sidecar = Sidecar::Unknown;
+        seen.pods.clear();
+    });
+    let stamped = wiped.with(|seen| seen.statefulset.as_mut().unwrap().initialised = true);
+    assert_eq!(started_tasks(&stamped), "none");
+    assert_eq!(after(&stamped).phase, Some(SeiNodePhase::Running));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use sei_api::names::annotation;
 use serde_json::json;
 
 use super::*;
-use crate::planner::fixture::{full_node, new_node, running, validator};
+use crate::planner::fixture::{full_node, full_node_from, new_node, running, s3, validator};
 use crate::planner::repair::{desired_replicas, foreign, repairs};
 use crate::request::Request;
 use crate::snapshot::Current;
@@ -203,4 +203,17 @@ fn the_label_of_the_watch_is_restored_while_an_update_waits() {
         });
     let patch: serde_json::Value = serde_json::from_str(&check(&held, ALL)).unwrap();
     assert_eq!(patch["metadata"]["labels"], json!({ "sei.io/node": "n" }));
+}
+
+#[test]
+fn the_end_of_a_first_start_is_stamped_where_a_wiped_status_does_not_reach() {
+    let restored = running(full_node_from(s3(9)));
+    assert!(check(&restored, ALL).contains(r#""annotations":{"sei.io/initialised":"true"}"#));
+    let stamped =
+        restored.clone().with(|seen| seen.statefulset.as_mut().unwrap().initialised = true);
+    assert_eq!(check(&stamped, ALL), "");
+    let first = restored.with(|seen| {
+        seen.status.phase = Some(sei_api::status::SeiNodePhase::Initializing);
+    });
+    assert_eq!(check(&first, ALL), "", "its first start is not complete");
 }
