@@ -139,31 +139,49 @@ impl Sidecar {
         let ip = pod.ip;
         let host = if ip.contains(':') { format!("[{ip}]") } else { ip.to_owned() };
         let action = format!("{method} {path} on {host}");
-        let scheme = if pod.proxy.tls { "https" } else { "http" };
-        let mut request =
-            HttpRequest::builder().method(method).uri(format!("{scheme}://{host}:{PORT}{path}"));
         // A token sent to the health path would reach the sidecar's own process: it is not sent.
-        if path != "/v0/healthz"
-            && let Some(token) = self.tokens.get(pod.node, pod.proxy).await?
-        {
-            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
-        }
-        if body.is_some() {
-            request = request.header(header::CONTENT_TYPE, "application/json");
-        }
-        let body = body.map(ToString::to_string).unwrap_or_default();
-        let request = request
-            .body(Full::new(Bytes::from(body)))
-            .map_err(|error| Failure::Unreachable(format!("{action}: {error}")))?;
-        let response = tokio::time::timeout(DEADLINE, self.receive(request)).await;
+        let token = match path {
+            "/v0/healthz" => None,
+            _ => self.tokens.get(pod.node, pod.proxy).await?,
+        };
+        let has_token = token.is_some();
+        let content = body.map(|body| Bytes::from(body.to_string()));
+        let request = |scheme: &str| {
+            let mut request = HttpRequest::builder()
+                .method(method.clone())
+                .uri(format!("{scheme}://{host}:{PORT}{path}"));
+            if let Some(token) = &token {
+                request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+            }
+            if content.is_some() {
+                request = request.header(header::CONTENT_TYPE, "application/json");
+            }
+            request.body(Full::new(content.clone().unwrap_or_default()))
+        };
+        let exchange = async {
+            let scheme = if pod.proxy.tls { "https" } else { "http" };
+            match self.receive(request(scheme)?).await {
+                // Its flags were rewritten, or TLS ends before it. Whoever answers in its place could
+                // have answered with any certificate too.
+                Err(error) if pod.proxy.tls && tls::is_plain(&*error) => {
+                    self.receive(request("http")?).await
+                }
+                received => received,
+            }
+        };
+        let response = tokio::time::timeout(DEADLINE, exchange).await;
         let (status, body) = response
             .map_err(|_| Failure::Unreachable(format!("{action}: no response in 5 s")))?
-            .map_err(|error| Failure::Unreachable(format!("{action}: {error}")))?;
+            .map_err(|error| {
+                Failure::Unreachable(format!("{action}: {}", crate::call::chain(&*error)))
+            })?;
         if status == StatusCode::UNAUTHORIZED {
             self.tokens.invalidate(pod.node, pod.proxy);
         }
         if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
-            return Err(Failure::Unauthorized(format!("{action}: returned {status}")));
+            let missing = self.tokens.missing().filter(|_| !has_token);
+            let why = missing.map(|why| format!(" without a token: {why}")).unwrap_or_default();
+            return Err(Failure::Unauthorized(format!("{action}: returned {status}{why}")));
         }
         Ok((status, body))
     }
@@ -171,9 +189,8 @@ impl Sidecar {
     async fn receive(
         &self,
         request: HttpRequest<Full<Bytes>>,
-    ) -> Result<(StatusCode, Bytes), String> {
-        let response =
-            self.http.request(request).await.map_err(|error| crate::call::chain(&error))?;
+    ) -> Result<(StatusCode, Bytes), Box<dyn std::error::Error + Send + Sync>> {
+        let response = self.http.request(request).await?;
         let status = response.status();
         let body = Limited::new(response.into_body(), BODY_MAX).collect().await;
         let body = body.map_err(|error| format!("unreadable response: {error}"))?;

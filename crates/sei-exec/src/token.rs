@@ -18,6 +18,8 @@ use crate::call::call;
 
 /// How long a token of the account is valid.
 const LIFE: Duration = Duration::from_secs(3600);
+/// How long no token is requested after the server refused one.
+const RETRY: Duration = Duration::from_secs(60);
 /// How long a token is used before its file is read again: projected tokens rotate.
 const FILE_AGE: Duration = Duration::from_secs(50);
 
@@ -26,6 +28,8 @@ pub struct Tokens {
     source: Source,
     /// By the node that a token is for; `None` for tokens that all nodes accept.
     cached: Mutex<BTreeMap<Option<ObjectKey>, Cached>>,
+    /// Why no token can be requested, and when to try again.
+    missing: Mutex<Option<(String, Instant)>>,
 }
 
 /// Where the tokens for sidecars come from.
@@ -69,7 +73,7 @@ impl Tokens {
     }
 
     fn of(source: Source) -> Self {
-        Self { source, cached: Mutex::default() }
+        Self { source, cached: Mutex::default(), missing: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Option<ObjectKey>, Cached>> {
@@ -86,6 +90,9 @@ impl Tokens {
         let known = self.lock().get(&key).cloned();
         if let Some(known) = known.as_ref().filter(|known| known.renew_at > Instant::now()) {
             return Ok(Some(known.token.clone()));
+        }
+        if known.is_none() && self.missing().is_some() {
+            return Ok(None);
         }
         let renewed = match &self.source {
             Source::None => return Ok(None),
@@ -107,8 +114,20 @@ impl Tokens {
             }
             // The previous token is valid for a while.
             (Err(_), Some(known)) => Ok(Some(known.token)),
+            (Err(Failure::Unauthorized(why)), None) => {
+                tracing::warn!(why, "sidecars are called without a token");
+                let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
+                *missing = Some((why, Instant::now() + RETRY));
+                Ok(None)
+            }
             (Err(failure), None) => Err(failure),
         }
+    }
+
+    /// Why there is no token to send. A sidecar without authentication needs none.
+    pub(crate) fn missing(&self) -> Option<String> {
+        let missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
+        missing.as_ref().filter(|(_, until)| *until > Instant::now()).map(|(why, _)| why.clone())
     }
 
     /// Forgets a token that a proxy has rejected.

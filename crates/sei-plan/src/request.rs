@@ -357,7 +357,8 @@ mod tests {
         assert_eq!(delete.write("n").unwrap().name, "n-bootstrap");
         let sidecar = |call| {
             let (pod_uid, ip) = ("u".to_owned(), "10.0.0.1".to_owned());
-            Request::Sidecar(SidecarRequest { pod_uid, ip, call }).write("n")
+            Request::Sidecar(SidecarRequest { pod_uid, ip, proxy: Proxy::default(), call })
+                .write("n")
         };
         assert_eq!(sidecar(SidecarCall::Poll { id: "i".into() }), None);
         assert_eq!(sidecar(SidecarCall::Delete { id: "i".into() }).unwrap().name, "i");

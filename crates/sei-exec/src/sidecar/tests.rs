@@ -122,7 +122,7 @@ async fn a_refused_submission_is_no_unreachable_sidecar() {
     let call = SidecarCall::Submit { id, task_type, params: json!({}) };
     let request = SidecarRequest { call, ..poll("127.77.0.40") };
     let text = "the sidecar refuses it: unknown task type: mark-ready".to_owned();
-    assert_eq!(Sidecar::new(None).call(&request).await, Err(Failure::TaskRefused(text)));
+    assert_eq!(client().call(&node(), &request).await, Err(Failure::TaskRefused(text)));
 }
 
 #[tokio::test]
@@ -150,4 +150,15 @@ async fn a_malformed_response_counts_as_an_unreachable_sidecar() {
         let outcome = client().call(&node(), &poll(address)).await;
         assert!(matches!(outcome, Err(Failure::Unreachable(_))), "{body}: {outcome:?}");
     }
+}
+
+#[tokio::test]
+async fn a_proxy_that_does_not_speak_tls_is_called_in_plain_http() {
+    serve("127.77.0.41", http("200 OK", "")).await;
+    let (node, proxy) = (node(), Proxy { tls: true, ..Proxy::default() });
+    let pod = Endpoint { node: &node, ip: "127.77.0.41", proxy };
+    assert_eq!(client().probe(pod).await, Health::Ready);
+    // One that does not answer at all is not tried in plain text.
+    let silent = Endpoint { node: &node, ip: "127.77.0.42", proxy };
+    assert!(matches!(client().probe(silent).await, Health::Unreachable(_)));
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
+use rustls::{ClientConfig, DigitallySignedStruct, Error, InvalidMessage, SignatureScheme};
 
 /// Accepts any certificate.
 ///
@@ -20,6 +20,20 @@ pub(super) fn any_certificate() -> ClientConfig {
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
         .with_no_client_auth()
+}
+
+/// Whether a handshake failed because the server does not speak TLS.
+pub(super) fn is_plain(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut source = Some(error);
+    while let Some(cause) = source {
+        let inner = cause.downcast_ref::<std::io::Error>().and_then(|error| error.get_ref());
+        let tls = inner.and_then(|inner| inner.downcast_ref::<Error>());
+        if matches!(tls, Some(Error::InvalidMessage(InvalidMessage::InvalidContentType))) {
+            return true;
+        }
+        source = cause.source();
+    }
+    false
 }
 
 #[derive(Debug)]
