@@ -211,6 +211,7 @@ impl Seen {
             | Request::ApplyStatefulSet(_)
             | Request::DryRunStatefulSet(_)
             | Request::DeleteClaim { .. }
+            | Request::ReleaseClaim { .. }
             | Request::PatchFinalizers { .. }
             | Request::TakeSlot => {}
         }
@@ -252,6 +253,7 @@ impl Seen {
             | Request::ApplyService(_)
             | Request::DryRunStatefulSet(_)
             | Request::DeleteClaim { .. }
+            | Request::ReleaseClaim { .. }
             | Request::PatchFinalizers { .. }
             | Request::TakeSlot => {}
         }

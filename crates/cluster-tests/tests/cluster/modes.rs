@@ -103,11 +103,11 @@ async fn use_every_permission(scenario: &Scenario) -> Result<()> {
             status.pod_template_hash.is_some()
         })
         .await?;
-    nodes.delete("boot", &DeleteParams::default()).await?;
-    cluster_tests::wait_for("the node is deleted", async || {
-        Ok(nodes.get_opt("boot").await?.is_none().then_some(()))
-    })
-    .await
+    for name in ["boot", "signer"] {
+        nodes.delete(name, &DeleteParams::default()).await?;
+        scenario.until_deleted(name).await?;
+    }
+    Ok(())
 }
 
 #[tokio::test]

@@ -50,7 +50,15 @@ pub(super) const SCHEMA: &[(&str, &[&str])] = &[
     ),
     (
         "storage",
-        &["classPerf", "classDefault", "classArchive", "sizeDefault", "sizeArchive", "sizeSeed"],
+        &[
+            "classPerf",
+            "classDefault",
+            "classArchive",
+            "sizeDefault",
+            "sizeArchive",
+            "sizeSeed",
+            "onDelete",
+        ],
     ),
     ("resources", &["validator", "node", "replayer", "archive", "seed"]),
     ("resources.validator", FOOTPRINT),
@@ -67,6 +75,7 @@ pub(super) const SCHEMA: &[(&str, &[&str])] = &[
         &[
             "onOperatorChange",
             "maxConcurrentPerChain",
+            "budgetScope",
             "readyDeadlineSeconds",
             "haltAfterFailures",
             "settleSeconds",

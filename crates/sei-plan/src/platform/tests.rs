@@ -66,6 +66,7 @@ fn every_key_can_be_set() {
         Rollout {
             on_operator_change: OnOperatorChange::Hold,
             max_concurrent_per_chain: 2,
+            budget_scope: BudgetScope::Namespace,
             ready_deadline_seconds: 900,
             halt_after_failures: 3,
             settle_seconds: 0,
@@ -129,7 +130,7 @@ fn unknown_keys_fail_with_the_nearest_known_name() {
     check(
         &format!("{MINIMAL}rollout: {{ budget: 1 }}\n"),
         expect![
-            "rollout.budget: unknown key; known here: onOperatorChange, maxConcurrentPerChain, readyDeadlineSeconds, haltAfterFailures, settleSeconds, adoption, podCheck"
+            "rollout.budget: unknown key; known here: onOperatorChange, maxConcurrentPerChain, budgetScope, readyDeadlineSeconds, haltAfterFailures, settleSeconds, adoption, podCheck"
         ],
     );
     check(
