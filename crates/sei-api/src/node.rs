@@ -510,6 +510,20 @@ pub struct DataVolumeSpec {
     /// Use an existing claim. The operator never deletes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub import: Option<ImportVolume>,
+    /// What happens to the claim that the operator created when the node is deleted. By default the
+    /// claim of a node that signs is retained, because it has the record of what was signed, and that
+    /// of other nodes is treated as the platform configuration defines.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_delete: Option<OnDelete>,
+}
+
+/// What happens to a claim with the deletion of its node.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnDelete {
+    /// The claim is deleted.
+    Delete,
+    /// The claim stays, without an owner.
+    Retain,
 }
 
 /// An existing claim.

@@ -66,8 +66,8 @@ pub const RULES: &[Rule] = &[
     rule(
         "",
         "persistentvolumeclaims",
-        &["create", "delete", "get", "list", "watch"],
-        "the data volume; deleted with its node unless it was imported",
+        &["create", "delete", "get", "list", "patch", "watch"],
+        "the data volume; deleted with its node, or retained without its owner reference",
     ),
     rule("", "persistentvolumes", &["get"], "whether an imported volume can be used"),
     rule("", "secrets", &["get"], "whether a key has the expected format; never listed"),

@@ -65,8 +65,8 @@ pub struct SeiNodeStatus {
     pub stateful_set: Option<StatefulSetRef>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<Endpoint>,
-    /// Digest of the consensus address in the signing key: two nodes with the same digest would sign
-    /// as the same validator, even if the names of their Secrets differ.
+    /// Digest of the consensus address of the private signing key: two nodes with the same digest
+    /// would sign as the same validator, even if the names of their Secrets differ.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signing_identity: Option<String>,
     /// The claim of the data volume, once the operator has created or validated it.

@@ -238,6 +238,14 @@ impl Cluster {
                 let patched = call("patch finalizers", patched).await?;
                 return Ok(Outcome::Node(Some(Box::new(patched.0))));
             }
+            Request::ReleaseClaim { name, uid, owner } => {
+                let patch = serde_json::json!({ "metadata": {
+                    "uid": uid, "ownerReferences": [{ "$patch": "delete", "uid": owner }],
+                }});
+                let (params, patch) = (PatchParams::default(), Patch::Strategic(&patch));
+                let claims = self.api::<PersistentVolumeClaim>();
+                call("release persistentvolumeclaim", claims.patch(name, &params, &patch)).await?;
+            }
             Request::TryPod(pod) => {
                 let dry_run = PostParams { dry_run: true, ..create };
                 call("dry-run create pod", self.api::<Pod>().create(&dry_run, pod)).await?;

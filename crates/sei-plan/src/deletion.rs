@@ -6,6 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use sei_api::SeiNode;
 use sei_api::condition::{self, ConditionStatus, ConditionType, Reason, Verdict};
 use sei_api::names::{NODE_FINALIZER, ORPHAN_FINALIZER, annotation, data_claim};
+use sei_api::node::OnDelete;
 use sei_api::status::{Blocked, SeiNodePhase, SeiNodeStatus};
 use serde_json::json;
 
@@ -22,6 +23,8 @@ pub struct Deletion {
     node: Shared<SeiNode>,
     now: Timestamp,
     timing: Timing,
+    /// What the platform configures for nodes that do not sign.
+    default: OnDelete,
     stage: Stage,
     ending: Ending,
 }
@@ -41,16 +44,20 @@ enum Stage {
         name: String,
         uid: String,
     },
+    ReleaseClaim {
+        name: String,
+        uid: String,
+    },
     RemoveFinalizer,
     End,
 }
 
 impl Deletion {
-    pub fn new(node: Shared<SeiNode>, now: Timestamp, timing: Timing) -> Self {
+    pub fn new(node: Shared<SeiNode>, now: Timestamp, timing: Timing, default: OnDelete) -> Self {
         let held = has_finalizer(&node, NODE_FINALIZER);
         let ending = Ending { is_released: !held, ..Ending::default() };
         let stage = if held { Stage::MarkTerminating } else { Stage::End };
-        Self { node, now, timing, stage, ending }
+        Self { node, now, timing, default, stage, ending }
     }
 
     pub fn node(&self) -> &Shared<SeiNode> {
@@ -102,6 +109,13 @@ impl Deletion {
                     let (name, uid) = (name.clone(), uid.clone());
                     return perform(Request::DeleteClaim { name, uid });
                 }
+                Stage::ReleaseClaim { name, uid } => {
+                    return perform(Request::ReleaseClaim {
+                        name: name.clone(),
+                        uid: uid.clone(),
+                        owner: self.node.metadata.uid.clone().unwrap_or_default(),
+                    });
+                }
                 Stage::RemoveFinalizer => {
                     let all = self.node.metadata.finalizers.iter().flatten();
                     return perform(Request::PatchFinalizers {
@@ -124,17 +138,24 @@ impl Deletion {
             // references off meanwhile.
             return Stage::RemoveFinalizer;
         }
-        let status = self.node.status.as_ref();
-        let signed = status.is_some_and(|status| status.signing_identity.is_some());
         let forced = self.node.metadata.annotations.as_ref().and_then(|all| {
             all.get(annotation::FORCE_FINALIZE)
                 .filter(|uid| Some(*uid) == self.node.metadata.uid.as_ref())
         });
-        if (self.node.spec.signs() || signed) && forced.is_none() {
-            Stage::ReadStatefulSet
-        } else {
-            Stage::ReadClaim
-        }
+        if self.signs() && forced.is_none() { Stage::ReadStatefulSet } else { Stage::ReadClaim }
+    }
+
+    /// What happens to the claim. That of a signer has the record of what was signed: without it the
+    /// same key could sign a block twice.
+    fn on_delete(&self) -> OnDelete {
+        let spec = self.node.spec.data_volume.as_ref().and_then(|spec| spec.on_delete);
+        let default = if self.signs() { OnDelete::Retain } else { self.default };
+        spec.unwrap_or(default)
+    }
+
+    fn signs(&self) -> bool {
+        let status = self.node.status.as_ref();
+        self.node.spec.signs() || status.is_some_and(|status| status.signing_identity.is_some())
     }
 
     fn after_statefulset(&self, found: Option<&StatefulSetView>) -> Stage {
@@ -203,11 +224,20 @@ impl Deletion {
                     !claim.terminating && claim.controller == self.node.metadata.uid
                 });
                 self.stage = own.map_or(Stage::RemoveFinalizer, |claim| {
-                    let name = data_claim(self.name());
-                    Stage::DeleteClaim { name, uid: claim.uid }
+                    let (name, uid) = (data_claim(self.name()), claim.uid);
+                    match self.on_delete() {
+                        OnDelete::Delete => Stage::DeleteClaim { name, uid },
+                        OnDelete::Retain => Stage::ReleaseClaim { name, uid },
+                    }
                 });
             }
-            (Stage::DeleteClaim { .. }, Outcome::Accepted | Outcome::Failed(Failure::NotFound)) => {
+            (Stage::DeleteClaim { .. }, Outcome::Accepted)
+            | (
+                Stage::DeleteClaim { .. } | Stage::ReleaseClaim { .. },
+                Outcome::Failed(Failure::NotFound),
+            ) => self.stage = Stage::RemoveFinalizer,
+            (Stage::ReleaseClaim { name, .. }, Outcome::Accepted) => {
+                self.ending.retained_claim = Some(name.clone());
                 self.stage = Stage::RemoveFinalizer;
             }
             (Stage::RemoveFinalizer, Outcome::Node(found)) => {
@@ -262,7 +292,7 @@ mod tests {
     }
 
     fn begin(node: SeiNode) -> Deletion {
-        Deletion::new(node.into(), at(0), Timing::default())
+        Deletion::new(node.into(), at(0), Timing::default(), OnDelete::Delete)
     }
 
     fn claim(controller: &str) -> Outcome {
@@ -397,6 +427,33 @@ mod tests {
             deletion.absorb(ended);
             assert_eq!(deletion.ask(), perform(Request::Read(Read::Claim("data-n".to_owned()))));
         }
+    }
+
+    #[test]
+    fn the_claim_of_a_signer_is_retained_by_default() {
+        use sei_api::node::DataVolumeSpec;
+        let request_of = |mut node: SeiNode, own: Option<OnDelete>, default: OnDelete| {
+            let spec = |value| DataVolumeSpec { on_delete: Some(value), ..Default::default() };
+            node.spec.data_volume = own.map(spec);
+            let mut deletion = Deletion::new(node.into(), at(0), Timing::default(), default);
+            deletion.stage = Stage::ReadClaim;
+            deletion.absorb(claim(NODE_UID));
+            match deletion.ask() {
+                Ask::Perform(request) => *request,
+                ask => panic!("{ask:?}"),
+            }
+        };
+        let (name, uid) = ("data-n".to_owned(), "claim-uid".to_owned());
+        let owner = NODE_UID.to_owned();
+        let released = Request::ReleaseClaim { name: name.clone(), uid: uid.clone(), owner };
+        let deletes = Request::DeleteClaim { name, uid };
+        let signer = || SeiNode { spec: validator(), ..deleted() };
+        let (delete, retain) = (OnDelete::Delete, OnDelete::Retain);
+        assert_eq!(request_of(deleted(), None, delete), deletes);
+        assert_eq!(request_of(deleted(), None, retain), released);
+        assert_eq!(request_of(deleted(), Some(delete), retain), deletes);
+        assert_eq!(request_of(signer(), None, delete), released);
+        assert_eq!(request_of(signer(), Some(delete), delete), deletes);
     }
 
     #[test]

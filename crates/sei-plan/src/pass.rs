@@ -56,6 +56,8 @@ pub struct Ending {
     pub is_stale: bool,
     /// The node no longer has our finalizer: nothing of it is kept.
     pub is_released: bool,
+    /// The claim that the deletion of the node has left behind.
+    pub retained_claim: Option<String>,
     /// This pass has opened the readiness gate of the node's pod.
     pub opened_gate: bool,
     /// Conflicts in a row on deleting the node's pod.

@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use sei_api::node::{OnImageChange, OnOperatorChange};
+use sei_api::node::{OnDelete, OnImageChange, OnOperatorChange};
 
 use crate::quantity::Quantity;
 use reader::Reader;
@@ -61,6 +61,8 @@ pub struct Storage {
     pub size_default: Quantity,
     pub size_archive: Quantity,
     pub size_seed: Quantity,
+    /// For nodes that do not sign and whose spec has no value of its own.
+    pub on_delete: OnDelete,
 }
 
 /// Overrides of the built-in footprints, per role.
@@ -102,6 +104,7 @@ pub struct Rollout {
     pub max_concurrent_per_chain: u32,
     /// How many nodes of a chain that do not sign may be down at once through a changed image.
     pub max_unavailable: Share,
+    pub budget_scope: BudgetScope,
     pub ready_deadline_seconds: u32,
     pub halt_after_failures: u32,
     pub settle_seconds: u32,
@@ -126,6 +129,16 @@ impl Share {
         }
         .max(1)
     }
+}
+
+/// Which nodes share the budget of a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BudgetScope {
+    /// Those of the chain in all namespaces.
+    Cluster,
+    /// Those of the chain in one namespace: tenants that do not trust each other use the same text
+    /// for different chains.
+    Namespace,
 }
 
 /// What to do with a pod that another operator created and that differs from our render.
@@ -154,6 +167,8 @@ impl Default for Rollout {
             max_unavailable: Share::Percent(25),
             // One at a time: two validators down may cost a small chain its quorum.
             max_concurrent_per_chain: 1,
+            // A chain does not end at a namespace.
+            budget_scope: BudgetScope::Cluster,
             // A node that restarts replays from its last snapshot, which takes minutes, not hours.
             ready_deadline_seconds: 1800,
             // A render that broke one node would probably break the next one too.
@@ -258,6 +273,7 @@ impl Scheduling {
 impl Storage {
     /// Sizes are parsed here: at the first claim it would be too late to report a mistake.
     fn read(file: &Reader) -> Result<Self, Problem> {
+        let deletions = [("Delete", OnDelete::Delete), ("Retain", OnDelete::Retain)];
         Ok(Self {
             class_perf: file.required("storage.classPerf")?,
             class_default: file.required("storage.classDefault")?,
@@ -268,6 +284,7 @@ impl Storage {
                 Some(size) => size,
                 None => Quantity::parse("20Gi").expect("a constant quantity parses"),
             },
+            on_delete: file.choice("storage.onDelete", &deletions)?.unwrap_or(OnDelete::Delete),
         })
     }
 }
@@ -315,6 +332,7 @@ impl Rollout {
         let changes = [("Auto", OnOperatorChange::Auto), ("Hold", OnOperatorChange::Hold)];
         let images = [("InTurn", OnImageChange::InTurn), ("AtOnce", OnImageChange::AtOnce)];
         let checks = [("Off", PodCheck::Off), ("DryRun", PodCheck::DryRun)];
+        let scopes = [("Cluster", BudgetScope::Cluster), ("Namespace", BudgetScope::Namespace)];
         let adoptions = [("Hold", Adoption::Hold), ("Auto", Adoption::Auto)];
         let whole = |key: &str, least: u32, absent: u32| -> Result<u32, Problem> {
             Ok(file.whole_number(key, least)?.unwrap_or(absent))
@@ -334,6 +352,9 @@ impl Rollout {
                 1,
                 default.max_concurrent_per_chain,
             )?,
+            budget_scope: file
+                .choice("rollout.budgetScope", &scopes)?
+                .unwrap_or(default.budget_scope),
             ready_deadline_seconds: whole(
                 "rollout.readyDeadlineSeconds",
                 1,

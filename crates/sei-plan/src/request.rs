@@ -54,6 +54,12 @@ pub enum Request {
         name: String,
         uid: String,
     },
+    /// Takes the node with this uid off the owners of a claim, which then stays.
+    ReleaseClaim {
+        name: String,
+        uid: String,
+        owner: String,
+    },
     /// Merge patch of the node's finalizers, with the resourceVersion that it was decided on.
     PatchFinalizers {
         resource_version: Option<String>,

@@ -233,6 +233,7 @@ impl Seen {
             | Request::ApplyStatefulSet(_)
             | Request::DryRunStatefulSet(_)
             | Request::DeleteClaim { .. }
+            | Request::ReleaseClaim { .. }
             | Request::PatchFinalizers { .. }
             | Request::TakeSlot(_) => {}
         }
@@ -276,6 +277,7 @@ impl Seen {
             | Request::TryPod(_)
             | Request::DryRunStatefulSet(_)
             | Request::DeleteClaim { .. }
+            | Request::ReleaseClaim { .. }
             | Request::PatchFinalizers { .. }
             | Request::TakeSlot(_) => {}
         }

@@ -8,7 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 use sei_api::SeiNode;
 use sei_api::condition::{self, ConditionStatus, ConditionType};
 use sei_api::names::annotation;
-use sei_api::node::SeiNodeSpec;
+use sei_api::node::{OnDelete, SeiNodeSpec};
 use sei_api::plan::TaskPlan;
 use sei_api::status::{SeiNodePhase, SeiNodeStatus};
 use sei_api::task::TaskType;
@@ -267,7 +267,8 @@ impl World {
     /// One pass over a deleted node; it crashes after `calls` calls.
     fn deletion_crashing_after(&mut self, calls: usize) -> Trace {
         let mut trace = Trace::default();
-        let mut deletion = Deletion::new(self.node.clone().into(), self.now, Timing::default());
+        let mut deletion =
+            Deletion::new(self.node.clone().into(), self.now, Timing::default(), OnDelete::Delete);
         loop {
             match deletion.ask() {
                 Ask::Done(_) => return trace,
@@ -427,7 +428,8 @@ impl World {
             Request::ApplyConfigMap(_)
             | Request::ApplyService(_)
             | Request::CreateConfigMap(_)
-            | Request::CreateService(_) => Outcome::Accepted,
+            | Request::CreateService(_)
+            | Request::ReleaseClaim { .. } => Outcome::Accepted,
             Request::CreateStatefulSet(object) => self.create(object),
             Request::ApplyStatefulSet(object) => self.apply(object),
             Request::PatchStatefulSet(patch) => self.patch(patch),

@@ -126,11 +126,11 @@ async fn use_every_permission(scenario: &Scenario) -> Result<()> {
         Ok(labels.contains_key("sei.io/node").then_some(()))
     })
     .await?;
-    nodes.delete("boot", &DeleteParams::default()).await?;
-    wait_for("the node is deleted", async || {
-        Ok(nodes.get_opt("boot").await?.is_none().then_some(()))
-    })
-    .await
+    for name in ["boot", "signer"] {
+        nodes.delete(name, &DeleteParams::default()).await?;
+        scenario.until_deleted(name).await?;
+    }
+    Ok(())
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Nodes with paused updates, stopped nodes and deleted nodes.
 
 use anyhow::{Context as _, Result};
-use cluster_tests::scenario::{Scenario, condition_text, rpc};
+use cluster_tests::scenario::{Scenario, condition_text, rpc, validator};
 use cluster_tests::wait_for;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{DeleteParams, PostParams};
@@ -105,6 +105,26 @@ async fn deleting_a_node_keeps_its_imported_volume() -> Result<()> {
     let kept = scenario.claims().get("kept").await?;
     assert_eq!(kept.metadata.uid, created.metadata.uid);
     assert!(kept.metadata.deletion_timestamp.is_none());
+    scenario.close().await
+}
+
+#[tokio::test]
+async fn a_retained_volume_stays_and_can_be_imported() -> Result<()> {
+    let scenario = Scenario::open("retained").await?;
+    scenario.kubelet().treat_claims(scenario.namespace(), ClaimRule::BindToVolume);
+    scenario.create_validator_keys("signing", "p2p").await?;
+    scenario.run("val", validator("seid:v1", "signing", "p2p")).await?;
+    let uid = scenario.claims().get("data-val").await?.metadata.uid;
+    scenario.nodes().delete("val", &DeleteParams::default()).await?;
+    scenario.until_deleted("val").await?;
+    let kept = scenario.claims().get("data-val").await?;
+    assert_eq!(kept.metadata.uid, uid);
+    assert_eq!(kept.metadata.owner_references.unwrap_or_default(), []);
+    assert!(kept.metadata.deletion_timestamp.is_none());
+    let mut spec = validator("seid:v1", "signing", "p2p");
+    spec["dataVolume"] = json!({ "import": { "pvcName": "data-val" } });
+    scenario.run("val", spec).await?;
+    assert_eq!(scenario.status("val").await?.data_claim.map(|claim| claim.uid), uid);
     scenario.close().await
 }
 

@@ -22,6 +22,13 @@ pub(crate) fn status_events(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Ve
     events.into_iter().flatten().collect()
 }
 
+/// The claim of a deleted node stays.
+pub(crate) fn claim_retained(claim: &str) -> Event {
+    let note =
+        format!("claim {claim} has no owner any more and stays; delete it if it is not needed");
+    event(EventType::Normal, "VolumeRetained", "Delete", &note)
+}
+
 /// A condition whose status or reason has changed, with the previous condition.
 fn changed<'a>(
     before: &'a SeiNodeStatus,

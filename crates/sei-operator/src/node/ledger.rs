@@ -11,6 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use sei_api::SeiNode;
 use sei_api::key::ObjectKey;
 use sei_plan::budget::{self, Budget, Member, Roll, Standing};
+use sei_plan::platform::BudgetScope;
 use sei_plan::snapshot::Slot;
 use sei_plan::view::own_pod;
 
@@ -168,13 +169,17 @@ fn counts(node: &SeiNode, chain_id: &str, controller: &NodeController) -> bool {
     node.metadata.deletion_timestamp.is_none() && chain_of(node, controller) == chain_id
 }
 
-/// The chain that a node runs. An edited chainId of a running node is refused, and must not move it
-/// to the budget of another chain.
+/// The chain whose budget a node shares: the one that it runs. An edited chainId of a running node is
+/// refused, and must not move it to the budget of another chain.
 fn chain_of(node: &SeiNode, controller: &NodeController) -> String {
     let key = ObjectKey::of(&node.metadata);
     let set = controller.caches.statefulsets.get(&key, &key.name);
     let own = set.as_ref().filter(|set| set.controller == node.metadata.uid);
-    own.and_then(|set| set.chain()).unwrap_or(&node.spec.chain_id).to_owned()
+    let chain = own.and_then(|set| set.chain()).unwrap_or(&node.spec.chain_id);
+    match controller.options.platform.rollout.budget_scope {
+        BudgetScope::Cluster => chain.to_owned(),
+        BudgetScope::Namespace => format!("{}/{chain}", key.namespace),
+    }
 }
 
 /// A node by our own last write or as the watch shows it, whichever is newer.

@@ -18,7 +18,7 @@ use sei_plan::request::{Outcome, Purpose, Read, Request, Write};
 use sei_plan::shared::Shared;
 
 use super::Caches;
-use super::events::status_events;
+use super::events::{claim_retained, status_events};
 use super::ledger::Ledger;
 use super::peer_ids::PeerIds;
 use super::platform_file::PlatformFile;
@@ -61,7 +61,8 @@ impl Reconcile for NodeController {
         let conversation = if node.metadata.deletion_timestamp.is_some() {
             self.states.with(&key, |state| state.probe = None);
             let (now, timing) = (jiff::Timestamp::now(), self.options.timing);
-            Conversation::Deletion(Box::new(Deletion::new(node, now, timing)))
+            let default = self.options.platform.storage.on_delete;
+            Conversation::Deletion(Box::new(Deletion::new(node, now, timing, default)))
         } else {
             self.options.metrics.observe(&node);
             let (status, carried) = self.states.with(&key, |state| state.resume(&node));
@@ -250,6 +251,10 @@ impl NodeController {
             return Ok(Some(self.stale_read(key, cluster).await));
         }
         let node = conversation.node();
+        if let Some(claim) = &ending.retained_claim {
+            tracing::info!(node = %key, %claim, "retained the claim of a deleted node");
+            self.events.publish(&node.object_ref(&()), vec![claim_retained(claim)]);
+        }
         if ending.is_released {
             // Other finalizers may keep it for a while; this operator is done with it.
             self.options.metrics.forget(key);

@@ -404,6 +404,7 @@ fn shown_request(request: &Request) -> String {
         Request::DeleteJob { uid } => format!("delete Job uid={uid}"),
         Request::DeleteService { uid } => format!("delete Service uid={uid}"),
         Request::DeleteClaim { name, uid } => format!("delete claim {name} uid={uid}"),
+        Request::ReleaseClaim { name, uid, .. } => format!("release claim {name} uid={uid}"),
         Request::DryRunStatefulSet(object) => format!("dry-run {}", shown_statefulset(object)),
         Request::PatchFinalizers { finalizers, .. } => format!("patch finalizers {finalizers:?}"),
         Request::TakeSlot(roll) => format!("take slot for {roll:?}"),

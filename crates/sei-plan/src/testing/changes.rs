@@ -43,7 +43,7 @@ pub(crate) const TEMPLATE_CHANGED: &[Change] = &[
     }),
     ("import", |node, text| {
         let import = Some(ImportVolume { pvc_name: format!("claim-{text}") });
-        node.spec.data_volume = Some(DataVolumeSpec { import });
+        node.spec.data_volume = Some(DataVolumeSpec { import, on_delete: None });
     }),
     ("mode", |node, _| {
         if node.spec.mode() != Some(Mode::FullNode) {
