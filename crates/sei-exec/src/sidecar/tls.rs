@@ -24,16 +24,15 @@ pub(super) fn any_certificate() -> ClientConfig {
 
 /// Whether a handshake failed because the server does not speak TLS.
 pub(super) fn is_plain(error: &(dyn std::error::Error + 'static)) -> bool {
-    let mut source = Some(error);
-    while let Some(cause) = source {
-        let inner = cause.downcast_ref::<std::io::Error>().and_then(|error| error.get_ref());
-        let tls = inner.and_then(|inner| inner.downcast_ref::<Error>());
-        if matches!(tls, Some(Error::InvalidMessage(InvalidMessage::InvalidContentType))) {
-            return true;
-        }
-        source = cause.source();
+    let tls = error.downcast_ref::<Error>();
+    if matches!(tls, Some(Error::InvalidMessage(InvalidMessage::InvalidContentType))) {
+        return true;
     }
-    false
+    // The source of an I/O error is not what it wraps, but the source of that.
+    match error.downcast_ref::<std::io::Error>().and_then(|error| error.get_ref()) {
+        Some(inner) => is_plain(inner),
+        None => error.source().is_some_and(is_plain),
+    }
 }
 
 #[derive(Debug)]
