@@ -101,6 +101,9 @@ impl Request {
             Self::DeleteClaim { name, uid } => {
                 of("delete", "PersistentVolumeClaim", name, Some(uid))
             }
+            Self::ReleaseClaim { name, uid, .. } => {
+                of("patch", "PersistentVolumeClaim", name, Some(uid))
+            }
             Self::PatchFinalizers { .. } => of("patch", "SeiNode", node, None),
             Self::Sidecar(SidecarRequest { pod_uid, call, .. }) => match call {
                 SidecarCall::Poll { .. } => None,

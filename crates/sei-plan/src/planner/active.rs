@@ -403,9 +403,9 @@ fn config_is_unanswered(snapshot: &Snapshot, plan: &TaskPlan) -> bool {
     // The sidecar has not answered since at least the start of the block, whatever its reason.
     let blocked = snapshot.status().blocked.as_ref().filter(|_| unanswered);
     let since = [blocked.map(|blocked| &blocked.since), task.submitted_at.as_ref()];
-    // A start in the future comes from a clock that was ahead.
-    let is_due =
-        |since: &Time| since.0 > snapshot.now || super::later(since.0, timeout) <= snapshot.now;
+    // A start farther ahead than the timeout comes from a clock that was wrong.
+    let latest = super::later(snapshot.now, timeout);
+    let is_due = |since: &Time| since.0 > latest || super::later(since.0, timeout) <= snapshot.now;
     since.into_iter().flatten().any(is_due)
 }
 

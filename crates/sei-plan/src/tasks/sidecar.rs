@@ -98,8 +98,8 @@ fn running(task_type: TaskType, task: &PlannedTask, pod: &PodView, seen: &Seen) 
     let submitted = task.submitted_at.as_ref().map_or(seen.now, |at| at.0);
     let since = submitted.max(pod.sidecar.running_since.unwrap_or(submitted));
     if let Some(deadline) = seen.timing.task_deadline(task_type) {
-        // A start in the future comes from a clock that was ahead.
-        if since > seen.now || later(since, deadline) <= seen.now {
+        // A start farther ahead than that comes from a clock that was wrong.
+        if since > later(seen.now, deadline) || later(since, deadline) <= seen.now {
             return Next::TimedOut(format!("no end within {} s", deadline.as_secs()));
         }
     }
