@@ -161,7 +161,7 @@ impl Sidecar {
         let exchange = async {
             let scheme = if pod.proxy.tls { "https" } else { "http" };
             match self.receive(request(scheme)?).await {
-                // Its flags were rewritten, or TLS ends before it. Whoever answers in its place could
+                // Its flags were rewritten, or TLS ends before it. A false proxy in its place could
                 // have answered with any certificate too.
                 Err(error) if pod.proxy.tls && tls::is_plain(&*error) => {
                     self.receive(request("http")?).await

@@ -128,7 +128,7 @@ impl Bench {
         name: &'static str,
         run: impl AsyncFn(&Self) -> Result<()>,
     ) -> Result<Figures> {
-        // Says when a profiler has to begin.
+        // A profiler begins here.
         println!("begins: {name}");
         let (begun, cpu) = (Instant::now(), self.cpu()?);
         run(self).await?;

@@ -471,8 +471,8 @@ async fn a_restart_by_kubectl_is_reported_and_neither_restarts_nor_writes_again(
     })
     .await?;
     requests.read_new()?;
-    // Whatever wakes the node: nothing is left to write.
-    scenario.edit("rpc", json!({ "metadata": { "annotations": { "wakes": "it" } } })).await?;
+    // Whatever enqueues the node: nothing is left to write.
+    scenario.edit("rpc", json!({ "metadata": { "annotations": { "touched": "true" } } })).await?;
     tokio::time::sleep(Duration::from_secs(2)).await;
     let writes: Vec<_> =
         requests.read_new()?.into_iter().filter(|entry| entry.verb != "get").collect();

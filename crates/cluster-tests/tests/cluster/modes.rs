@@ -144,7 +144,7 @@ async fn the_role_grants_exactly_what_is_used() -> Result<()> {
         )
         .await?,
     );
-    use_every_permission(&scenario).await?;
+    Box::pin(use_every_permission(&scenario)).await?;
     let namespace = scenario.namespace().to_owned();
     let entries = log.read_new()?;
     let here = entries.iter().filter(|entry| {

@@ -332,9 +332,12 @@ fn an_image_in_the_spec_rolls_at_once_whatever_the_config() {
         &flags,
         &expect![[r#"
             With DIR/next.yaml 1 of 1 node would roll.
+            Turns: at most 1 node of a chain at a time, each until it is Ready again.
+                   A node that is not Ready within 1800 s has failed; after 1 failed node no further node of the chain starts.
+                   The first roll starts when the operator has been the leader for 120 s.
 
             Chain pacific-1
-              demo/a-val: at once, signs, cause Spec: the spec was changed
+              demo/a-val: turn 1, signs, cause Spec: the spec was changed
                   containers[seid].image: seid:v1 -> seid:v2
                   initContainers[seid-init].image: seid:v1 -> seid:v2
             exit 2
@@ -503,37 +506,37 @@ fn the_json_output_has_all_fields() {
     fleet.check_flags(
         &flags,
         &expect![[r#"
-        {
-          "config": "DIR/next.yaml",
-          "wouldRoll": 1,
-          "budget": {
-            "maxConcurrentPerChain": 1,
-            "readyDeadlineSeconds": 1800,
-            "haltAfterFailures": 1,
-            "settleSeconds": 120
-          },
-          "nodes": [
             {
-              "namespace": "demo",
-              "node": "a-val",
-              "chain": "pacific-1",
-              "signs": true,
-              "effect": "RollsInTurn",
-              "turn": 3,
-              "cause": "Operator",
-              "targetHash": "v1:4fb1efc3e466cef9b20989415b3e304e8e84b203d2ab974088b35ac9ea4173ea",
-              "changes": [
+              "config": "DIR/next.yaml",
+              "wouldRoll": 1,
+              "budget": {
+                "maxConcurrentPerChain": 1,
+                "readyDeadlineSeconds": 1800,
+                "haltAfterFailures": 1,
+                "settleSeconds": 120
+              },
+              "nodes": [
                 {
-                  "path": "initContainers[sei-sidecar].image",
-                  "from": "seictl:v1",
-                  "to": "seictl:v2"
+                  "namespace": "demo",
+                  "node": "a-val",
+                  "chain": "pacific-1",
+                  "signs": true,
+                  "effect": "RollsInTurn",
+                  "turn": 3,
+                  "cause": "Operator",
+                  "targetHash": "v1:d02a2b957f30bf09d7496057cebe1da2f5d313f9f917dad0cb32497319611786",
+                  "changes": [
+                    {
+                      "path": "initContainers[sei-sidecar].image",
+                      "from": "seictl:v1",
+                      "to": "seictl:v2"
+                    }
+                  ]
                 }
               ]
             }
-          ]
-        }
-        exit 2
-    "#]],
+            exit 2
+        "#]],
     );
 }
 
