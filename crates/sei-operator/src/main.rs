@@ -31,8 +31,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Prints the error that ends the process as one line, also if backtraces are enabled.
 ///
-/// One thread: an update is mostly waiting, and waking other threads costs a tenth of its CPU time.
-#[tokio::main(flavor = "current_thread")]
+/// Two threads, on any machine: an update is mostly waiting, and waking more threads costs CPU time. A
+/// single one could delay the renewal of the lease.
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> ExitCode {
     match operate().await {
         Ok(()) => ExitCode::SUCCESS,

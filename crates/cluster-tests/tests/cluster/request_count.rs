@@ -186,6 +186,7 @@ async fn an_image_update_of_a_signer_costs_two_more_requests_for_its_keys() -> R
     let (keys, others): (Vec<_>, Vec<_>) =
         all.iter().partition(|entry| entry.resource == "secrets");
     assert_eq!(keys.len(), 2, "{}", format_requests(&all));
-    assert!(others.len() <= 10, "{} requests:\n{}", all.len(), format_requests(&all));
+    // One more is a live read of the node before its pod is deleted, another the release of its slot.
+    assert!(others.len() <= 12, "{} requests:\n{}", all.len(), format_requests(&all));
     scenario.close().await
 }

@@ -726,7 +726,8 @@ async fn an_image_rolls_a_quarter_of_the_serving_nodes_at_a_time_and_signers_las
     })
     .await?;
     watcher.reset();
-    for node in &all {
+    // A node that is edited first rolls first.
+    for node in all.iter().rev() {
         scenario.set_image(node, "seid:v2").await?;
     }
     for node in &all {

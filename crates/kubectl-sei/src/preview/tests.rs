@@ -324,7 +324,7 @@ fn an_approval_counts_for_its_target_only() {
 }
 
 #[test]
-fn an_image_in_the_spec_rolls_at_once_whatever_the_config() {
+fn an_image_in_the_spec_rolls_in_turn_whatever_the_config() {
     let mut fleet = fleet();
     fleet.objects[0]["spec"]["image"] = json!("seid:v2");
     let flags = PreviewFlags { nodes: vec!["a-val".into()], ..fleet.flags(PLATFORM) };

@@ -106,7 +106,7 @@ impl Compared {
             }),
             template: statefulset.is_none_or(|live| {
                 self.template.get(live, |live| {
-                    sei_plan::diff::against_live(&live.template, &desired.template).is_empty()
+                    !sei_plan::diff::lacks_rendered(&live.template, &desired.template)
                 })
             }),
         }

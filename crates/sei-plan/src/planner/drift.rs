@@ -185,8 +185,13 @@ fn classify_unrecorded(
         });
     }
     let adoption = snapshot.adoption.as_ref().filter(|(uid, _)| *uid == pod.uid);
+    let compared = match adoption {
+        // A pod without its label has no revision to compare.
+        _ if !has_revision(pod) => Some(&Comparison::NoRevision),
+        adoption => adoption.map(|(_, comparison)| comparison),
+    };
     let by_image = |changes| Difference { cause: Cause::Spec, image_changed: true, changes };
-    match adoption.map(|(_, comparison)| comparison) {
+    match compared {
         Some(Comparison::Equal) if has_run(pod) => {
             classify_same(snapshot, desired, pod, statefulset)
         }
@@ -204,6 +209,11 @@ fn classify_unrecorded(
             changes: changes.clone(),
         }),
     }
+}
+
+/// Whether the pod has the label of the revision that it was created from.
+pub(super) fn has_revision(pod: &PodView) -> bool {
+    pod.revision.as_deref().is_some_and(|revision| !revision.is_empty())
 }
 
 /// Whether a pod that was never observed running was created by our last roll. It may never run, so

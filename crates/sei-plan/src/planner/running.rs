@@ -102,7 +102,10 @@ fn decide_drift(snapshot: &Snapshot, desired: &Desired) -> Decision {
     match drift::classify(snapshot, desired) {
         Drift::NoPod | Drift::NotRunning => Decision::blocked(snapshot, Blocker::Pod),
         Drift::Unknown => Decision {
-            compare: snapshot.pod().map(|pod| pod.uid.clone()),
+            compare: snapshot
+                .pod()
+                .filter(|pod| drift::has_revision(pod))
+                .map(|pod| pod.uid.clone()),
             ..Decision::blocked(snapshot, Blocker::Comparison)
         },
         Drift::Record(stamp) => {
