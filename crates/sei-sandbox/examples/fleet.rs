@@ -292,7 +292,7 @@ async fn grant(admin: &Client) -> Result<()> {
 
 fn start(program: &std::path::Path, plane: &ControlPlane) -> Result<Operator> {
     let config = plane.folder().join("platform.yaml");
-    std::fs::write(&config, PLATFORM)?;
+    std::fs::write(&config, sei_sandbox::cost::at_once(PLATFORM))?;
     let port = || Ok::<u16, std::io::Error>(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port());
     let (metrics, health) = (port()?, port()?);
     let child = Command::new(program)
