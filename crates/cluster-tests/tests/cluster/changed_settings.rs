@@ -49,3 +49,29 @@ async fn an_edited_address_reaches_a_running_validator() -> Result<()> {
     assert_eq!(address, "p2p.example.org:26656");
     scenario.close().await
 }
+
+#[tokio::test]
+async fn overrides_that_the_sidecar_refuses_leave_the_pod_running() -> Result<()> {
+    let scenario = Scenario::open("bad-overrides").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    scenario.until_pod("rpc", "is Ready", |pod| pod.ready).await?;
+    let pod = scenario.uid("rpc").await?;
+    scenario.sidecars().fail(
+        scenario.namespace(),
+        "rpc",
+        "config-apply",
+        "unknown key no.such.key",
+    );
+    scenario.edit("rpc", json!({ "spec": { "overrides": { "no.such.key": "1" } } })).await?;
+    scenario
+        .until("rpc", "the failed attempt is counted", |status| {
+            status.pending_update.as_ref().and_then(|update| update.attempts).unwrap_or(0) > 1
+        })
+        .await?;
+    let found = scenario.pod("rpc").await?.context("the pod is missing")?;
+    assert!(found.uid == pod && found.ready, "a bad setting takes no node down");
+    scenario.sidecars().release(scenario.namespace(), "rpc", "config-apply");
+    scenario.until_pod("rpc", "is another pod", |found| found.uid != pod && found.ready).await?;
+    scenario.settled("rpc").await?;
+    scenario.close().await
+}

@@ -373,11 +373,14 @@ fn is_of_sidecar(task: &PlannedTask) -> bool {
 }
 
 /// Whether a failed plan is an early update whose configuration task failed. The update continues
-/// with the sidecar of the new pod, and only a failure there counts.
+/// with the sidecar of the new pod, and only a failure there counts. A plan that only changes settings
+/// does not: a bad setting must not take the pod down.
 pub(super) fn continues_late(plan: &TaskPlan) -> bool {
     let failed = plan.failed_task_index.and_then(|index| usize::try_from(index).ok());
     let Some(task) = failed.and_then(|index| plan.tasks.get(index)) else { return false };
-    plan.target.is_some() && kind_of(plan) == PlanKind::NodeUpdate && is_early_config(plan, task)
+    let Some(target) = &plan.target else { return false };
+    let only_settings = target.replaces_pod.is_some() && target.from.as_ref() == Some(&target.hash);
+    kind_of(plan) == PlanKind::NodeUpdate && is_early_config(plan, task) && !only_settings
 }
 
 fn is_early_config(plan: &TaskPlan, task: &PlannedTask) -> bool {

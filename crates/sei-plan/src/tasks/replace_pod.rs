@@ -3,7 +3,7 @@
 use sei_api::condition::Reason;
 use sei_api::plan::{Applied, TaskPlan};
 
-use super::{Effects, Next, Waiting, fail, not_ours, read, request, wait};
+use super::{Effects, Next, fail, not_ours, read, request, wait, wait_and_poll};
 use crate::desired::Desired;
 use crate::diff::lacks_rendered;
 use crate::request::{PodDelete, Read, Request};
@@ -65,14 +65,10 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
     if let Some(pod) = stale(pods, statefulset, revisions) {
         match seen.newest_generation {
             None => return read(Read::Generation { live: seen.node.spec.signs() }),
-            Some(newest) if seen.node.metadata.generation != Some(newest) => {
+            // A watch may also lag behind what was read; a node that no longer exists has none.
+            Some(newest) if newest == 0 || seen.node.metadata.generation < Some(newest) => {
                 let message = "the spec has changed; the plan is compared with it first";
-                let again = Some(std::time::Duration::ZERO);
-                return Next::Wait(Waiting {
-                    message: message.into(),
-                    again,
-                    ..Waiting::default()
-                });
+                return wait_and_poll(seen, None, message);
             }
             Some(_) => {}
         }

@@ -603,3 +603,24 @@ fn a_revision_moved_by_others_is_reported_and_costs_no_write() {
     let reported = condition_text(&after(&restarted), ConditionType::PodTemplateDrift);
     assert!(reported.contains("False/InSync: keeps the pod at revision rev-1"), "{reported}");
 }
+
+#[test]
+fn a_bad_setting_never_replaces_the_pod() {
+    let edited = running(full_node()).edit(|spec| {
+        spec.overrides.get_or_insert_default().insert("no.such.key".into(), "1".into());
+    });
+    let mut failed = started(&edited).unwrap();
+    failed.phase = PlanPhase::Failed;
+    failed.failed_task_index = Some(0);
+    let snapshot = edited.with(|seen| {
+        let pending = after(seen).pending_update;
+        seen.status_mut().plan = Some(failed.clone());
+        seen.status_mut().pending_update = pending;
+    });
+    assert_eq!(started_tasks(&snapshot), "none", "it is retried later, on the running pod");
+    assert_eq!(after(&snapshot).pending_update.unwrap().state, UpdateState::Retrying);
+    // An image that differs too may be the remedy.
+    failed.target.as_mut().unwrap().from = Some("v1:other".into());
+    let both = snapshot.with(|seen| seen.status_mut().plan = Some(failed));
+    assert!(started_tasks(&both).starts_with("apply-statefulset"));
+}

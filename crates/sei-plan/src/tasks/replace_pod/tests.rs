@@ -618,11 +618,13 @@ fn no_pod_is_deleted_for_a_spec_that_has_changed() {
     let mut world = World::updating(TaskType::ReplacePod);
     world.seen.newest_generation = None;
     let lines = world.transcript([Outcome::Generation(Some(4))]);
-    let waits = "wait - again 0ns: the spec has changed; the plan is compared with it first";
+    let waits = "wait - again 5s: the spec has changed; the plan is compared with it first";
     assert_transcript(&lines, &["read Generation { live: false }", waits]);
     world.seen.newest_generation = None;
     let lines = world.transcript([Outcome::Generation(Some(3))]);
     assert_transcript(&lines, &["read Generation { live: false }", DELETES]);
+    world.seen.newest_generation = Some(2);
+    world.check("a watch that lags", DELETES);
     // A watch may lag; a second signer for one key must not be risked.
     world.seen.node = signing_node().into();
     world.seen.newest_generation = None;
