@@ -105,6 +105,8 @@ impl Disturbance {
         node: &str,
         mut spec: Value,
     ) -> Result<Value> {
+        // Each node stops at a task of its own: they must not wait for each other's turns.
+        spec["update"] = json!({ "onImageChange": "AtOnce" });
         if self == Self::DeleteImported {
             for name in [format!("history-{node}"), format!("data-{node}")] {
                 create_claim(scenario, &name).await?;
