@@ -9,6 +9,7 @@ use sei_api::status::SeiNodePhase;
 use sei_operator::runtime::metrics::Metrics;
 use sei_plan::view::PodView;
 use sei_rig::Behaviour;
+use serde_json::json;
 
 use crate::manual_changes::{ATTEMPTS, LIMIT, answers, opened_after};
 
@@ -110,8 +111,11 @@ async fn a_refused_configuration_fails_the_update_until_it_is_valid() -> Result<
 async fn one_hanging_sidecar_does_not_block_the_roll_of_twenty_nodes() -> Result<()> {
     let scenario = Scenario::open("one-hangs").await?;
     let names: Vec<String> = (0..21).map(|index| format!("rpc-{index}")).collect();
+    let mut spec = rpc("seid:v1");
+    // The others must not wait for its turn either.
+    spec["update"] = json!({ "onImageChange": "AtOnce" });
     for name in &names {
-        scenario.create(name, rpc("seid:v1")).await?;
+        scenario.create(name, spec.clone()).await?;
     }
     for name in &names {
         scenario.settled(name).await?;
