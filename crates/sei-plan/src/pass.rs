@@ -220,7 +220,7 @@ impl Pass {
                     }
                 }
                 Stage::Decide => {
-                    let blocked = Blocker::of(&self.snapshot.status);
+                    let blocked = BlockedBefore::of(&self.snapshot.status);
                     let foreign = repair::foreign(&self.snapshot);
                     if blocked.plan.is_none() {
                         // Without a plan and without a repair it is not decided again.
@@ -718,13 +718,13 @@ fn seen_in(snapshot: &Snapshot) -> Seen {
 
 /// What blocked an active plan before its current task was stepped. Until then it is not known
 /// whether the task still waits, so the record and its start stay.
-struct Blocker {
+struct BlockedBefore {
     plan: Option<String>,
     blocked: Option<Blocked>,
     stalled: Option<Condition>,
 }
 
-impl Blocker {
+impl BlockedBefore {
     fn of(status: &SeiNodeStatus) -> Self {
         let plan = active_id(status).map(str::to_owned);
         if plan.is_none() {

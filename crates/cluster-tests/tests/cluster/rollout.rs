@@ -75,6 +75,18 @@ impl Watcher {
         read(&seen)
     }
 
+    /// Watches from the time when so many pods are Ready.
+    async fn of_ready(scenario: &Scenario, pods: usize) -> Result<Self> {
+        let watcher = Self::on(scenario).await?;
+        wait_for("the watcher has recorded all pods as Ready", async || {
+            let ready = watcher.read(|seen| seen.ready.values().filter(|ready| **ready).count());
+            Ok((ready == pods).then_some(()))
+        })
+        .await?;
+        watcher.reset();
+        Ok(watcher)
+    }
+
     /// Starts the counts anew.
     fn reset(&self) {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -180,14 +192,7 @@ async fn roll_two_chains(name: &str, kills: usize) -> Result<()> {
     scenario.start_with(setup(PLATFORM)).await?;
     let all: Vec<String> = names("one", 8, 2).into_iter().chain(names("two", 8, 2)).collect();
     create_fleet(&scenario, &all).await?;
-    let watcher = Watcher::on(&scenario).await?;
-    wait_for("the watcher has recorded all pods as Ready", async || {
-        Ok(watcher
-            .read(|seen| seen.ready.values().filter(|ready| **ready).count() == all.len())
-            .then_some(()))
-    })
-    .await?;
-    watcher.reset();
+    let watcher = Watcher::of_ready(&scenario, all.len()).await?;
     scenario.start_with(setup(&platform("chain-other"))).await?;
     for kill in 0..kills {
         wait_for("another pod is replaced", async || Ok((watcher.replaced() > kill).then_some(())))
@@ -318,14 +323,7 @@ async fn a_label_rolls_signers_one_at_a_time_and_other_nodes_at_once() -> Result
     let (signing, serving) = (names("one", 0, 6), names("two", 6, 0));
     let all: Vec<String> = signing.iter().chain(&serving).cloned().collect();
     create_fleet(&scenario, &all).await?;
-    let watcher = Watcher::on(&scenario).await?;
-    wait_for("the watcher has recorded all pods as Ready", async || {
-        Ok(watcher
-            .read(|seen| seen.ready.values().filter(|ready| **ready).count() == all.len())
-            .then_some(()))
-    })
-    .await?;
-    watcher.reset();
+    let watcher = Watcher::of_ready(&scenario, all.len()).await?;
     let label = json!({ "spec": { "podLabels": { "team": "blue" } } });
     let stuck: Vec<_> = serving
         .iter()
@@ -718,14 +716,7 @@ async fn an_image_rolls_a_quarter_of_the_serving_nodes_at_a_time_and_signers_las
     let scenario = Scenario::open("image-in-turn").await?;
     let all = names("one", 8, 2);
     create_fleet(&scenario, &all).await?;
-    let watcher = Watcher::on(&scenario).await?;
-    wait_for("the watcher has recorded all pods as Ready", async || {
-        Ok(watcher
-            .read(|seen| seen.ready.values().filter(|ready| **ready).count() == all.len())
-            .then_some(()))
-    })
-    .await?;
-    watcher.reset();
+    let watcher = Watcher::of_ready(&scenario, all.len()).await?;
     // A node that is edited first rolls first.
     for node in all.iter().rev() {
         scenario.set_image(node, "seid:v2").await?;
