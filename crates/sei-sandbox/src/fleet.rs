@@ -22,6 +22,8 @@ use sei_rig::{AuditEntry, AuditLog, ControlPlane, Kubelet, Lane, User};
 use serde_json::{Value, json};
 
 pub(crate) const NAMESPACE: &str = "sandbox";
+/// The number of nodes.
+pub(crate) const SIZE: usize = 8;
 pub(crate) const CHAIN: &str = "sandbox-1";
 pub(crate) const OLD: &str = "registry.example.org/seid:v6.5.1";
 pub(crate) const NEW: &str = "registry.example.org/seid:v6.6.0";
@@ -87,9 +89,9 @@ impl Fleet {
         Api::namespaced(self.admin.clone(), NAMESPACE)
     }
 
-    /// Creates four validators and four RPC nodes.
+    /// Creates [`SIZE`] nodes: half of them validators, half of them RPC nodes.
     pub(crate) async fn create(&self) -> Result<()> {
-        for index in 0..4 {
+        for index in 0..SIZE / 2 {
             let validator = format!("validator-{index}");
             self.create_keys(&validator).await?;
             let keys = json!({

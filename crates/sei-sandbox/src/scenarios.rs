@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use kube::ResourceExt as _;
 use sei_api::condition::{self, ConditionStatus, ConditionType};
 use sei_api::status::SeiNodePhase;
@@ -11,7 +11,7 @@ use sei_rig::{Behaviour, Rule};
 use serde_json::json;
 
 use crate::Scenario;
-use crate::fleet::{Fleet, Member, NAMESPACE, NEW, OLD};
+use crate::fleet::{Fleet, Member, NAMESPACE, NEW, OLD, SIZE};
 use crate::view::View;
 
 /// Deadline for each step of a scenario; a fleet of this size needs seconds.
@@ -28,10 +28,10 @@ pub(crate) struct Figures {
 
 impl Figures {
     pub(crate) fn summary(&self, whole: Duration) -> String {
-        let each = self.requests / self.nodes.max(1);
+        let each = self.requests / self.pods_replaced.max(1);
         format!(
-            "{}\n  nodes updated          {}\n  from edit to all done  {:.1} s\n  \
-             pods replaced          {}\n  API requests           {} ({each} for each node)\n  \
+            "{}\n  nodes edited           {}\n  from edit to all done  {:.1} s\n  \
+             pods replaced          {}\n  API requests           {} ({each} for each pod)\n  \
              whole run              {:.1} s",
             self.title,
             self.nodes,
@@ -79,15 +79,10 @@ async fn template_drift(fleet: &Fleet, view: &mut View) -> Result<Figures> {
 }
 
 async fn bad_image(fleet: &Fleet, view: &mut View) -> Result<Figures> {
-    view.heading("The image is changed to one that cannot be pulled.");
+    view.heading("The image is changed to one that cannot be pulled. One node takes it first.");
     let bad = "registry.example.org/seid:v6.6.O";
     fleet.kubelet().behave(NAMESPACE, Rule::new(Behaviour::ImageUnpullable).of_image(bad));
-    let names = names(&fleet.members().await?);
-    fleet.edit(&names, json!({ "image": bad })).await?;
-    until(fleet, view, "every pod fails to pull it", |node| {
-        node.pod.as_ref().is_some_and(|pod| !pod.troubles.is_empty())
-    })
-    .await?;
+    break_one(fleet, view, bad).await?;
     view.heading("The image is corrected. No pod has to be deleted by hand.");
     let title = "Bad image: corrected by an edit.";
     roll(fleet, view, title, json!({ "image": NEW }), |node| runs(node, NEW) && is_ready(node))
@@ -95,18 +90,25 @@ async fn bad_image(fleet: &Fleet, view: &mut View) -> Result<Figures> {
 }
 
 async fn rollback(fleet: &Fleet, view: &mut View) -> Result<Figures> {
-    view.heading("The image is changed to one that crashes.");
+    view.heading("The image is changed to one that crashes. One node takes it first.");
     fleet.kubelet().behave(NAMESPACE, Rule::new(Behaviour::Crashes).of_image(NEW));
-    let names = names(&fleet.members().await?);
-    fleet.edit(&names, json!({ "image": NEW })).await?;
-    until(fleet, view, "every pod crashes", |node| {
-        node.pod.as_ref().is_some_and(|pod| !pod.troubles.is_empty())
-    })
-    .await?;
-    view.heading("The image is changed back to the old node.");
+    break_one(fleet, view, NEW).await?;
+    view.heading("The image is changed back. The other nodes never left the old one.");
     let title = "Rollback: the fleet runs the old image again.";
     roll(fleet, view, title, json!({ "image": OLD }), |node| runs(node, OLD) && is_ready(node))
         .await
+}
+
+/// Gives every node an image that cannot run, and waits until one pod fails with it. The nodes of a
+/// healthy chain take an image in turn, so all others must be Ready.
+async fn break_one(fleet: &Fleet, view: &mut View, image: &str) -> Result<()> {
+    let names = names(&fleet.members().await?);
+    fleet.edit(&names, json!({ "image": image })).await?;
+    let fails = |node: &Member| node.pod.as_ref().is_some_and(|pod| !pod.troubles.is_empty());
+    let members = until_count(fleet, view, "one pod fails", 1, fails).await?;
+    let ready = members.iter().filter(|node| is_ready(node)).count();
+    ensure!(ready == SIZE - 1, "{ready} of {SIZE} nodes are Ready, not all but one");
+    Ok(())
 }
 
 /// Edits every node and waits until all are updated.
@@ -140,12 +142,23 @@ async fn until(
     claim: &str,
     holds: impl Fn(&Member) -> bool,
 ) -> Result<Vec<Member>> {
+    until_count(fleet, view, claim, SIZE, holds).await
+}
+
+/// Shows the fleet until the condition holds for this many nodes.
+async fn until_count(
+    fleet: &Fleet,
+    view: &mut View,
+    claim: &str,
+    wanted: usize,
+    holds: impl Fn(&Member) -> bool,
+) -> Result<Vec<Member>> {
     let deadline = Instant::now() + STEP_DEADLINE;
     loop {
         let members = fleet.members().await?;
         let done = members.iter().filter(|member| holds(member)).count();
         view.show(&members, done);
-        if done == members.len() && !members.is_empty() {
+        if done >= wanted {
             return Ok(members);
         }
         if Instant::now() > deadline {

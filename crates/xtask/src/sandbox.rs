@@ -80,7 +80,7 @@ fn build(root: &Path) -> Result<(PathBuf, PathBuf)> {
 fn summary(output: &str) -> Result<&str> {
     ensure!(!output.contains('\x1b'), "the output has escape sequences without a terminal");
     let (_, last) = output.trim_end().rsplit_once("\n\n").context("there is no summary")?;
-    for figure in ["nodes updated", "pods replaced", "API requests", "whole run"] {
+    for figure in ["nodes edited", "pods replaced", "API requests", "whole run"] {
         ensure!(last.contains(figure), "the summary has no line with `{figure}`");
     }
     Ok(last)
@@ -145,7 +145,7 @@ fn running_in(folder: &Path) -> Result<Vec<String>> {
 mod tests {
     use super::summary;
 
-    const FIGURES: &str = "Done.\n  nodes updated 8\n  pods replaced 8\n  API requests 64\n  \
+    const FIGURES: &str = "Done.\n  nodes edited 8\n  pods replaced 8\n  API requests 64\n  \
                            whole run 1 s";
 
     #[test]
