@@ -68,6 +68,7 @@ names! {
         BackingOff = "BackingOff",
         Progressing = "Progressing",
         ImagePullFailed = "ImagePullFailed",
+        ImageNotPullable = "ImageNotPullable",
         CrashLooping = "CrashLooping",
         Unschedulable = "Unschedulable",
         PodTerminating = "PodTerminating",
@@ -266,6 +267,12 @@ pub const REASONS: &[ReasonRow] = &[
         120,
         "An image of the pod cannot be pulled.",
         "Check that the image named in the message exists and that its registry lets the Kubernetes node pull it. Correct spec.image or spec.sidecar.image: an edit takes effect immediately, and so does reverting to the old image.",
+    ),
+    stall(
+        R::ImageNotPullable,
+        30,
+        "The image of an update cannot be pulled on the machine of the running pod. The update is held before it changes anything, and the old pod keeps running.",
+        "Check that the image named in the message exists and that its registry lets the Kubernetes node pull it. Correct spec.image or spec.sidecar.image, or set the old image again: either ends the hold immediately. If the image becomes pullable, the update continues by itself. If only the node's own pod can pull it, set rollout.prePull: Off in the platform configuration.",
     ),
     stall(
         R::CrashLooping,

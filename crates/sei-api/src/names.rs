@@ -42,6 +42,9 @@ pub mod label {
     /// Fleet membership, set by the fleet kinds.
     pub const NODE_DEPLOYMENT: &str = "sei.io/nodedeployment";
     pub const NODE_DEPLOYMENT_ORDINAL: &str = "sei.io/nodedeployment-ordinal";
+    /// On the pod that pulls the images of an update, with the name of the node. Such a pod has no
+    /// other label of ours: it is not one of the node's own pods, and keeps no pod off its machine.
+    pub const PRE_PULL: &str = "sei.io/pre-pull";
     /// Set by the StatefulSet controller on its pods: the name of a `ControllerRevision`.
     pub const POD_REVISION: &str = "controller-revision-hash";
 
@@ -62,6 +65,8 @@ pub mod annotation {
     pub const RECREATE_VOLUME: &str = "sei.io/recreate-volume";
     /// Deletes a node that signs although its pod has not ended; its value is the uid of the node.
     pub const FORCE_FINALIZE: &str = "sei.io/force-finalize";
+    /// On the pod that pulls the images of an update: the plan and the machine that it pulls for.
+    pub const PRE_PULL: &str = "sei.io/pre-pull";
     /// On a StatefulSet's metadata, never in its template: fingerprint of the applied template.
     pub const TEMPLATE_HASH: &str = "sei.io/template-hash";
     /// On a StatefulSet's metadata: the node has completed its first start. A status can be wiped, and
@@ -93,6 +98,12 @@ pub fn proxy_config(node: &str) -> String {
 /// Job that restores a snapshot and replays to a height with another image.
 pub fn bootstrap_job(node: &str) -> String {
     format!("{node}-bootstrap")
+}
+
+/// The pod that pulls the images of an update before the running pod is replaced. No pod of a
+/// StatefulSet or Job can have this name: theirs end with a number or a random suffix.
+pub fn pre_pull_pod(node: &str) -> String {
+    format!("{node}-pre-pull")
 }
 
 /// Audience of a token for the sidecar of one node. The proxies of other nodes and the API server
@@ -130,5 +141,6 @@ mod tests {
         let longest = "n".repeat(NODE_NAME_MAX);
         assert!(format!("{longest}-{}", "0123456789").len() <= 63);
         assert!(proxy_config(&longest).len() <= 253);
+        assert!(pre_pull_pod(&longest).len() <= 63, "the name is the host name of the pod");
     }
 }

@@ -50,7 +50,12 @@ pub const RULES: &[Rule] = &[
         "one for each node; the operator deletes none",
     ),
     rule("apps", "controllerrevisions", &["get"], "the template of a running pod"),
-    rule("", "pods", &["delete", "get", "list", "watch"], "replacing a stale pod"),
+    rule(
+        "",
+        "pods",
+        &["create", "delete", "get", "list", "watch"],
+        "replacing a stale pod; one that pulls the images of an update before that",
+    ),
     rule(
         "",
         "services",
@@ -74,11 +79,6 @@ pub const RULES: &[Rule] = &[
     rule("batch", "jobs", &["create", "delete", "get", "list", "watch"], "the bootstrap Job"),
     rule("events.k8s.io", "events", &["create", "patch"], "events for kubectl describe"),
 ];
-
-/// Additional permissions for `rollout.podCheck: DryRun`: it checks by a dry-run create whether a
-/// pod would be admitted, and RBAC cannot allow a dry-run create without a real one.
-pub const POD_CHECK_RULES: &[Rule] =
-    &[rule("", "pods", &["create"], "whether the server would admit a node's pod; dry-run only")];
 
 /// Permissions in the operator's own namespace, for tokens of the account that calls sidecars.
 pub const SIDECAR_TOKEN_RULES: &[Rule] = &[Rule {
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn no_permission_is_wider_than_what_it_is_for() {
-        let own = [RULES, POD_CHECK_RULES, LEADER_RULES, SIDECAR_TOKEN_RULES].concat();
+        let own = [RULES, LEADER_RULES, SIDECAR_TOKEN_RULES].concat();
         for rule in own.iter().chain(SIDECAR_CALLER_RULES) {
             assert!(!rule.verbs.contains(&"*") && rule.resource != "*", "{rule:?}");
             for forbidden in ["escalate", "bind", "impersonate", "deletecollection"] {

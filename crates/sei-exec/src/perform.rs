@@ -13,6 +13,7 @@ use kube::{Api, Client};
 use sei_api::SeiNode;
 use sei_api::key::ObjectKey;
 use sei_api::names::{self, label};
+use sei_plan::pre_pull::PrePullView;
 use sei_plan::request::{
     ClaimView, Failure, MountView, Outcome, PodDelete, Read, Request, SecretView, VolumeView,
 };
@@ -73,6 +74,7 @@ impl Cluster {
                 self.sidecar.call(&key, request).await
             }
             Request::DeletePod(_)
+            | Request::DeletePrePull { .. }
             | Request::DeleteJob { .. }
             | Request::DeleteService { .. }
             | Request::DeleteClaim { .. } => self.delete(request).await,
@@ -92,6 +94,11 @@ impl Cluster {
             Read::Pod(name) => {
                 let found = find("get pod", self.api::<WatchedPod>().get(name)).await?;
                 Outcome::Pod(found.map(|pod| Shared::new(pod.view())))
+            }
+            Read::PrePull => {
+                let name = names::pre_pull_pod(&self.node);
+                let found = find("get pod", self.api::<Lean<Pod>>().get(&name)).await?;
+                Outcome::PrePull(found.map(|pod| PrePullView::from(&pod.0)))
             }
             Read::Claim(name) => Outcome::Claim(self.claim(name).await?),
             Read::Volume(name) => {
@@ -250,8 +257,13 @@ impl Cluster {
                 let dry_run = PostParams { dry_run: true, ..create };
                 call("dry-run create pod", self.api::<Pod>().create(&dry_run, pod)).await?;
             }
+            Request::CreatePrePull(pod) => {
+                let created = call("create pod", self.api::<Pod>().create(&create, pod)).await?;
+                return Ok(Outcome::PrePull(Some(PrePullView::from(&created))));
+            }
             Request::Read(_)
             | Request::Sidecar(_)
+            | Request::DeletePrePull { .. }
             | Request::TakeSlot(_)
             | Request::CreateStatefulSet(_)
             | Request::ApplyStatefulSet(_)
@@ -311,6 +323,10 @@ impl Cluster {
                 let request = request.map_err(kube::Error::BuildRequest);
                 let deleted = async { self.client.request::<IgnoredAny>(request?).await.map(drop) };
                 call("delete pod", deleted).await?;
+            }
+            Request::DeletePrePull { uid } => {
+                let (name, params) = (names::pre_pull_pod(&self.node), only_uid(uid, None));
+                call("delete pod", self.api::<Pod>().delete(&name, &params)).await?;
             }
             Request::DeleteJob { uid } => {
                 let params = DeleteParams {

@@ -25,6 +25,8 @@ pub struct Deletion {
     timing: Timing,
     /// What the platform configures for nodes that do not sign.
     default: OnDelete,
+    /// Uid of the pod that pulls the images of an update.
+    pre_pull: Option<String>,
     stage: Stage,
     ending: Ending,
 }
@@ -32,6 +34,9 @@ pub struct Deletion {
 #[derive(Clone, Debug, PartialEq)]
 enum Stage {
     MarkTerminating,
+    DeletePrePull {
+        uid: String,
+    },
     ReadStatefulSet,
     ScaleDown {
         resource_version: String,
@@ -57,7 +62,13 @@ impl Deletion {
         let held = has_finalizer(&node, NODE_FINALIZER);
         let ending = Ending { is_released: !held, ..Ending::default() };
         let stage = if held { Stage::MarkTerminating } else { Stage::End };
-        Self { node, now, timing, default, stage, ending }
+        Self { node, now, timing, default, pre_pull: None, stage, ending }
+    }
+
+    /// Deletes this pod too. The garbage collector would leave it if the node is orphaned.
+    #[must_use]
+    pub fn with_pre_pull(self, pre_pull: Option<String>) -> Self {
+        Self { pre_pull, ..self }
     }
 
     pub fn node(&self) -> &Shared<SeiNode> {
@@ -73,11 +84,17 @@ impl Deletion {
             match &self.stage {
                 Stage::MarkTerminating => {
                     let mut status = self.node.status.clone().unwrap_or_default();
-                    self.stage = self.first();
+                    self.stage = match self.pre_pull.take() {
+                        Some(uid) => Stage::DeletePrePull { uid },
+                        None => self.first(),
+                    };
                     if status.phase != Some(SeiNodePhase::Terminating) {
                         status.phase = Some(SeiNodePhase::Terminating);
                         return Ask::Write(Box::new(status));
                     }
+                }
+                Stage::DeletePrePull { uid } => {
+                    return perform(Request::DeletePrePull { uid: uid.clone() });
                 }
                 Stage::ReadStatefulSet => return perform(Request::Read(Read::StatefulSet)),
                 Stage::ScaleDown { resource_version } => {
@@ -204,6 +221,10 @@ impl Deletion {
 
     pub fn absorb(&mut self, outcome: Outcome) {
         match (&self.stage, outcome) {
+            (
+                Stage::DeletePrePull { .. },
+                Outcome::Accepted | Outcome::Failed(Failure::NotFound | Failure::Conflict(_)),
+            ) => self.stage = self.first(),
             (Stage::ReadStatefulSet, Outcome::StatefulSet(found)) => {
                 self.stage = self.after_statefulset(found.as_deref());
             }

@@ -38,6 +38,7 @@ pub mod pass;
 pub mod peers;
 pub mod planner;
 pub mod platform;
+pub mod pre_pull;
 pub mod quantity;
 pub mod render;
 pub mod request;

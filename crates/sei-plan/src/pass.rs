@@ -29,7 +29,7 @@ use crate::shared::Shared;
 use crate::snapshot::{Claim, Current, Sidecar, Snapshot};
 use crate::start_check::{StartCheck, Verdict};
 use crate::tasks::sidecar::attempt_id;
-use crate::tasks::{Next, Waiting, in_bootstrap, kind_of, step, takes_a_key};
+use crate::tasks::{Next, Waiting, in_bootstrap, kind_of, pre_pull, step, takes_a_key};
 
 /// More requests than any pass needs; past it the answers of the cluster change in circles.
 const REQUESTS_MAX: usize = 64;
@@ -230,7 +230,9 @@ impl Pass {
                         return self.perform(request);
                     }
                     blocked.keep(&mut self.snapshot.status);
-                    self.stage = Stage::Repair(repair::repairs(&self.snapshot));
+                    let unneeded = pre_pull::unneeded(&self.snapshot);
+                    let repairs = repair::repairs(&self.snapshot);
+                    self.stage = Stage::Repair(unneeded.into_iter().chain(repairs).collect());
                     self.repair_waits = foreign;
                 }
                 Stage::Repair(writes) if writes.is_empty() => self.stage = Stage::Step,
@@ -373,6 +375,9 @@ impl Pass {
                 self.seen.statefulset = Reading::Unread;
             }
             outcome => {
+                if matches!(request, Request::DeletePrePull { .. }) {
+                    self.snapshot.pre_pull = None;
+                }
                 if let Outcome::Failed(failure) = &outcome {
                     self.repair_failed(request, failure);
                 }
@@ -701,6 +706,8 @@ fn seen_in(snapshot: &Snapshot) -> Seen {
     if snapshot.rollout.checks_pods {
         seen.pod_try = PodTry::Due;
     }
+    seen.pre_pulls = snapshot.rollout.pre_pulls;
+    seen.pre_pull = Reading::Cached(snapshot.pre_pull.clone());
     seen.operator_version.clone_from(&snapshot.operator_version);
     seen.statefulset = Reading::Cached(snapshot.statefulset.clone());
     seen.pods = Reading::Cached(Some(snapshot.pods.clone()));

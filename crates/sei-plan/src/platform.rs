@@ -110,6 +110,7 @@ pub struct Rollout {
     pub settle_seconds: u32,
     pub adoption: Adoption,
     pub pod_check: PodCheck,
+    pub pre_pull: PrePull,
 }
 
 /// A number of nodes, or a part of them.
@@ -154,8 +155,15 @@ pub enum Adoption {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodCheck {
     Off,
-    /// By a dry-run create, which needs a role of its own.
+    /// By a dry-run create.
     DryRun,
+}
+
+/// Whether the images of an update are pulled before the running pod is replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PrePull {
+    Auto,
+    Off,
 }
 
 impl Default for Rollout {
@@ -177,8 +185,10 @@ impl Default for Rollout {
             settle_seconds: 120,
             // Taking over a fleet must not restart it.
             adoption: Adoption::Hold,
-            // The check needs the permission to create pods, which nothing else here needs.
+            // It costs a request for each apply.
             pod_check: PodCheck::Off,
+            // A wrong image must not take a node down.
+            pre_pull: PrePull::Auto,
         }
     }
 }
@@ -332,6 +342,7 @@ impl Rollout {
         let changes = [("Auto", OnOperatorChange::Auto), ("Hold", OnOperatorChange::Hold)];
         let images = [("InTurn", OnImageChange::InTurn), ("AtOnce", OnImageChange::AtOnce)];
         let checks = [("Off", PodCheck::Off), ("DryRun", PodCheck::DryRun)];
+        let pulls = [("Auto", PrePull::Auto), ("Off", PrePull::Off)];
         let scopes = [("Cluster", BudgetScope::Cluster), ("Namespace", BudgetScope::Namespace)];
         let adoptions = [("Hold", Adoption::Hold), ("Auto", Adoption::Auto)];
         let whole = |key: &str, least: u32, absent: u32| -> Result<u32, Problem> {
@@ -368,6 +379,7 @@ impl Rollout {
             settle_seconds: whole("rollout.settleSeconds", 0, default.settle_seconds)?,
             adoption: file.choice("rollout.adoption", &adoptions)?.unwrap_or(default.adoption),
             pod_check: file.choice("rollout.podCheck", &checks)?.unwrap_or(default.pod_check),
+            pre_pull: file.choice("rollout.prePull", &pulls)?.unwrap_or(default.pre_pull),
         })
     }
 }

@@ -11,10 +11,11 @@ use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Service}
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use sei_api::SeiNode;
 use sei_api::condition::Reason;
-use sei_api::names::bootstrap_job;
+use sei_api::names::{bootstrap_job, pre_pull_pod};
 use serde_json::Value;
 
 use crate::budget::Roll;
+use crate::pre_pull::PrePullView;
 use crate::shared::Shared;
 use crate::snapshot::Slot;
 use crate::view::{JobView, ObjectView, PodView, Proxy, StatefulSetView};
@@ -43,6 +44,11 @@ pub enum Request {
     /// Merge patch of fields outside of the template; the patch has the resourceVersion.
     PatchStatefulSet(Value),
     DeletePod(PodDelete),
+    /// The pod that pulls the images of an update.
+    CreatePrePull(Box<Pod>),
+    DeletePrePull {
+        uid: String,
+    },
     /// Foreground, with the uid as precondition.
     DeleteJob {
         uid: String,
@@ -96,6 +102,8 @@ impl Request {
                 of("patch", "StatefulSet", node, patch["metadata"]["uid"].as_str())
             }
             Self::DeletePod(pod) => of("delete", "Pod", &pod.name, Some(&pod.uid)),
+            Self::CreatePrePull(pod) => object("create", "Pod", &pod.metadata),
+            Self::DeletePrePull { uid } => of("delete", "Pod", &pre_pull_pod(node), Some(uid)),
             Self::DeleteJob { uid } => of("delete", "Job", &bootstrap_job(node), Some(uid)),
             Self::DeleteService { uid } => of("delete", "Service", node, Some(uid)),
             Self::DeleteClaim { name, uid } => {
@@ -141,6 +149,8 @@ pub enum Read {
     /// Every pod with the node's label.
     Pods,
     Pod(String),
+    /// The pod that pulls the images of an update.
+    PrePull,
     Claim(String),
     Volume(String),
     Secret(String),
@@ -197,6 +207,8 @@ pub enum Outcome {
     StatefulSet(Option<Shared<StatefulSetView>>),
     Pods(Vec<Shared<PodView>>),
     Pod(Option<Shared<PodView>>),
+    /// From a read, or as created.
+    PrePull(Option<PrePullView>),
     Claim(Option<ClaimView>),
     Volume(Option<VolumeView>),
     Secret(Option<SecretView>),

@@ -7,6 +7,7 @@ use sei_api::SeiNode;
 use serde_json::Value;
 
 use crate::desired::Desired;
+use crate::pre_pull::PrePullView;
 use crate::request::{
     ClaimView, Failure, Outcome, Read, Request, SecretView, SidecarCall, TaskRecord, VolumeView,
 };
@@ -77,6 +78,11 @@ pub struct Seen {
     /// Uid of the pod whose deletion was accepted in this pass.
     pub deleted_pod: Option<String>,
     pub pod_try: PodTry,
+    /// Whether the platform lets the images of updates be pulled first.
+    pub pre_pulls: bool,
+    pub pre_pull: Reading<PrePullView>,
+    /// Why the server refused to create that pod in this pass.
+    pub pre_pull_refused: Option<String>,
     /// The generation of the node, read again before its pod is deleted.
     pub newest_generation: Option<i64>,
     pub stored: Stored,
@@ -132,6 +138,9 @@ impl Seen {
             submitted: Vec::new(),
             deleted_pod: None,
             pod_try: PodTry::Off,
+            pre_pulls: false,
+            pre_pull: Reading::Cached(None),
+            pre_pull_refused: None,
             newest_generation: None,
             stored: Stored { identity: true, replay: true },
             applied: None,
@@ -167,6 +176,7 @@ impl Seen {
             Outcome::Service(found) => self.service = Reading::Live(found),
             Outcome::ConfigMap(found) => self.config_map = Reading::Live(found),
             Outcome::Revision(found) => self.revision = Reading::Live(found),
+            Outcome::PrePull(found) => self.pre_pull = Reading::Live(found),
             Outcome::Applied(view) => {
                 // Its status still refers to the previous template, so it is never compared with a
                 // pod. It only shows that the controller has not observed it, which saves a read.
@@ -203,6 +213,7 @@ impl Seen {
                 self.pods = Reading::Unread;
             }
             Request::TryPod(_) => self.pod_try = PodTry::Admitted,
+            Request::DeletePrePull { .. } => self.pre_pull = Reading::Cached(None),
             Request::PatchStatefulSet(_) => self.statefulset = Reading::Unread,
             Request::DeleteJob { .. } | Request::CreateJob(_) => self.job = Reading::Unread,
             Request::DeleteService { .. } => {
@@ -228,6 +239,7 @@ impl Seen {
                 SidecarCall::Poll { .. } => {}
             },
             Request::Read(_)
+            | Request::CreatePrePull(_)
             | Request::CreateClaim(_)
             | Request::CreateStatefulSet(_)
             | Request::ApplyStatefulSet(_)
@@ -245,6 +257,11 @@ impl Seen {
             self.pod_try = PodTry::Admitted;
             return;
         }
+        if matches!(request, Request::CreatePrePull(_)) && is_final(&failure) {
+            // It is an aid of the update and must not block it.
+            self.pre_pull_refused = Some(failure.to_string());
+            return;
+        }
         match request {
             Request::DeletePod(_) => {
                 self.delete_conflicts = match failure {
@@ -259,6 +276,9 @@ impl Seen {
             Request::ApplyStatefulSet(_)
             | Request::CreateStatefulSet(_)
             | Request::PatchStatefulSet(_) => self.statefulset = Reading::Unread,
+            Request::CreatePrePull(_) | Request::DeletePrePull { .. } => {
+                self.pre_pull = Reading::Unread;
+            }
             Request::CreateClaim(_) => self.claim = Reading::Unread,
             Request::CreateJob(_) | Request::DeleteJob { .. } => self.job = Reading::Unread,
             Request::CreateService(_)
@@ -293,6 +313,11 @@ fn means_admitted(failure: &Failure) -> bool {
         Failure::Rejected(text) => text.contains("exceeded quota"),
         _ => false,
     }
+}
+
+/// Whether the server has answered that it does not create an object: a repetition would not help.
+fn is_final(failure: &Failure) -> bool {
+    !matches!(failure, Failure::AlreadyExists | Failure::Indeterminate(_))
 }
 
 /// Marks in [`Seen::accepted`].

@@ -10,6 +10,7 @@ use sei_api::status::SeiNodeStatus;
 
 use crate::adoption::Comparison;
 use crate::desired::Desired;
+use crate::pre_pull::PrePullView;
 use crate::request::ClaimView;
 use crate::shared::Shared;
 use crate::tasks::Waiting;
@@ -39,6 +40,8 @@ pub struct Snapshot {
     /// Pods with the node's label, of any owner.
     pub pods: Vec<Shared<PodView>>,
     pub job: Option<JobView>,
+    /// The node's own pod that pulls the images of an update.
+    pub pre_pull: Option<PrePullView>,
     pub claim: Claim,
     pub sidecar: Sidecar,
     /// The answer of the chain's budget; `None` before a slot was requested.
@@ -87,6 +90,8 @@ pub struct Rollout {
     pub settles_in: Option<Duration>,
     /// A dry run checks that the server would admit the pod before a template is written.
     pub checks_pods: bool,
+    /// The images of an update are pulled before the running pod is replaced.
+    pub pre_pulls: bool,
     /// How long a node may take to be Ready again after its roll.
     pub ready_deadline: Duration,
 }
@@ -99,6 +104,7 @@ impl Default for Rollout {
             adopt_automatically: false,
             settles_in: None,
             checks_pods: false,
+            pre_pulls: true,
             ready_deadline: Duration::from_secs(1800),
         }
     }

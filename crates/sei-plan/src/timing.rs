@@ -46,6 +46,17 @@ impl Timing {
         self.scaled(15)
     }
 
+    /// How long an update of a Ready node waits for a pull that neither ends nor fails. A kubelet
+    /// fails a pull without progress after a minute or two; a large image takes minutes.
+    pub fn pre_pull(self) -> Duration {
+        self.scaled(600)
+    }
+
+    /// The same for a node that is not Ready, and for a pod that cannot be scheduled.
+    pub fn pre_pull_short(self) -> Duration {
+        self.scaled(60)
+    }
+
     /// How long a node must not have been Ready to count as down rather than as starting, or as
     /// unreachable for a short time.
     pub fn outage(self) -> Duration {

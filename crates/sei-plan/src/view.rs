@@ -439,7 +439,7 @@ pub fn is_made_for(node: &str, metadata: &ObjectMeta) -> bool {
     })
 }
 
-fn controller_of(metadata: &ObjectMeta) -> Option<&OwnerReference> {
+pub(crate) fn controller_of(metadata: &ObjectMeta) -> Option<&OwnerReference> {
     metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))
 }
 
@@ -631,7 +631,7 @@ fn volumes_missing(pod: &Pod, sandbox: Option<&PodCondition>) -> Option<String> 
     })
 }
 
-fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
+pub(crate) fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
     let status = pod.status.as_ref();
     let init = status.and_then(|status| status.init_container_statuses.as_ref());
     let main = status.and_then(|status| status.container_statuses.as_ref());
@@ -668,7 +668,7 @@ fn container(spec: Option<&PodSpec>, pod: &Pod, name: &str) -> ContainerView {
     }
 }
 
-fn troubles(pod: &Pod) -> Vec<Trouble> {
+pub(crate) fn troubles(pod: &Pod) -> Vec<Trouble> {
     let waiting = |status: &ContainerStatus| {
         let waiting = status.state.as_ref()?.waiting.as_ref()?;
         let reason = waiting.reason.as_deref()?;

@@ -21,6 +21,7 @@ use crate::fingerprint::digest_of;
 use crate::pass::{Ask, Carried, Pass};
 use crate::planner::fixture::{self, NODE_UID};
 use crate::planner::{self, PlanMove};
+use crate::pre_pull::{PrePullView, Pull};
 use crate::request::{
     ClaimView, Failure, MountView, Outcome, PodDelete, Read, Request, SecretView, SidecarCall,
     SidecarRequest, TaskRecord, TaskState,
@@ -46,6 +47,8 @@ pub(crate) struct World {
     /// Templates by the name of their revision.
     revisions: BTreeMap<String, Value>,
     pub(crate) pod: Option<Pod>,
+    /// The pod that pulls the images of an update, with those images.
+    pub(crate) pre_pull: Option<(PrePullView, Vec<String>)>,
     pub(crate) claim: Option<String>,
     /// Task records on the volume: they survive pods.
     records: BTreeMap<String, TaskState>,
@@ -119,6 +122,7 @@ impl World {
             statefulset: None,
             revisions: BTreeMap::new(),
             pod: None,
+            pre_pull: None,
             claim: None,
             records: BTreeMap::new(),
             unpullable: BTreeSet::new(),
@@ -202,6 +206,7 @@ impl World {
 
     fn kubelet(&mut self) {
         let serial = self.next();
+        self.pull();
         let Some(pod) = self.pod.as_mut() else { return };
         if pod.terminating {
             self.pod = None;
@@ -214,6 +219,12 @@ impl World {
             pod.version = serial;
             self.ran.insert((pod.image().to_owned(), pod.sidecar_image().to_owned()));
         }
+    }
+
+    fn pull(&mut self) {
+        let Some((view, images)) = self.pre_pull.as_mut() else { return };
+        let failed = images.iter().find(|image| self.unpullable.contains(*image));
+        view.pull = failed.map_or(Pull::Pulled, |image| Pull::Failed(format!("seid: {image}")));
     }
 
     /// One pass of the operator; it crashes after `calls` calls.
@@ -352,6 +363,7 @@ impl World {
             desired: Ok(fixture::desired(&self.node.spec, &self.platform).into()),
             statefulset: self.statefulset.clone().map(Shared::new),
             pods: self.pods(),
+            pre_pull: self.pre_pull.as_ref().map(|(view, _)| view.clone()),
             claim: match &self.claim {
                 Some(uid) => Claim::Present(ClaimView {
                     uid: uid.clone(),
@@ -395,6 +407,7 @@ impl World {
             controller: Some(Controller::statefulset(&set.name, &set.uid)),
             revision: Some(pod.revision.clone()),
             deleted_at: pod.terminating.then_some(self.now),
+            host: Some("host".to_owned()),
             ip: pod.started.then(|| "10.0.0.1".to_owned()),
             ready: pod.started && pod.gate_open && !self.halted && !crashes && !pod.terminating,
             seid: container(pod.image(), crashes),
@@ -434,6 +447,8 @@ impl World {
             Request::ApplyStatefulSet(object) => self.apply(object),
             Request::PatchStatefulSet(patch) => self.patch(patch),
             Request::DeletePod(delete) => self.delete(delete),
+            Request::CreatePrePull(pod) => self.create_pre_pull(pod),
+            Request::DeletePrePull { uid } => self.delete_pre_pull(uid),
             Request::DryRunStatefulSet(object) => {
                 Outcome::DryRun(serde_json::to_value(&object.spec.template).unwrap())
             }
@@ -452,6 +467,7 @@ impl World {
             Read::StatefulSet => Outcome::StatefulSet(self.statefulset.clone().map(Shared::new)),
             Read::Pods => Outcome::Pods(self.pods()),
             Read::Pod(_) => Outcome::Pod(self.pods().pop()),
+            Read::PrePull => Outcome::PrePull(self.pre_pull.as_ref().map(|(view, _)| view.clone())),
             Read::Claim(_) => Outcome::Claim(self.claim.clone().map(|uid| ClaimView {
                 uid,
                 controller: Some(NODE_UID.to_owned()),
@@ -578,6 +594,31 @@ impl World {
         Outcome::Accepted
     }
 
+    fn create_pre_pull(&mut self, pod: &k8s_openapi::api::core::v1::Pod) -> Outcome {
+        self.assert_planned(&[TaskType::ApplyStatefulSet]);
+        if self.pre_pull.is_some() {
+            return Outcome::Failed(Failure::AlreadyExists);
+        }
+        let view = PrePullView {
+            uid: format!("pre-pull-{}", self.next()),
+            controller: Some(NODE_UID.to_owned()),
+            created_at: Some(self.now),
+            ..PrePullView::from(pod)
+        };
+        let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+        let images = containers.filter_map(|container| container.image.clone()).collect();
+        self.pre_pull = Some((view.clone(), images));
+        Outcome::PrePull(Some(view))
+    }
+
+    fn delete_pre_pull(&mut self, uid: &str) -> Outcome {
+        match &self.pre_pull {
+            Some((view, _)) if view.uid == uid => self.pre_pull = None,
+            _ => return Outcome::Failed(Failure::NotFound),
+        }
+        Outcome::Accepted
+    }
+
     fn delete_claim(&mut self, uid: &str) -> Outcome {
         let deleted = self.node.metadata.deletion_timestamp.is_some();
         assert!(deleted, "the claim of a node that is not deleted was deleted");
@@ -689,6 +730,7 @@ impl World {
             && !pod.terminating
             && set.observed_revision() == Some(pod.revision.as_str())
             && in_sync
+            && self.pre_pull.is_none()
     }
 
     /// Nothing fails from here on. Returns the number of passes it took.

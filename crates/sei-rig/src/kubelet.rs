@@ -90,6 +90,8 @@ struct Shared {
 struct PodHandle {
     namespace: String,
     node: String,
+    /// The label that its watch selects by.
+    label: &'static str,
     commands: mpsc::UnboundedSender<Command>,
     deletion: watch::Sender<Deletion>,
 }
@@ -114,7 +116,9 @@ impl Kubelet {
         });
         let mut tasks = JoinSet::new();
         tasks.spawn(claims::run(shared.clone()));
-        tasks.spawn(watch_pods(shared.clone()));
+        for label in [label::NODE, label::PRE_PULL] {
+            tasks.spawn(watch_pods(shared.clone(), label));
+        }
         Self { shared, _tasks: tasks }
     }
 
@@ -170,9 +174,10 @@ impl Shared {
             let (commands, received) = mpsc::unbounded_channel();
             let deletion = watch::Sender::new(Deletion::None);
             let (namespace, node) = (subject.namespace.clone(), subject.node.clone());
+            let label = if subject.is_pre_pull { label::PRE_PULL } else { label::NODE };
             let progress = deletion.subscribe();
             lifecycles.spawn(lifecycle::run(self.clone(), subject, received, progress));
-            PodHandle { namespace, node, commands, deletion }
+            PodHandle { namespace, node, label, commands, deletion }
         });
         if is_deleting {
             handle.deletion.send_replace(Deletion::Requested);
@@ -186,10 +191,10 @@ impl Shared {
     }
 }
 
-/// Watches the pods of all nodes until it is aborted.
-async fn watch_pods(shared: Arc<Shared>) {
+/// Watches the pods of all nodes that have this label until it is aborted.
+async fn watch_pods(shared: Arc<Shared>, label: &'static str) {
     let api: Api<Pod> = Api::all(shared.client.clone());
-    let config = watcher::Config::default().labels(label::NODE);
+    let config = watcher::Config::default().labels(label);
     let mut events = std::pin::pin!(watch_objects(api, config).default_backoff());
     let mut lifecycles = JoinSet::new();
     let mut listed: Vec<String> = Vec::new();
@@ -206,7 +211,11 @@ async fn watch_pods(shared: Arc<Shared>) {
                 shared.observe(&pod, &mut lifecycles);
             }
             Ok(Event::InitDone) => {
-                let known: Vec<String> = lock(&shared.pods).keys().cloned().collect();
+                let known: Vec<String> = {
+                    let pods = lock(&shared.pods);
+                    let of_watch = pods.iter().filter(|(_, pod)| pod.label == label);
+                    of_watch.map(|(uid, _)| uid.clone()).collect()
+                };
                 for uid in known.iter().filter(|uid| !listed.contains(uid)) {
                     shared.observe_deleted(uid);
                 }

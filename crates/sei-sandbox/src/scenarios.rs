@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use kube::ResourceExt as _;
-use sei_api::condition::{self, ConditionStatus, ConditionType};
+use sei_api::condition::{self, ConditionStatus, ConditionType, Reason};
 use sei_api::status::SeiNodePhase;
 use sei_rig::{Behaviour, Rule};
 use serde_json::json;
@@ -79,10 +79,10 @@ async fn template_drift(fleet: &Fleet, view: &mut View) -> Result<Figures> {
 }
 
 async fn bad_image(fleet: &Fleet, view: &mut View) -> Result<Figures> {
-    view.heading("The image is changed to one that cannot be pulled. One node takes it first.");
+    view.heading("The image is changed to one that cannot be pulled. Every old pod runs on.");
     let bad = "registry.example.org/seid:v6.6.O";
     fleet.kubelet().behave(NAMESPACE, Rule::new(Behaviour::ImageUnpullable).of_image(bad));
-    break_one(fleet, view, bad).await?;
+    hold_all(fleet, view, bad).await?;
     view.heading("The image is corrected. No pod has to be deleted by hand.");
     let title = "Bad image: corrected by an edit.";
     roll(fleet, view, title, json!({ "image": NEW }), |node| runs(node, NEW) && is_ready(node))
@@ -97,6 +97,21 @@ async fn rollback(fleet: &Fleet, view: &mut View) -> Result<Figures> {
     let title = "Rollback: the fleet runs the old image again.";
     roll(fleet, view, title, json!({ "image": OLD }), |node| runs(node, OLD) && is_ready(node))
         .await
+}
+
+/// Gives every node an image that cannot be pulled, and waits until the first one reports that. The
+/// image is pulled before a pod is replaced, so all nodes must be Ready.
+async fn hold_all(fleet: &Fleet, view: &mut View, image: &str) -> Result<()> {
+    let names = names(&fleet.members().await?);
+    fleet.edit(&names, json!({ "image": image })).await?;
+    let holds = |node: &Member| {
+        let blocked = node.node.status.as_ref().and_then(|status| status.blocked.as_ref());
+        blocked.is_some_and(|blocked| blocked.reason == Reason::ImageNotPullable.as_str())
+    };
+    let members = until_count(fleet, view, "one update is held", 1, holds).await?;
+    let ready = members.iter().filter(|node| is_ready(node)).count();
+    ensure!(ready == SIZE, "{ready} of {SIZE} nodes are Ready, not all");
+    Ok(())
 }
 
 /// Gives every node an image that cannot run, and waits until one pod fails with it. The nodes of a
@@ -150,7 +165,7 @@ async fn until_count(
     fleet: &Fleet,
     view: &mut View,
     claim: &str,
-    wanted: usize,
+    required: usize,
     holds: impl Fn(&Member) -> bool,
 ) -> Result<Vec<Member>> {
     let deadline = Instant::now() + STEP_DEADLINE;
@@ -158,7 +173,7 @@ async fn until_count(
         let members = fleet.members().await?;
         let done = members.iter().filter(|member| holds(member)).count();
         view.show(&members, done);
-        if done >= wanted {
+        if done >= required {
             return Ok(members);
         }
         if Instant::now() > deadline {

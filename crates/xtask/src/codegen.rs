@@ -7,9 +7,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 use kube::CustomResourceExt as _;
 use sei_api::SeiNode;
-use sei_api::rbac::{
-    LEADER_RULES, POD_CHECK_RULES, RULES, Rule, SIDECAR_CALLER_RULES, SIDECAR_TOKEN_RULES,
-};
+use sei_api::rbac::{LEADER_RULES, RULES, Rule, SIDECAR_CALLER_RULES, SIDECAR_TOKEN_RULES};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -27,7 +25,6 @@ fn outputs() -> Result<Vec<Output>> {
     let crd = yaml(&guarded_crd())?;
     let role = yaml(&role("ClusterRole", "sei-operator", RULES))?;
     let leader = yaml(&self::role("Role", "sei-operator-leader-election", LEADER_RULES))?;
-    let pod_check = yaml(&self::role("ClusterRole", "sei-operator-pod-check", POD_CHECK_RULES))?;
     let token = yaml(&self::role("Role", "sei-operator-sidecar-token", SIDECAR_TOKEN_RULES))?;
     let caller =
         yaml(&self::role("ClusterRole", "sei-operator-sidecar-caller", SIDECAR_CALLER_RULES))?;
@@ -50,10 +47,8 @@ fn outputs() -> Result<Vec<Output>> {
         output("charts/sei-operator/files/crds/seinodes.sei.io.yaml", &crd),
         output("charts/sei-operator/files/rbac/cluster-role.yaml", &role),
         output("charts/sei-operator/files/rbac/leader-election-role.yaml", &leader),
-        output("charts/sei-operator/files/rbac/pod-check-role.yaml", &pod_check),
         output("charts/sei-operator/files/rbac/sidecar-token-role.yaml", &token),
         output("charts/sei-operator/files/rbac/sidecar-caller-role.yaml", &caller),
-        output("config/components/pod-check/role.yaml", &pod_check),
         output("config/components/admission-policy/policy.yaml", &policy),
         output("config/components/prometheus/rules.yaml", &alerting("sei-operator", RULES_FILE)?),
         output(

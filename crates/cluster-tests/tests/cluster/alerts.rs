@@ -114,15 +114,16 @@ async fn an_unpullable_image_fires_the_stalled_alert() -> Result<()> {
     let scraped = Scraped::open("alert-stalled").await?;
     let scenario = &scraped.scenario;
     scenario.run("rpc", rpc("seid:v1")).await?;
+    scenario.until_pod("rpc", "is Ready", |pod| pod.ready).await?;
     let before = scraped.until(HEALTHY).await?;
     scenario.set_image_behaviour("seid:typo", Behaviour::ImageUnpullable);
     scenario.set_image("rpc", "seid:typo").await?;
-    let stalled = "seinode_stalled{NS,name=\"rpc\",reason=\"ImagePullFailed\"} 1";
+    let stalled = "seinode_stalled{NS,name=\"rpc\",reason=\"ImageNotPullable\"} 1";
     let during = scraped.until(&[stalled]).await?;
     scenario.set_image("rpc", "seid:v2").await?;
     let after = scraped.until(HEALTHY).await?;
     let mut fires = of_node("SeiNodeStalled", scraped.namespace(), "rpc", "1");
-    fires.labels.push(("reason", "ImagePullFailed".to_owned()));
+    fires.labels.push(("reason", "ImageNotPullable".to_owned()));
     // After a change of the leader the series continue from another process: `for` is not
     // restarted.
     let mut recording = Recording::default();
@@ -292,6 +293,7 @@ async fn a_failed_roll_that_halts_its_chain_fires_an_alert() -> Result<()> {
         scraped.scenario.run(name, spec.clone()).await?;
     }
     let before = scraped.until(HEALTHY).await?;
+    scraped.scenario.until_pod("first", "is Ready", |pod| pod.ready).await?;
     let broken = "registry.example.org/seictl:typo";
     let rule = scraped.scenario.set_image_behaviour(broken, Behaviour::ImageUnpullable);
     scraped.start_operator(&next_platform(broken)).await?;
@@ -299,7 +301,7 @@ async fn a_failed_roll_that_halts_its_chain_fires_an_alert() -> Result<()> {
         .map(|name| format!("seinode_drifted{{NS,name=\"{name}\",reason=\"Held\"}} 1"));
     scraped.until(&held.each_ref().map(String::as_str)).await?;
     scraped.approve("first").await?;
-    scraped.scenario.until_stalled("first", "ImagePullFailed").await?;
+    scraped.scenario.until_stalled("first", "ImageNotPullable").await?;
     for name in ["second", "rpc"] {
         scraped.approve(name).await?;
     }
@@ -311,7 +313,7 @@ async fn a_failed_roll_that_halts_its_chain_fires_an_alert() -> Result<()> {
     let ended = &["chain_halted_nodes{chain_id=\"demo-1\"} 0"];
     let after = scraped.until(&[HEALTHY, ended].concat()).await?;
     let mut of_stalled = of_node("SeiNodeStalled", scraped.namespace(), "first", "1");
-    of_stalled.labels.push(("reason", "ImagePullFailed".to_owned()));
+    of_stalled.labels.push(("reason", "ImageNotPullable".to_owned()));
     let of_chain = Fires {
         alert: "SeiChainRolloutHalted",
         labels: vec![("chain_id", "demo-1".to_owned())],

@@ -39,11 +39,12 @@ async fn every_panel_shows_data_of_a_real_run() -> Result<()> {
     scenario.set_image("good", "seid:v2").await?;
     scenario.settled("good").await?;
     scenario.set_image_behaviour("seid:typo", Behaviour::ImageUnpullable);
+    scenario.until_pod("bad", "is Ready", |pod| pod.ready).await?;
     scenario.set_image("bad", "seid:typo").await?;
     scenario
         .edit("held", json!({ "spec": { "image": "seid:v2", "update": { "paused": true } } }))
         .await?;
-    let stalled = "seinode_stalled{NS,name=\"bad\",reason=\"ImagePullFailed\"} 1";
+    let stalled = "seinode_stalled{NS,name=\"bad\",reason=\"ImageNotPullable\"} 1";
     let held = "seinode_drifted{NS,name=\"held\",reason=\"Paused\"} 1";
     let minute = recording.hold(scraped.until(&[stalled, held]).await?, 5);
     recording.check_queries(minute, &queries(&dashboard)?)?;

@@ -27,7 +27,7 @@ const CHART: &str = "charts/sei-operator";
 const EVERYTHING: &str = "--set metrics.serviceMonitor.enabled=true \
     --set metrics.prometheusRule.enabled=true \
     --set metrics.prometheusRule.statefulSetOverride=true --set networkPolicy.enabled=true \
-    --set admissionPolicy.enabled=true --set rbac.podCheck=true \
+    --set admissionPolicy.enabled=true \
     --set sidecarToken.existingSecret=sidecar-caller \
     --set metrics.prometheusRule.runbookBase=https://git.example.org/sei-operator/";
 

@@ -20,6 +20,7 @@ mod missing_crd;
 mod modes;
 mod pause_and_delete;
 mod plugin;
+mod pre_pull;
 mod process;
 mod recording;
 mod recovery_by_edit;

@@ -12,7 +12,7 @@ use sei_rig::Behaviour;
 async fn until_broken(scenario: &Scenario, node: &str, behaviour: &Behaviour) -> Result<()> {
     let has_defect = |pod: &PodView| match behaviour {
         Behaviour::Halted => pod.seid.started && !pod.ready,
-        Behaviour::ImageUnpullable => !pod.troubles.is_empty(),
+        Behaviour::ImageVanishes => !pod.troubles.is_empty(),
         _ => pod.seid.restarts > 1,
     };
     scenario
@@ -20,7 +20,7 @@ async fn until_broken(scenario: &Scenario, node: &str, behaviour: &Behaviour) ->
             pod.seid.image == "seid:v2" && has_defect(pod)
         })
         .await?;
-    if *behaviour == Behaviour::ImageUnpullable {
+    if *behaviour == Behaviour::ImageVanishes {
         scenario.until(node, "its update has a plan", |status| status.plan.is_some()).await?;
         return Ok(());
     }
@@ -77,7 +77,7 @@ async fn a_halted_node_is_rolled_back() -> Result<()> {
 
 #[tokio::test]
 async fn an_unpullable_image_is_rolled_back() -> Result<()> {
-    update_and_revert("back-unpullable", Behaviour::ImageUnpullable).await
+    update_and_revert("back-unpullable", Behaviour::ImageVanishes).await
 }
 
 #[tokio::test]
@@ -175,16 +175,17 @@ async fn a_revert_before_the_template_was_applied_restarts_nothing() -> Result<(
 async fn an_unpullable_image_stalls_the_node_until_another_image_is_set() -> Result<()> {
     let scenario = Scenario::open_at_speed("unpullable", 50).await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
+    scenario.until_pod("rpc", "is Ready", |pod| pod.ready).await?;
     scenario.set_image_behaviour("seid:typo", Behaviour::ImageUnpullable);
     scenario.set_image("rpc", "seid:typo").await?;
-    let status = scenario.until_stalled("rpc", "ImagePullFailed").await?;
+    let status = scenario.until_stalled("rpc", "ImageNotPullable").await?;
     assert_eq!(status.current_image.as_deref(), Some("seid:v1"));
     let updating = condition_text(&status, ConditionType::NodeUpdateInProgress);
     assert!(updating.starts_with("True/UpdateStarted"), "{updating}");
     scenario.set_image("rpc", "seid:v2").await?;
     scenario.settled("rpc").await?;
     scenario.until_not_stalled("rpc").await?;
-    assert_eq!(scenario.pods_seen("rpc").await?, 3);
+    assert_eq!(scenario.pods_seen("rpc").await?, 2);
     scenario.close().await
 }
 
@@ -192,9 +193,10 @@ async fn an_unpullable_image_stalls_the_node_until_another_image_is_set() -> Res
 async fn an_image_that_becomes_pullable_is_used_without_another_pod() -> Result<()> {
     let scenario = Scenario::open_at_speed("pulled-late", 50).await?;
     scenario.run("rpc", rpc("seid:v1")).await?;
+    scenario.until_pod("rpc", "is Ready", |pod| pod.ready).await?;
     let rule = scenario.set_image_behaviour("seid:v2", Behaviour::ImageUnpullable);
     scenario.set_image("rpc", "seid:v2").await?;
-    scenario.until_stalled("rpc", "ImagePullFailed").await?;
+    scenario.until_stalled("rpc", "ImageNotPullable").await?;
     scenario.lift(rule);
     scenario.settled("rpc").await?;
     scenario.until_not_stalled("rpc").await?;

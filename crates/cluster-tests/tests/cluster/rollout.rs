@@ -10,18 +10,16 @@ use cluster_tests::scenario::{Scenario, condition_text, rpc, validator};
 use cluster_tests::wait_for;
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::{LimitRange, Pod, ResourceQuota};
-use k8s_openapi::api::rbac::v1::{ClusterRole, RoleBinding};
 use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
 use sei_api::condition::ConditionType;
 use sei_api::status::{Cause, UpdateState};
 use sei_operator::runtime::metrics::Metrics;
 use sei_plan::view::PodView;
-use sei_rig::{Behaviour, User};
+use sei_rig::Behaviour;
 use serde_json::{Value, json};
 
 /// The optional role that allows the operator to check pods.
-const POD_CHECK_ROLE: &str = include_str!("../../../../config/components/pod-check/role.yaml");
 
 /// A platform that renders this service account.
 fn platform(account: &str) -> String {
@@ -233,6 +231,7 @@ async fn a_node_that_cannot_start_halts_its_chain_until_the_platform_is_repaired
     let (halting, unaffected) = (names("one", 3, 1), names("two", 1, 0));
     let all: Vec<String> = halting.iter().chain(&unaffected).cloned().collect();
     create_fleet(&scenario, &all).await?;
+    until_all_ready(&scenario, &all).await?;
     scenario.start_with(setup(&bad)).await?;
     let halted = |status: &sei_api::SeiNodeStatus| {
         condition_text(status, ConditionType::PodTemplateDrift)
@@ -246,7 +245,7 @@ async fn a_node_that_cannot_start_halts_its_chain_until_the_platform_is_repaired
         assert!(pending.reason.unwrap_or_default().contains("/one-rpc0"));
         assert_eq!(scenario.pods_seen(node).await?, 1, "{node} was restarted");
     }
-    scenario.until_stalled("one-rpc0", "ImagePullFailed").await?;
+    scenario.until_stalled("one-rpc0", "ImageNotPullable").await?;
     // A waiting node is evicted: its new pod has the old template, not the failed one.
     let before = scenario.uid("one-rpc2").await?;
     scenario.evict("one-rpc2").await?;
@@ -283,8 +282,9 @@ async fn a_good_platform_repairs_nodes_after_a_bad_one_without_manual_steps() ->
     scenario.start_with(setup(PLATFORM)).await?;
     let all = names("one", 3, 1);
     create_fleet(&scenario, &all).await?;
+    until_all_ready(&scenario, &all).await?;
     scenario.start_with(setup(&PLATFORM.replace("seictl:v1", "seictl:v2"))).await?;
-    scenario.until_stalled("one-rpc0", "ImagePullFailed").await?;
+    scenario.until_stalled("one-rpc0", "ImageNotPullable").await?;
     scenario.start_with(setup(&PLATFORM.replace("seictl:v1", "seictl:v3"))).await?;
     for node in &all {
         scenario
@@ -442,25 +442,6 @@ async fn generations(
     Ok(found)
 }
 
-/// Allows the operator of this namespace to check by dry run whether pods would be admitted.
-async fn allow_pod_checks(scenario: &Scenario) -> Result<()> {
-    let role: ClusterRole = serde_saphyr::from_str(POD_CHECK_ROLE)?;
-    let roles: Api<ClusterRole> = Api::all(scenario.admin());
-    let params = PatchParams::apply("test").force();
-    roles.patch("sei-operator-pod-check", &params, &Patch::Apply(&role)).await?;
-    let binding: RoleBinding = serde_json::from_value(json!({
-        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
-        "metadata": { "name": "pod-check" },
-        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole",
-                     "name": "sei-operator-pod-check" },
-        "subjects": [{ "kind": "User", "name": User::Operator.name(),
-                       "apiGroup": "rbac.authorization.k8s.io" }],
-    }))?;
-    let bindings: Api<RoleBinding> = Api::namespaced(scenario.admin(), scenario.namespace());
-    bindings.create(&PostParams::default(), &binding).await?;
-    Ok(())
-}
-
 /// From now on admission refuses pods as large as a node's pod in this namespace.
 async fn create_limit(scenario: &Scenario) -> Result<()> {
     let limit: LimitRange = serde_json::from_value(json!({
@@ -489,7 +470,6 @@ fn limits(scenario: &Scenario) -> Api<LimitRange> {
 #[tokio::test]
 async fn a_template_that_fails_pod_admission_never_replaces_a_pod() -> Result<()> {
     let mut scenario = Scenario::open_without_operator("pod-check").await?;
-    allow_pod_checks(&scenario).await?;
     let checked = PLATFORM.replace("settleSeconds: 0", "settleSeconds: 0, podCheck: DryRun");
     scenario.start_with(setup(&checked)).await?;
     scenario.run("one-rpc0", spec_of(&scenario, "one-rpc0").await?).await?;
@@ -528,7 +508,6 @@ async fn an_evicted_pod_refused_by_admission_is_reported_and_recreated() -> Resu
 #[tokio::test]
 async fn a_full_quota_does_not_prevent_a_replacement() -> Result<()> {
     let mut scenario = Scenario::open_without_operator("pod-quota").await?;
-    allow_pod_checks(&scenario).await?;
     let checked = PLATFORM.replace("settleSeconds: 0", "settleSeconds: 0, podCheck: DryRun");
     scenario.start_with(setup(&checked)).await?;
     scenario.run("one-rpc0", spec_of(&scenario, "one-rpc0").await?).await?;
@@ -619,6 +598,7 @@ async fn status_conditions_gauges_and_events_agree() -> Result<()> {
     scenario.start_with(setup(PLATFORM)).await?;
     let all = names("one", 4, 1);
     create_fleet(&scenario, &all).await?;
+    until_all_ready(&scenario, &all).await?;
     scenario.run("two-rpc0", spec_of(&scenario, "two-rpc0").await?).await?;
     let hold = json!({ "spec": { "update": { "onOperatorChange": "Hold" } } });
     scenario.edit("one-rpc3", hold).await?;
@@ -626,7 +606,7 @@ async fn status_conditions_gauges_and_events_agree() -> Result<()> {
     let metrics = Metrics::new();
     let bad = PLATFORM.replace("seictl:v1", "seictl:v2");
     scenario.start_with(Setup { metrics: metrics.clone(), ..setup(&bad) }).await?;
-    scenario.until_stalled("one-rpc0", "ImagePullFailed").await?;
+    scenario.until_stalled("one-rpc0", "ImageNotPullable").await?;
     let expected = [
         ("one-rpc0", "True/Rolling", "UpdateStarted"),
         ("one-rpc1", "True/WaitingForSlot", ""),
@@ -680,9 +660,10 @@ async fn a_wrong_image_takes_one_validator_of_a_healthy_chain_down() -> Result<(
     let scenario = Scenario::open("wrong-image").await?;
     let all = names("one", 0, 4);
     create_fleet(&scenario, &all).await?;
-    scenario.set_image_behaviour("seid:typo", Behaviour::ImageUnpullable);
+    until_all_ready(&scenario, &all).await?;
+    scenario.set_image_behaviour("seid:bad", Behaviour::ImageVanishes);
     for node in &all {
-        scenario.set_image(node, "seid:typo").await?;
+        scenario.set_image(node, "seid:bad").await?;
     }
     scenario.until_stalled(&all[0], "ImagePullFailed").await?;
     for node in &all[1..] {

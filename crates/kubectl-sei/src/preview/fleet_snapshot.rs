@@ -107,6 +107,7 @@ impl FleetSnapshot {
             statefulset: statefulset.map(Shared::new),
             pods: pods.into_iter().map(Shared::new).collect(),
             job: None,
+            pre_pull: None,
             claim: self.claim(node, &key),
             sidecar: Sidecar::Ready,
             slot: Some(Slot::Granted),

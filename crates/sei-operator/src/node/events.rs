@@ -4,12 +4,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::runtime::events::{Event, EventType};
 use sei_api::condition::{self, ConditionType, Reason};
 use sei_api::status::{SeiNodeStatus, UpdateOutcome};
+use sei_plan::tasks::pre_pull::SKIPPED;
 
 /// The events of a change of status.
 pub(crate) fn status_events(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Vec<Event> {
     let events = [
         phase(before, after),
         update_started(before, after),
+        pre_pull_skipped(before, after),
         update_ended(before, after),
         drift(before, after),
         revision_moved(before, after),
@@ -54,6 +56,17 @@ fn update_started(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event
     let (condition, _) = changed(before, after, ConditionType::NodeUpdateInProgress)?;
     (condition.status == "True")
         .then(|| event(EventType::Normal, "UpdateStarted", "Update", &condition.message))
+}
+
+/// The update continued although its images may not be pullable.
+fn pre_pull_skipped(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
+    let why = |status: &SeiNodeStatus| {
+        let found = condition::find(&status.conditions, ConditionType::NodeUpdateInProgress)?;
+        let (_, why) = found.message.split_once(SKIPPED)?;
+        Some(why.to_owned())
+    };
+    let note = why(after).filter(|_| why(before) != why(after))?;
+    Some(event(EventType::Warning, "PrePullSkipped", "Update", &format!("{SKIPPED}{note}")))
 }
 
 fn update_ended(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {

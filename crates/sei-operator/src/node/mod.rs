@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::Context as _;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{ConfigMap, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
 use sei_api::SeiNode;
@@ -19,6 +19,7 @@ use sei_exec::perform::claim_view;
 use sei_exec::sidecar::Sidecar;
 use sei_exec::token::Tokens;
 use sei_exec::watched_pod::WatchedPod;
+use sei_plan::pre_pull::PrePullView;
 use sei_plan::request::ClaimView;
 use sei_plan::view::{JobView, ObjectView, PodView, StatefulSetView};
 use serde_json::Value;
@@ -50,6 +51,9 @@ use snapshot::object_json;
 pub(crate) struct Caches {
     statefulsets: Arc<Cache<StatefulSetView>>,
     pods: Arc<Cache<PodView>>,
+    /// Pods that pull the images of updates. They have another label, so that nothing takes them for
+    /// pods of nodes.
+    pre_pulls: Arc<Cache<PrePullView>>,
     services: Arc<Cache<ObjectJson>>,
     config_maps: Arc<Cache<ObjectJson>>,
     claims: Arc<Cache<ClaimView>>,
@@ -85,6 +89,7 @@ impl View for ObjectJson {
 
 impl View for ClaimView {}
 impl View for JobView {}
+impl View for PrePullView {}
 
 impl Caches {
     /// Starts the watches. The receivers turn true once the first lists are in.
@@ -96,9 +101,11 @@ impl Caches {
         metrics: &Metrics,
     ) -> Vec<watch::Receiver<bool>> {
         let scope = Scope { client, namespace, owner_label: label::NODE, queue, metrics };
+        let pulling = Scope { owner_label: label::PRE_PULL, ..scope };
         vec![
             scope.follow(&self.statefulsets, |set: &Lean<StatefulSet>| (&set.0).into()),
             scope.follow(&self.pods, WatchedPod::view),
+            pulling.follow(&self.pre_pulls, |pod: &Lean<Pod>| (&pod.0).into()),
             scope.follow(&self.services, |service: &Lean<Service>| object_json(&service.0)),
             scope.follow(&self.config_maps, |map: &Lean<ConfigMap>| object_json(&map.0)),
             scope.follow(&self.claims, |claim: &Lean<_>| claim_view(&claim.0)),

@@ -62,7 +62,9 @@ impl Reconcile for NodeController {
             self.states.with(&key, |state| state.probe = None);
             let (now, timing) = (jiff::Timestamp::now(), self.options.timing);
             let default = self.options.platform.storage.on_delete;
-            Conversation::Deletion(Box::new(Deletion::new(node, now, timing, default)))
+            let pre_pull = self.pre_pull(&node, &key).map(|found| found.uid);
+            let deletion = Deletion::new(node, now, timing, default).with_pre_pull(pre_pull);
+            Conversation::Deletion(Box::new(deletion))
         } else {
             self.options.metrics.observe(&node);
             let (status, carried) = self.states.with(&key, |state| state.resume(&node));

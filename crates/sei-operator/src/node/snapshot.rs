@@ -9,12 +9,13 @@ use kube::Resource as _;
 use sei_api::SeiNode;
 use sei_api::SeiNodeStatus;
 use sei_api::key::ObjectKey;
-use sei_api::names::{annotation, bootstrap_job, data_claim, proxy_config};
+use sei_api::names::{annotation, bootstrap_job, data_claim, pre_pull_pod, proxy_config};
 use sei_plan::budget::Budget;
 use sei_plan::desired::{Desired, render_desired};
 use sei_plan::peers;
 use sei_plan::planner::state_sync::check_state_sync;
-use sei_plan::platform::{Adoption, PodCheck};
+use sei_plan::platform::{Adoption, PodCheck, PrePull};
+use sei_plan::pre_pull::PrePullView;
 use sei_plan::request::MountView;
 use sei_plan::shared::Shared;
 use sei_plan::signers;
@@ -158,6 +159,7 @@ impl NodeController {
             signing_conflict,
             dropped_field: self.states.with(key, |state| state.dropped_field.clone()),
             job: self.bootstrap_job(node, key),
+            pre_pull: self.pre_pull(node, key),
             claim: self.claim(node, key),
             adoption: None,
             waiting: None,
@@ -178,6 +180,7 @@ impl NodeController {
             adopt_automatically: rollout.adoption == Adoption::Auto,
             settles_in: self.settles_in(),
             checks_pods: rollout.pod_check == PodCheck::DryRun,
+            pre_pulls: rollout.pre_pull == PrePull::Auto,
             ready_deadline: self.budget().ready_deadline,
         }
     }
@@ -272,6 +275,12 @@ impl NodeController {
     /// The node's own bootstrap Job, if the cache shows it.
     fn bootstrap_job(&self, node: &SeiNode, key: &ObjectKey) -> Option<JobView> {
         let found = self.caches.jobs.get(key, &bootstrap_job(&key.name))?;
+        (found.controller == node.metadata.uid).then(|| (*found).clone())
+    }
+
+    /// The node's own pod that pulls the images of an update, if the cache shows it.
+    pub(crate) fn pre_pull(&self, node: &SeiNode, key: &ObjectKey) -> Option<PrePullView> {
+        let found = self.caches.pre_pulls.get(key, &pre_pull_pod(&key.name))?;
         (found.controller == node.metadata.uid).then(|| (*found).clone())
     }
 

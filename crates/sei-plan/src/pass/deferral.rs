@@ -6,6 +6,8 @@ use sei_api::plan::TaskPlan;
 use sei_api::status::SeiNodeStatus;
 use sei_api::task::TaskType;
 
+use crate::tasks::pre_pull::SKIPPED;
+
 /// Whether a status differs from the stored one only in how far its plan has come, and in what
 /// follows from that: the sidecar of a pod that is being replaced does not answer.
 ///
@@ -63,12 +65,13 @@ pub fn is_deferrable(stored: &SeiNodeStatus, status: &SeiNodeStatus) -> bool {
 }
 
 /// What users act on in conditions. A sidecar that is unreachable while its pod is replaced is not
-/// part of it.
-fn essentials(conditions: &[Condition]) -> impl Iterator<Item = (&str, &str, &str)> {
+/// part of it. Messages do not count, except for the risk that an update takes.
+fn essentials(conditions: &[Condition]) -> impl Iterator<Item = (&str, &str, &str, bool)> {
     let sidecar = ConditionType::SidecarReady.as_str();
     let shown = conditions.iter().filter(move |condition| condition.type_ != sidecar);
     shown.map(|condition| {
-        (condition.type_.as_str(), condition.status.as_str(), condition.reason.as_str())
+        let skipped = condition.message.contains(SKIPPED);
+        (condition.type_.as_str(), condition.status.as_str(), condition.reason.as_str(), skipped)
     })
 }
 

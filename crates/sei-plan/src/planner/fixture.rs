@@ -187,6 +187,7 @@ pub(crate) fn new_node(spec: SeiNodeSpec) -> Snapshot {
         statefulset: None,
         pods: Vec::new(),
         job: None,
+        pre_pull: None,
         claim: Claim::Unknown,
         sidecar: Sidecar::Unknown,
         slot: Some(Slot::Granted),

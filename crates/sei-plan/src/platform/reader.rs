@@ -83,6 +83,7 @@ pub(super) const SCHEMA: &[(&str, &[&str])] = &[
             "settleSeconds",
             "adoption",
             "podCheck",
+            "prePull",
         ],
     ),
 ];

@@ -74,6 +74,7 @@ fn every_key_can_be_set() {
             settle_seconds: 0,
             adoption: Adoption::Auto,
             pod_check: PodCheck::DryRun,
+            pre_pull: PrePull::Off,
         }
     );
     assert_eq!(platform.resources.node.memory.unwrap().canonical(), "64Gi");
@@ -132,7 +133,7 @@ fn unknown_keys_fail_with_the_nearest_known_name() {
     check(
         &format!("{MINIMAL}rollout: {{ budget: 1 }}\n"),
         expect![
-            "rollout.budget: unknown key; known here: onOperatorChange, onImageChange, maxUnavailable, maxConcurrentPerChain, budgetScope, readyDeadlineSeconds, haltAfterFailures, settleSeconds, adoption, podCheck"
+            "rollout.budget: unknown key; known here: onOperatorChange, onImageChange, maxUnavailable, maxConcurrentPerChain, budgetScope, readyDeadlineSeconds, haltAfterFailures, settleSeconds, adoption, podCheck, prePull"
         ],
     );
     check(

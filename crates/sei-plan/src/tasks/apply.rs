@@ -10,8 +10,8 @@ use sei_api::status::StatefulSetRef;
 use serde_json::{Value, json};
 
 use super::{
-    Effects, Next, Waiting, done, fail, in_bootstrap, kind_of, not_ours, read, request, wait,
-    wait_and_poll,
+    Effects, Next, Waiting, done, fail, in_bootstrap, kind_of, not_ours, pre_pull, read, request,
+    wait, wait_and_poll,
 };
 use crate::adoption::template_of_revision;
 use crate::desired::Desired;
@@ -67,6 +67,9 @@ pub(super) fn step_statefulset(plan: &TaskPlan, seen: &Seen) -> Next {
     if let Some(next) = try_pod(&object, seen) {
         return next;
     }
+    if let Some(next) = pre_pull::step(plan, statefulset, seen) {
+        return next;
+    }
     object.metadata.uid = Some(statefulset.uid.clone());
     object.metadata.resource_version = Some(statefulset.resource_version.clone());
     if statefulset.initialised {
@@ -109,6 +112,7 @@ fn applied(plan: &TaskPlan, view: &StatefulSetView, seen: &Seen) -> Next {
             revision: None,
         }),
         statefulset: Some(StatefulSetRef { name: view.name.clone(), uid: view.uid.clone() }),
+        verdict: pre_pull::skipped(plan, seen),
         ..Effects::default()
     }))
 }

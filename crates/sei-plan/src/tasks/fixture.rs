@@ -401,6 +401,13 @@ fn shown_request(request: &Request) -> String {
             delete.uid,
             delete.resource_version.as_deref().unwrap_or("-")
         ),
+        Request::CreatePrePull(pod) => {
+            let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+            let images: Vec<_> =
+                containers.filter_map(|container| container.image.as_deref()).collect();
+            format!("create pod {} for {}", name(&pod.metadata), images.join(", "))
+        }
+        Request::DeletePrePull { uid } => format!("delete pre-pull pod uid={uid}"),
         Request::DeleteJob { uid } => format!("delete Job uid={uid}"),
         Request::DeleteService { uid } => format!("delete Service uid={uid}"),
         Request::DeleteClaim { name, uid } => format!("delete claim {name} uid={uid}"),

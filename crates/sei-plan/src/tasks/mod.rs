@@ -20,6 +20,7 @@ mod bootstrap;
 mod claim;
 mod keys;
 mod observe_image;
+pub mod pre_pull;
 pub mod replace_pod;
 pub mod sidecar;
 

@@ -71,25 +71,71 @@ fn a_label_alone_restarts_the_pod_once() {
 #[test]
 fn a_bump_and_its_revert_end_on_the_old_image_healthy_halted_unpullable_and_crashing() {
     type Trouble = fn(&mut World);
-    let troubles: [Trouble; 4] = [
-        |_| {},
-        |world| world.halted = true,
-        |world| {
-            world.unpullable.insert("seid:2".to_owned());
-        },
-        |world| {
-            world.crashing.insert("seid:2".to_owned());
-        },
+    let unpullable: Trouble = |world| {
+        world.unpullable.insert("seid:2".to_owned());
+    };
+    let troubles: [(Trouble, usize); 5] = [
+        (|_| {}, 2),
+        (|world| world.halted = true, 2),
+        // The old pod runs on.
+        (unpullable, 0),
+        // The new image is tried on a node that is down.
+        (
+            |world| {
+                world.unpullable.insert("seid:2".to_owned());
+                world.halted = true;
+            },
+            2,
+        ),
+        (
+            |world| {
+                world.crashing.insert("seid:2".to_owned());
+            },
+            2,
+        ),
     ];
-    for trouble in troubles {
+    for (trouble, deleted) in troubles {
         let mut world = running(full_node());
         trouble(&mut world);
         image(&mut world, "seid:2");
-        run(&mut world, 6);
+        // Longer than the new image is awaited on a node that is down.
+        run(&mut world, 20);
         image(&mut world, "seid:1");
         world.converge();
-        assert_eq!(world.deleted.len(), 2, "there and back");
+        assert_eq!(world.deleted.len(), deleted, "there and back");
     }
+}
+
+#[test]
+fn an_image_that_cannot_be_pulled_leaves_the_pod_alone_until_it_is_corrected() {
+    let mut world = running(validator());
+    let first = world.pod.clone().unwrap().uid;
+    world.unpullable.insert("seid:2".to_owned());
+    image(&mut world, "seid:2");
+    run(&mut world, 40);
+    assert_eq!(world.pod.as_ref().unwrap().uid, first);
+    assert_eq!(world.statefulset.as_ref().unwrap().generation, 1, "an eviction restores what ran");
+    let status = world.status();
+    let stalled = condition::find(&status.conditions, ConditionType::Stalled).unwrap();
+    assert_eq!((stalled.reason.as_str(), world.deleted.len()), ("ImageNotPullable", 0));
+    world.evict();
+    run(&mut world, 5);
+    assert_eq!(world.pod.as_ref().unwrap().image(), "seid:1");
+    assert_eq!(world.deleted.len(), 0);
+    image(&mut world, "seid:4");
+    world.converge();
+    assert_eq!(world.deleted.len(), 1);
+}
+
+#[test]
+fn a_hold_ends_when_the_image_becomes_pullable() {
+    let mut world = running(full_node());
+    world.unpullable.insert("seid:2".to_owned());
+    image(&mut world, "seid:2");
+    run(&mut world, 10);
+    world.unpullable.clear();
+    world.converge();
+    assert_eq!(world.deleted.len(), 1);
 }
 
 #[test]
@@ -120,6 +166,7 @@ fn a_revert_before_the_pod_was_replaced_restarts_nothing_even_when_it_is_evicted
     // Until the template is applied, and no further.
     while world.statefulset.as_ref().unwrap().generation == 1 {
         world.pass_crashing_after(usize::MAX);
+        world.step(Move::Kubelet);
     }
     image(&mut world, "seid:1");
     run(&mut world, 4);
@@ -321,6 +368,7 @@ fn pausing_after_the_apply_restores_the_running_template() {
     world.pass();
     while world.statefulset.as_ref().unwrap().generation == 1 {
         world.pass();
+        world.step(Move::Kubelet);
     }
     assert!(world.deleted.is_empty(), "the controller has not observed it yet");
     pause_updates(&mut world, true);

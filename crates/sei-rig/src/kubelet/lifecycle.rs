@@ -118,7 +118,9 @@ impl Lifecycle {
 
     async fn run(&mut self, commands: &mut mpsc::UnboundedReceiver<Command>) {
         self.schedule().await;
-        self.ip = self.shared.addresses.take();
+        if !self.subject.is_pre_pull {
+            self.ip = self.shared.addresses.take();
+        }
         let mut rules = self.rules.clone();
         loop {
             let next_at = self.advance();
@@ -191,8 +193,8 @@ impl Lifecycle {
     }
 
     fn key(&self) -> PodKey<'_> {
-        let Subject { namespace, node, image, .. } = &self.subject;
-        PodKey { namespace, node, image }
+        let Subject { namespace, node, image, is_pre_pull, .. } = &self.subject;
+        PodKey { namespace, node, image, is_pre_pull: *is_pre_pull }
     }
 
     /// Computes the present state, and returns when it changes next by time alone.
@@ -200,16 +202,31 @@ impl Lifecycle {
         let rules = self.rules.clone();
         let rules = rules.borrow();
         let (bound, _) = self.bound?;
-        let delay = rules.start_delay(self.key()).unwrap_or_default();
+        let delay = rules.start_delay(self.key()).filter(|_| !self.subject.is_pre_pull);
+        let delay = delay.unwrap_or_default();
         let start = bound + delay.max(self.shared.timing.start);
         let next_at = if Instant::now() < start {
             Some(start)
+        } else if self.subject.is_pre_pull {
+            self.pull(&rules)
         } else {
             let pull = self.start_containers(&rules);
             self.advance_sidecar(&rules);
             earliest(pull, self.advance_seid(&rules))
         };
         self.update_conditions(&rules);
+        next_at
+    }
+
+    /// Pulls the images of an update; the containers end at once, and the pod with them.
+    fn pull(&mut self, rules: &Rules) -> Option<Instant> {
+        if rules.has(self.key(), &Behaviour::PullHangs) {
+            return None;
+        }
+        let next_at = self.start_containers(rules);
+        if self.subject.containers.iter().all(ContainerNow::has_started) {
+            self.phase = "Succeeded";
+        }
         next_at
     }
 
@@ -252,6 +269,7 @@ impl Lifecycle {
         let now = Timestamp::now();
         let container = &mut self.subject.containers[index];
         container.state = match container.kind {
+            _ if self.subject.is_pre_pull => State::Ended(Ended { code: 0, since: now, at: now }),
             Kind::Init => State::Ended(Ended { code: 0, since: now, at: now }),
             Kind::Sidecar | Kind::Main => State::Running { since: now },
         };

@@ -17,6 +17,8 @@ pub enum Behaviour {
     /// The image cannot be pulled, so the container never runs. Without an image in the rule it is the
     /// node's own, which the first init container has too: then the sidecar never starts either.
     ImageUnpullable,
+    /// The same only for the node's own pod: the registry lost the image after it was pulled first.
+    ImageVanishes,
     /// The chain process ends soon after the readiness gate opened, repeatedly.
     Crashes,
     /// The same before the readiness gate opens, for example because the image has no shell.
@@ -27,6 +29,8 @@ pub enum Behaviour {
     StartsSlowly(Duration),
     /// The chain process becomes ready this long after its start: it catches up first.
     ReadySlowly(Duration),
+    /// The pod that pulls the images of an update never ends its pull.
+    PullHangs,
     /// A deleted pod keeps terminating.
     StuckTerminating,
     /// No Kubernetes node has enough resources.
@@ -84,6 +88,7 @@ pub(super) struct PodKey<'a> {
     pub(super) node: &'a str,
     /// Image of the chain process.
     pub(super) image: &'a str,
+    pub(super) is_pre_pull: bool,
 }
 
 impl Rules {
@@ -134,7 +139,11 @@ impl Rules {
     /// Whether this image cannot be pulled.
     pub(super) fn is_unpullable(&self, pod: PodKey<'_>, image: &str) -> bool {
         self.of(pod)
-            .filter(|rule| rule.behaviour == Behaviour::ImageUnpullable)
+            .filter(|rule| match rule.behaviour {
+                Behaviour::ImageUnpullable => true,
+                Behaviour::ImageVanishes => !pod.is_pre_pull,
+                _ => false,
+            })
             .any(|rule| rule.image.as_deref().unwrap_or(pod.image) == image)
     }
 }

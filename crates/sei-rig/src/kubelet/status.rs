@@ -16,6 +16,7 @@ pub(super) const SIDECAR: &str = "sei-sidecar";
 
 /// The immutable properties of a pod, and its containers.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a property of its own")]
 pub(super) struct Subject {
     pub(super) namespace: String,
     pub(super) name: String,
@@ -26,6 +27,8 @@ pub(super) struct Subject {
     pub(super) is_bound: bool,
     /// A bootstrap pod runs to a height and ends; it has no probes.
     pub(super) is_bootstrap: bool,
+    /// A pod that pulls the images of an update; its containers end at once.
+    pub(super) is_pre_pull: bool,
     pub(super) claim: Option<String>,
     /// Paths that its proxy serves without a token.
     pub(super) open_paths: Vec<String>,
@@ -88,12 +91,14 @@ impl Subject {
         let containers: Vec<ContainerNow> = init.chain(main).collect();
         let seid = containers.iter().find(|container| container.name == SEID);
         let seid = seid.or(containers.last())?;
+        let pre_pull = labels.get(label::PRE_PULL);
         let component = labels.get(label::COMPONENT).map(String::as_str);
         Some(Self {
             namespace: pod.metadata.namespace.clone()?,
             name: pod.metadata.name.clone()?,
             uid: pod.metadata.uid.clone()?,
-            node: labels.get(label::NODE)?.clone(),
+            node: labels.get(label::NODE).or(pre_pull)?.clone(),
+            is_pre_pull: pre_pull.is_some(),
             image: seid.image.clone(),
             is_bound: spec.node_name.as_deref().is_some_and(|name| !name.is_empty()),
             is_bootstrap: component == Some(label::COMPONENT_BOOTSTRAP),

@@ -257,7 +257,9 @@ impl Store {
                 return Err(CONFLICT);
             }
         }
-        if key.plural == "pods" && request.body["gracePeriodSeconds"] != 0 {
+        let has_grace = request.body["gracePeriodSeconds"] != 0
+            && object["spec"]["terminationGracePeriodSeconds"] != 0;
+        if key.plural == "pods" && has_grace {
             begin_deletion(self, &key);
         } else {
             self.delete(&key);

@@ -18,7 +18,7 @@ pub(super) enum StopPoint {
     Secret(&'static str, ConditionType),
     /// The old pod stays terminating, so it is never replaced.
     OldPodStays,
-    /// The image of the new pod cannot be pulled, so it is never observed.
+    /// The image of the new pod can no longer be pulled, so it is never observed.
     NewImageUnpullable,
 }
 
@@ -70,7 +70,7 @@ impl StopPoint {
             }
             Self::NewImageUnpullable => {
                 let image = format!("seid:v2-{node}");
-                return Ok(Some(scenario.set_image_behaviour(&image, Behaviour::ImageUnpullable)));
+                return Ok(Some(scenario.set_image_behaviour(&image, Behaviour::ImageVanishes)));
             }
         }
         Ok(None)

@@ -144,6 +144,7 @@ fn stalls() -> Vec<Snapshot> {
     ];
     all.extend(
         [
+            Reason::ImageNotPullable,
             Reason::StatefulSetTerminating,
             Reason::SidecarUnreachable,
             Reason::SidecarAuth,
