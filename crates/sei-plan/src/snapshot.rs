@@ -89,6 +89,8 @@ pub struct Rollout {
     pub checks_pods: bool,
     /// How long a node may take to be Ready again after its roll.
     pub ready_deadline: Duration,
+    /// How long it must be Ready before its slot is released.
+    pub min_ready: Duration,
 }
 
 impl Default for Rollout {
@@ -100,6 +102,7 @@ impl Default for Rollout {
             settles_in: None,
             checks_pods: false,
             ready_deadline: Duration::from_secs(1800),
+            min_ready: Duration::from_secs(10),
         }
     }
 }

@@ -712,6 +712,31 @@ async fn a_wrong_image_takes_one_validator_of_a_healthy_chain_down() -> Result<(
 }
 
 #[tokio::test]
+async fn an_image_that_crashes_after_it_was_ready_takes_one_node_down() -> Result<()> {
+    let mut scenario = Scenario::open_without_operator("short-ready").await?;
+    // Times of pods are whole seconds: a wait of less than two is none.
+    let rollout = "rollout: { settleSeconds: 0, minReadySeconds: 150 }";
+    let patient = PLATFORM.replace("rollout: { settleSeconds: 0 }", rollout);
+    scenario.start_with(setup(&patient)).await?;
+    let all = names("one", 2, 2);
+    create_fleet(&scenario, &all).await?;
+    scenario.set_image_behaviour("seid:crashes", Behaviour::Crashes);
+    for node in all.iter().rev() {
+        scenario.set_image(node, "seid:crashes").await?;
+    }
+    scenario.until_stalled("one-rpc1", "CrashLooping").await?;
+    for node in all.iter().filter(|node| *node != "one-rpc1") {
+        scenario
+            .until(node, "waits because the chain is halted", |status| {
+                status.pending_update.as_ref().is_some_and(|update| update.halted_by.is_some())
+            })
+            .await?;
+        assert_eq!(scenario.pods_seen(node).await?, 1, "{node} was never touched");
+    }
+    scenario.close().await
+}
+
+#[tokio::test]
 async fn an_image_rolls_a_quarter_of_the_serving_nodes_at_a_time_and_signers_last() -> Result<()> {
     let scenario = Scenario::open("image-in-turn").await?;
     let all = names("one", 8, 2);
