@@ -17,6 +17,8 @@ use crate::status::SeiNodeStatus;
     plural = "seinodes",
     singular = "seinode",
     shortname = "snode",
+    shortname = "sn",
+    category = "sei",
     namespaced,
     status = "SeiNodeStatus",
     derive = "PartialEq",
@@ -26,6 +28,17 @@ use crate::status::SeiNodeStatus;
     // still get its status; a new object has none, because the server drops status on create.
     validation = Rule::new("size(self.metadata.name) <= 52 || has(self.status)")
         .message("metadata.name must have at most 52 characters: names and labels are derived from it"),
+    // A node that is stopped, lost, refused or down is never Ready; the reason distinguishes them.
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].status"
+    ),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].reason"
+    ),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Image", type_ = "string", json_path = ".status.currentImage"),
     printcolumn(
@@ -33,12 +46,18 @@ use crate::status::SeiNodeStatus;
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"PodTemplateDrift\")].reason"
     ),
-    printcolumn(name = "Chain", type_ = "string", json_path = ".spec.chainId"),
+    printcolumn(name = "Chain", type_ = "string", json_path = ".status.chainId"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(
         name = "Mode",
         type_ = "string",
         json_path = ".status.mode",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Paused",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Paused\")].status",
         priority = 1
     ),
     printcolumn(

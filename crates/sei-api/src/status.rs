@@ -21,6 +21,9 @@ pub struct SeiNodeStatus {
     /// Generation of the spec that the last reconcile used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
+    /// The chain that the node's StatefulSet runs; before there is one, the chain of the spec.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chain_id: Option<String>,
     /// The mode that the spec sets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
