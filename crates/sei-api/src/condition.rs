@@ -399,8 +399,14 @@ pub const REASONS: &[ReasonRow] = &[
     stall(
         R::SecretMissing,
         60,
-        "A Secret that the node needs does not exist.",
-        "Create the Secret named in the message, in the node's namespace.",
+        "A Secret that the node needs does not exist, or lacks what the node needs of it.",
+        "Create or correct the Secret named in the message, in the node's namespace. The operator reads it again by itself.",
+    ),
+    stall(
+        R::PvcNotReady,
+        120,
+        "The imported claim does not exist, or cannot be used yet.",
+        "Create or bind the claim named in the message. The name in the spec cannot change: to import another claim, create the node again.",
     ),
     stall(
         R::ReplicasNotOne,

@@ -2,10 +2,12 @@
 
 use anyhow::{Context as _, Result};
 use cluster_tests::install::Shell;
-use cluster_tests::scenario::{Scenario, condition_text, rpc};
-use kube::api::DeleteParams;
+use cluster_tests::scenario::{Scenario, condition_text, rpc, validator};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use sei_api::condition::ConditionType;
-use sei_rig::Behaviour;
+use sei_rig::{Behaviour, ClaimRule};
 use serde_json::json;
 
 /// A line of `kubectl get seinodes`, by the names of its columns; without name and age.
@@ -92,6 +94,69 @@ async fn a_refused_edit_is_not_shown_as_healthy() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_change_of_chain_or_mode_is_refused_at_once() -> Result<()> {
+    let scenario = Scenario::open("shown-moved").await?;
+    let shell = Shell::on(scenario.plane())?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    until_ready(&scenario, "rpc", "True/Ready").await?;
+    for (spec, message) in [
+        (r#"{"chainId":"demo-2"}"#, "chainId cannot change"),
+        (r#"{"fullNode":null,"archive":{}}"#, "the mode cannot change"),
+        (r#"{"image":"foo bar"}"#, "spec.image in body should match"),
+    ] {
+        let namespace = scenario.namespace();
+        let patch =
+            format!("kubectl -n {namespace} patch sn rpc --type=merge -p '{{\"spec\":{spec}}}'");
+        let refused = shell.run(&patch).err().with_context(|| format!("{spec} was accepted"))?;
+        assert!(format!("{refused:#}").contains(message), "{refused:#}");
+    }
+    assert_eq!(shown(&shell, &scenario, "rpc")?, "True Ready Running seid:v1 InSync demo-1");
+    scenario.close().await
+}
+
+#[tokio::test]
+async fn a_missing_imported_claim_is_reported_and_used_once_it_exists() -> Result<()> {
+    let scenario = Scenario::open_at_speed("shown-import", 50).await?;
+    let shell = Shell::on(scenario.plane())?;
+    scenario.kubelet().treat_claims(scenario.namespace(), ClaimRule::BindToVolume);
+    let mut spec = rpc("seid:v1");
+    spec["dataVolume"] = json!({ "import": { "pvcName": "nope" } });
+    scenario.create("rpc", spec).await?;
+    until_ready(&scenario, "rpc", "False/PVCNotReady: claim nope not found").await?;
+    assert!(shown(&shell, &scenario, "rpc")?.starts_with("False PVCNotReady Initializing"));
+    let claim: PersistentVolumeClaim = serde_json::from_value(json!({
+        "metadata": { "name": "nope" },
+        "spec": { "accessModes": ["ReadWriteOnce"],
+            "resources": { "requests": { "storage": "2Ti" } } },
+    }))?;
+    scenario.claims().create(&PostParams::default(), &claim).await?;
+    until_ready(&scenario, "rpc", "True/Ready").await?;
+    scenario.close().await
+}
+
+#[tokio::test]
+async fn a_secret_with_a_wrong_data_key_is_reported_and_used_once_it_is_corrected() -> Result<()> {
+    let scenario = Scenario::open_at_speed("shown-secret", 50).await?;
+    let shell = Shell::on(scenario.plane())?;
+    scenario.create_validator_keys("signing", "p2p").await?;
+    let secrets: Api<Secret> = Api::namespaced(scenario.admin(), scenario.namespace());
+    let right = secrets.get("signing").await?.data.context("the Secret is empty")?;
+    let content = right.values().next().context("the Secret is empty")?;
+    let patch = |data| Patch::Merge(json!({ "data": data }));
+    let parameters = PatchParams::default();
+    let wrong = json!({ "wrong.json": content, "priv_validator_key.json": null });
+    secrets.patch("signing", &parameters, &patch(wrong)).await?;
+    scenario.create("val", validator("seid:v1", "signing", "p2p")).await?;
+    let why = "False/SecretMissing: Secret signing: data key priv_validator_key.json is missing";
+    until_ready(&scenario, "val", why).await?;
+    assert!(shown(&shell, &scenario, "val")?.starts_with("False SecretMissing Initializing"));
+    let corrected = json!({ "wrong.json": null, "priv_validator_key.json": content });
+    secrets.patch("signing", &parameters, &patch(corrected)).await?;
+    until_ready(&scenario, "val", "True/Ready").await?;
+    scenario.close().await
+}
+
+#[tokio::test]
 async fn a_node_of_a_halted_chain_is_not_shown_as_healthy() -> Result<()> {
     let scenario = Scenario::open("shown-halted").await?;
     let shell = Shell::on(scenario.plane())?;
@@ -114,7 +179,7 @@ async fn a_crashing_node_is_not_shown_as_healthy() -> Result<()> {
     let shell = Shell::on(scenario.plane())?;
     scenario.run("rpc", rpc("seid:v1")).await?;
     until_ready(&scenario, "rpc", "True/Ready").await?;
-    scenario.set_image_behaviour("seid:v1", Behaviour::Crashes);
+    scenario.set_image_behaviour("seid:v1", Behaviour::CrashesAtOnce);
     scenario.evict("rpc").await?;
     until_ready(&scenario, "rpc", "False/CrashLooping: pod rpc-0: seid").await?;
     assert!(shown(&shell, &scenario, "rpc")?.starts_with("False CrashLooping Running seid:v1"));

@@ -1,7 +1,7 @@
 //! What a pass finds out and records before it decides.
 
-use sei_api::condition;
 use sei_api::status::{ClaimRef, SeiNodePhase};
+use sei_api::{Mode, condition};
 
 use super::Pass;
 use crate::planner::stall;
@@ -85,7 +85,8 @@ impl Snapshot {
         if self.status.chain_id.as_deref() != Some(chain) {
             self.status.chain_id = Some(chain.to_owned());
         }
-        let mode = self.node.spec.mode().map(sei_api::Mode::as_str);
+        let runs = self.own_statefulset().and_then(StatefulSetView::role).and_then(Mode::of_role);
+        let mode = runs.or_else(|| self.node.spec.mode()).map(Mode::as_str);
         if self.status.mode.as_deref() != mode {
             self.status.mode = mode.map(str::to_owned);
         }

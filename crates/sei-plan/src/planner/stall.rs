@@ -166,8 +166,7 @@ pub(super) fn changed_identity(snapshot: &Snapshot, desired: &Desired) -> Option
 
 /// The field of the spec that gives a node this role.
 fn mode_of(role: String) -> String {
-    let mode = Mode::ALL.into_iter().find(|mode| mode.role() == role);
-    mode.map_or(role, |mode| mode.as_str().to_owned())
+    Mode::of_role(&role).map_or(role, |mode| mode.as_str().to_owned())
 }
 
 /// Whether the node's claim is terminating. Kubernetes deletes it once its pod stops, so nothing

@@ -158,6 +158,7 @@ fn stalls() -> Vec<Snapshot> {
             Reason::SidecarAuth,
             Reason::SidecarTaskFailed,
             Reason::SecretMissing,
+            Reason::PvcNotReady,
             Reason::ApplyRejected,
             Reason::FieldConflict,
             Reason::Forbidden,
