@@ -218,6 +218,22 @@ impl Fleet {
         Ok((figures, requests))
     }
 
+    /// Lets others write objects, and waits until the operator rests. `meter` is as in [`Self::run`].
+    pub fn write<T>(
+        &mut self,
+        write: impl Fn(&mut Store) + Send + Sync + 'static,
+        meter: impl FnOnce(&mut dyn FnMut()) -> T,
+    ) -> Result<T> {
+        let write = Arc::new(write);
+        let mut followed = Ok(());
+        let figures = meter(&mut || {
+            let write = write.clone();
+            followed = self.follow(Vec::new(), String::new(), move |store| write(store));
+        });
+        followed?;
+        Ok(figures)
+    }
+
     /// A watch event of the first object of a kind, as the server sends it.
     pub fn watch_event(&self, plural: &str) -> String {
         let object = self.server.store().all(plural).next().cloned().unwrap_or_default();

@@ -138,9 +138,8 @@ struct Running {
 
 fn start<R: Reconcile>(client: &Client, runtime: &Arc<Runtime>, reconciler: &Arc<R>) -> Running {
     let (stop, stopped) = watch::channel(false);
-    let source = Source::new(Api::all(client.clone()));
-    let (listed, _) = watch::channel(false);
-    let run = controller::run(runtime.clone(), reconciler.clone(), source, stopped, listed);
+    let source = Source::start(Api::all(client.clone()), &runtime.metrics);
+    let run = controller::run(runtime.clone(), reconciler.clone(), source, stopped);
     Running { stop, task: tokio::spawn(run) }
 }
 
@@ -168,11 +167,10 @@ async fn an_object_is_never_reconciled_twice_at_once() {
         tokio::time::sleep(Duration::from_millis(2)).await;
         Some(Duration::ZERO)
     });
-    let source = Source::new(Api::all(client.clone()));
+    let source = Source::start(Api::all(client.clone()), &runtime.metrics);
     let queue = source.queue();
     let (_stop, stopped) = watch::channel(false);
-    let (listed, _) = watch::channel(false);
-    tokio::spawn(controller::run(runtime.clone(), maps.clone(), source, stopped, listed));
+    tokio::spawn(controller::run(runtime.clone(), maps.clone(), source, stopped));
     for round in 0..50 {
         queue.enqueue(&ObjectKey::new("ns", "a"));
         maps.until(|_, ended| ended > round).await;
