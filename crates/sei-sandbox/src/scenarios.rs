@@ -150,7 +150,7 @@ async fn until_count(
     fleet: &Fleet,
     view: &mut View,
     claim: &str,
-    wanted: usize,
+    desired: usize,
     holds: impl Fn(&Member) -> bool,
 ) -> Result<Vec<Member>> {
     let deadline = Instant::now() + STEP_DEADLINE;
@@ -158,7 +158,7 @@ async fn until_count(
         let members = fleet.members().await?;
         let done = members.iter().filter(|member| holds(member)).count();
         view.show(&members, done);
-        if done >= wanted {
+        if done >= desired {
             return Ok(members);
         }
         if Instant::now() > deadline {
