@@ -365,10 +365,10 @@ mod tests {
         let scope = Scope::Namespace("demo".into());
         expect![[r#"
             NODE        CHAIN       PHASE     IMAGE                        UPDATE    TASK              SINCE   WHY
-            archive-0   pacific-1   Running   seid:v6.5.1                  InSync    -                 10d
+            archive-0   pacific-1   Running   seid:v6.5.1                  InSync    -                 5m
             rpc-0       pacific-1   Running   seid:v6.5.1                  Held      -                 30m     changes of the operator wait for an approval
             rpc-1       pacific-1   Running   seid:v6.5.1                  InSync    -                 5m      ImagePullFailed: pod rpc-1-0: seid: ErrImagePull: not found
-            rpc-2       pacific-1   Running   seid:v6.5.1 -> seid:v6.6.0   Rolling   replace-pod 2/3   30m     image drift detected: spec=v2 current=v1
+            rpc-2       pacific-1   Running   seid:v6.5.1 -> seid:v6.6.0   Rolling   replace-pod 2/3   20s     image drift detected: spec=v2 current=v1
             rpc-3       pacific-1   -         -> seid:v6.5.1               -         -                 -
             rpc-4       pacific-1   Running   seid:v6.5.1                  InSync    -                 12s     the sidecar of pod rpc-4-0 does not run
             rpc-5       ?           ?         -                            -         -                 -       cannot be decoded: missing field `image`
@@ -380,7 +380,7 @@ mod tests {
         let text = text(&rows()[..1], &Scope::All, now());
         expect![[r#"
             NAMESPACE   NODE        CHAIN       PHASE     IMAGE         UPDATE   TASK   SINCE   WHY
-            demo        archive-0   pacific-1   Running   seid:v6.5.1   InSync   -      10d
+            demo        archive-0   pacific-1   Running   seid:v6.5.1   InSync   -      5m
         "#]]
         .assert_eq(&text);
     }
