@@ -7,7 +7,7 @@ use sei_api::status::{PendingUpdate, UpdateState};
 use sei_plan::summary::is_settings_only;
 use serde_json::json;
 
-use crate::change::{Change, Selected};
+use crate::change::{Change, Selected, follow};
 use crate::cluster::Scope;
 use crate::error::Error;
 use crate::flags::{ApproveFlags, DryRun};
@@ -24,20 +24,10 @@ pub(crate) async fn run(
     if approved.is_empty() || flags.verb.change.dry_run != DryRun::None {
         return Ok(());
     }
-    let follow = match (&approved[..], scope) {
-        ([node], _) => {
-            format!("-n {} {} -w", node.namespace().unwrap_or_default(), node.name_any())
-        }
-        (_, Scope::All) => "-A -w".to_owned(),
-        (_, Scope::Namespace(namespace)) => format!("-n {namespace} -w"),
-    };
-    write(
-        out,
-        &format!(
-            "An approval ends the hold of one template; the node still waits for its turn in its \
-             chain.\nFollow it with: kubectl sei status {follow}\n"
-        ),
-    )
+    let follow = follow(&approved, scope);
+    let text = "An approval ends the hold of one template; the node still waits for its turn in \
+                its chain.";
+    write(out, &format!("{text}\n{follow}"))
 }
 
 /// The effect of an approval of this hash, or of the pending target where none is given.

@@ -124,6 +124,16 @@ impl Selected {
     }
 }
 
+/// The command with which a user follows changed nodes.
+pub(crate) fn follow(nodes: &[SeiNode], scope: &Scope) -> String {
+    let selected = match (nodes, scope) {
+        ([node], _) => format!("-n {} {}", node.namespace().unwrap_or_default(), node.name_any()),
+        (_, Scope::All) => "-A".to_owned(),
+        (_, Scope::Namespace(namespace)) => format!("-n {namespace}"),
+    };
+    format!("Follow it with: kubectl sei status {selected} -w\n")
+}
+
 async fn patch_node(
     client: &Client,
     node: &SeiNode,

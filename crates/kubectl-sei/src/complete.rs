@@ -10,7 +10,7 @@ use sei_api::condition::Reason;
 
 use crate::cluster::{Scope, all_nodes, connect, key_of};
 use crate::error::Error;
-use crate::flags::{ClusterFlags, CompleteFlags, Flags};
+use crate::flags::{CompleteFlags, Flags};
 use crate::{Out, write};
 
 const SCRIPT: &str = "\
@@ -33,11 +33,7 @@ pub(crate) fn script(out: Out<'_>) -> Result<(), Error> {
     write(out, SCRIPT)
 }
 
-pub(crate) async fn run(
-    flags: &CompleteFlags,
-    cluster: &ClusterFlags,
-    out: Out<'_>,
-) -> Result<(), Error> {
+pub(crate) async fn run(flags: &CompleteFlags, out: Out<'_>) -> Result<(), Error> {
     let (last, before) = match flags.arguments.split_last() {
         Some((last, before)) => (last.as_str(), before),
         None => ("", &[][..]),
@@ -46,7 +42,7 @@ pub(crate) async fn run(
         Completion::Candidates(arguments) => (arguments, NO_FILES),
         Completion::Files => (Vec::new(), DEFAULT),
         Completion::Nodes => {
-            let names = tokio::time::timeout(PATIENCE, node_names(before, cluster)).await;
+            let names = tokio::time::timeout(PATIENCE, node_names(before)).await;
             (names.ok().flatten().unwrap_or_default(), NO_FILES)
         }
     };
@@ -126,12 +122,12 @@ fn values(command: &clap::Command, flag: &str) -> Completion {
 }
 
 /// The names of the nodes that the command line so far can mean.
-async fn node_names(before: &[String], cluster: &ClusterFlags) -> Option<Vec<String>> {
+async fn node_names(before: &[String]) -> Option<Vec<String>> {
     // The flags of the cluster are in the arguments to complete. Commands that lack an argument do not
     // parse, and `status` accepts all of these flags.
     let flags = cluster_arguments(before);
     let parsed = Flags::try_parse_from(["kubectl-sei", "status"].into_iter().chain(flags));
-    let cluster = parsed.map_or_else(|_| cluster.clone(), |flags| flags.cluster);
+    let cluster = parsed.ok()?.cluster;
     let connection = connect(&cluster).await.ok()?;
     let scope = Scope::of(&cluster, &connection.namespace);
     let nodes = all_nodes(&connection.client, &scope).await.ok()?;

@@ -85,3 +85,21 @@ pub(crate) fn call_error(what: &str, failure: Failure) -> Error {
 pub(crate) fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_call_names_its_remedy() {
+        let missing = call_error(LIST_NODES, Failure::NotFound);
+        assert_eq!(
+            missing.to_string(),
+            "the SeiNode CRD is not installed; run kubectl apply --server-side -f config/crd/bases"
+        );
+        let forbidden = call_error("get seinode", Failure::Forbidden("no".into()));
+        assert_eq!(forbidden.to_string(), "no; request that permission");
+        let unreachable = call_error("get seinode", Failure::Indeterminate("get\n  x".into()));
+        assert!(matches!(unreachable, Error::Unreachable { message } if message == "get x"));
+    }
+}

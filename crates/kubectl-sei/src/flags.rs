@@ -307,6 +307,9 @@ pub struct WaitFlags {
     /// What to wait for [default: both]
     #[arg(long = "for", value_enum, value_name = "STATE")]
     pub state: Option<WaitFor>,
+    /// All nodes, which is the default; kubectl's own `wait` requires it
+    #[arg(long, hide = true)]
+    pub all: bool,
     /// How long to wait
     #[arg(long, value_name = "DURATION", default_value = "30m", value_parser = duration)]
     pub timeout: Duration,

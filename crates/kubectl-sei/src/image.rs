@@ -4,7 +4,7 @@ use sei_api::SeiNode;
 use sei_plan::inputs::check_spec;
 use serde_json::json;
 
-use crate::change::{Change, Selected};
+use crate::change::{Change, Selected, follow};
 use crate::cluster::Scope;
 use crate::error::Error;
 use crate::flags::{DryRun, SetImageFlags};
@@ -23,8 +23,7 @@ pub(crate) async fn run(
     if changed.is_empty() || flags.change.dry_run != DryRun::None {
         return Ok(());
     }
-    let all = if *scope == Scope::All { " -A" } else { "" };
-    write(out, &format!("Follow it with: kubectl sei status{all} -w\n"))
+    write(out, &follow(&changed, scope))
 }
 
 /// The image and the named nodes.

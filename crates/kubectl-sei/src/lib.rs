@@ -143,7 +143,7 @@ pub async fn run(flags: &Flags, context: &CommandContext, out: Out<'_>) -> Resul
         Command::Handover(flags) => handover::run(flags, &scope, context, out).await?,
         Command::Version(flags) => version::run(flags, context, out).await?,
         Command::Completion(_) => complete::script(out)?,
-        Command::Complete(complete) => complete::run(complete, &flags.cluster, out).await?,
+        Command::Complete(flags) => complete::run(flags, out).await?,
     }
     Ok(Exit::Fine)
 }

@@ -1,11 +1,11 @@
 //! `kubectl sei logs`: the log of a container of a node.
 
-use futures::{AsyncBufReadExt as _, TryStreamExt as _};
+use futures::AsyncBufReadExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::LogParams;
 use kube::{Api, ResourceExt as _};
 use sei_api::names;
-use sei_exec::call::call;
+use sei_exec::call::{call, find};
 use sei_plan::request::Failure;
 
 use crate::cluster::{Scope, node};
@@ -32,23 +32,29 @@ pub(crate) async fn run(
         ..LogParams::default()
     };
     let action = format!("read the log of pod {namespace}/{pod}");
-    let log =
-        call(&action, pods.log_stream(&pod, &params)).await.map_err(|failure| match failure {
-            Failure::NotFound => {
-                let message = format!(
-                    "pod {namespace}/{pod} not found; see kubectl sei status {}",
-                    node.name_any()
-                );
-                Error::Call { message }
-            }
-            failure => call_error(&action, failure),
-        })?;
-    let mut lines = log.lines();
+    let log = match call(&action, pods.log_stream(&pod, &params)).await {
+        Ok(log) => log,
+        Err(Failure::NotFound) => {
+            let found = find("get pod", pods.get(&pod)).await;
+            let found = found.map_err(|failure| call_error("get pod", failure))?;
+            let message = match found {
+                None => format!("pod {namespace}/{pod} not found; see kubectl sei status"),
+                // The server asks the kubelet of the pod's machine.
+                Some(_) => format!("{action}: the server has none; its machine may be unavailable"),
+            };
+            return Err(Error::Call { message });
+        }
+        Err(failure) => return Err(call_error(&action, failure)),
+    };
+    let mut log = std::pin::pin!(log);
+    let mut line = Vec::new();
     let broken =
         |error: std::io::Error| Error::Unreachable { message: format!("{action}: {error}") };
-    while let Some(line) = lines.try_next().await.map_err(broken)? {
-        write(out, &format!("{}\n", without_colours(&line)))?;
+    // A program may write bytes that are no text.
+    while log.read_until(b'\n', &mut line).await.map_err(broken)? > 0 {
+        write(out, &without_colours(&String::from_utf8_lossy(&line)))?;
         flush(out)?;
+        line.clear();
     }
     Ok(())
 }

@@ -9,7 +9,12 @@ use kubectl_sei::{CommandContext, Error, Exit, Terminal, connect, printable, run
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    let flags = match Flags::try_parse() {
+    let mut arguments: Vec<_> = std::env::args_os().collect();
+    if arguments.get(1).is_some_and(|command| command == "__complete") {
+        // What follows is completed, and not parsed.
+        arguments.insert(2, "--".into());
+    }
+    let flags = match Flags::try_parse_from(arguments) {
         Ok(flags) => flags,
         Err(error) => return print_usage(&error),
     };

@@ -213,7 +213,12 @@ fn row_of(node: &SeiNode, readiness: Readiness, now: Timestamp) -> Row {
         update: if is_paused { Some(Reason::Paused.as_str().to_owned()) } else { update },
         task: summary.task.map(|task| task.to_string()),
         revision: template.map(|template| template.revision.clone()),
-        since: if state == State::NotReady { readiness.since } else { None }.or(summary.since),
+        since: match state {
+            State::NotReady => readiness.since.or(summary.since),
+            // The node records when it came in sync, and not when it was paused.
+            State::Paused if is_paused => None,
+            _ => summary.since,
+        },
         waits_for: summary.waits_for,
         why: why.or(not_ready).or(paused).map(|why| one_line(&why)),
         is_in_sync: summary.what == What::InSync && is_reconciled && desired.is_none(),

@@ -559,8 +559,10 @@ async fn kubectl_finds_the_plugin_and_returns_its_exit_code() -> Result<()> {
         let (text, code) = kubectl(&["sei", line, "--no-such-flag"])?;
         assert_eq!(code, Some(expected), "{text}");
     }
-    let (text, code) = kubectl(&["sei", "__complete", "approve", "-n", namespace, "r"])?;
-    assert_eq!((text.as_str(), code), ("rpc\n:4\n", Some(0)));
+    for line in [["approve", "-n", namespace, "r"], ["-n", namespace, "approve", "r"]] {
+        let (text, code) = kubectl(&[&["sei", "__complete"], &line[..]].concat())?;
+        assert_eq!((text.as_str(), code), ("rpc\n:4\n", Some(0)));
+    }
     let (text, code) = kubectl(&["sei", "status", "--server", "https://127.0.0.1:1"])?;
     assert!(text.starts_with("error: API server https://127.0.0.1:1: list seinodes: "), "{text}");
     assert_eq!(code, Some(1), "{text}");

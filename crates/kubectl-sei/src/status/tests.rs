@@ -80,7 +80,7 @@ fn a_fleet_is_printed_as_one_table_with_trouble_first() {
         rpc-1       pacific-1   fullNode   Running   no      seid:v6.5.1                  InSync    -                 5m      ImagePullFailed: pod rpc-1-0: seid: ErrImagePull: not found
         rpc-7       pacific-1   fullNode   Running   no      seid:v6.5.1                  InSync    -                 5m      pod rpc-7-0: seid is not Ready
         rpc-0       pacific-1   fullNode   Running   yes     seid:v6.5.1                  Held      -                 30m     changes of the operator wait for an approval
-        rpc-6       pacific-1   fullNode   Running   yes     seid:v6.5.1                  Paused    -                 5m      spec.update.paused holds the next update
+        rpc-6       pacific-1   fullNode   Running   yes     seid:v6.5.1                  Paused    -                 -       spec.update.paused holds the next update
         rpc-8       pacific-1   fullNode   Stopped   no      seid:v6.5.1                  InSync    -                 5m      spec.paused
         rpc-2       pacific-1   fullNode   Running   -       seid:v6.5.1 -> seid:v6.6.0   Rolling   replace-pod 2/3   20s     image drift detected: spec=v2 current=v1
         rpc-3       pacific-1   fullNode   -         -       -> seid:v6.5.1               -         -                 -
