@@ -15,6 +15,11 @@
 //!   `a_preview_names_exactly_the_nodes_and_paths_that_then_roll`.
 //! - An approval is valid for one template. Guarded by
 //!   `a_held_update_is_shown_and_released_by_the_right_hash_only`.
+//! - Nothing is changed without names, labels, a chain or `--all`. Guarded by
+//!   `an_image_is_set_on_a_whole_chain_and_waited_for`.
+//! - A report contains no Secret and no value of an environment variable. Guarded by
+//!   `a_report_contains_the_objects_of_a_node_and_no_secret` and
+//!   `values_that_may_be_secret_are_removed_everywhere`.
 //! - `explain` prints the meaning of a reason from the table in `sei-api`. Guarded by
 //!   `every_reason_can_be_explained`.
 
