@@ -206,6 +206,11 @@ mod tests {
         check(
             "Paused",
             &expect![[r#"
+                Paused (PodTemplateDrift=False)
+                  The pod was created from the desired template, and spec.update.paused holds the next update.
+                  To do: Set spec.update.paused to false before the next update.
+                  Command: kubectl sei resume NODE
+
                 Paused (PodTemplateDrift=True)
                   spec.update.paused holds the update. The pod keeps running unchanged.
                   To do: Set spec.update.paused to false.
