@@ -44,6 +44,7 @@ use platform_file::PlatformFile;
 pub use platform_file::read_platform;
 use reconcile::NodeController;
 use snapshot::object_json;
+pub(crate) use write_log::LoggedWrite;
 
 /// The objects of nodes, as far as decisions read them.
 #[derive(Clone, Debug, Default)]
@@ -115,19 +116,23 @@ async fn any_closed(channels: Vec<watch::Receiver<bool>>) {
     futures::future::select_all(channels.into_iter().map(closed)).await;
 }
 
+/// The watch of nodes.
+pub(crate) fn source(client: &Client, options: &Options) -> Source<SeiNode> {
+    Source::new(match &options.namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    })
+}
+
 /// Runs the controller of nodes until `stop` turns true.
 pub(crate) async fn run(
     runtime: &Arc<Runtime>,
     client: Client,
     options: Options,
+    source: Source<SeiNode>,
     mut stop: watch::Receiver<bool>,
     ready: watch::Sender<bool>,
 ) -> anyhow::Result<()> {
-    let api = match &options.namespace {
-        Some(namespace) => Api::namespaced(client.clone(), namespace),
-        None => Api::all(client.clone()),
-    };
-    let source = Source::new(api);
     let (caches, namespace) = (Caches::default(), options.namespace.as_deref());
     let mut lists = caches.start(&client, namespace, &source.queue(), &options.metrics);
     // Nothing is decided before the first lists are in: what is missing from a half-filled cache

@@ -239,8 +239,12 @@ impl Permit {
     }
 }
 
+/// What is told about every object that a watch shows, also one that was deleted.
+type Observer<K> = Box<dyn Fn(&Guarded<K>) + Send + Sync>;
+
 /// The watch of a kind: its store, its queue and its events.
 pub struct Source<K: Kind> {
+    observers: Vec<Observer<K>>,
     api: Api<Guarded<K>>,
     store: Store<Guarded<K>>,
     writer: Writer<Guarded<K>>,
@@ -252,7 +256,7 @@ impl<K: Kind> Source<K> {
     pub fn new(api: Api<Guarded<K>>) -> Self {
         let (store, writer) = reflector::store();
         let (sender, enqueued) = mpsc::unbounded_channel();
-        Self { api, store, writer, queue: Queue(sender), enqueued }
+        Self { observers: Vec::new(), api, store, writer, queue: Queue(sender), enqueued }
     }
 
     /// The objects that the watch has shown so far.
@@ -262,6 +266,11 @@ impl<K: Kind> Source<K> {
 
     pub fn queue(&self) -> Queue<K> {
         self.queue.clone()
+    }
+
+    /// Calls this for every object that the watch shows, also for one that was deleted.
+    pub fn observe(&mut self, observer: impl Fn(&Guarded<K>) + Send + Sync + 'static) {
+        self.observers.push(Box::new(observer));
     }
 }
 
@@ -273,13 +282,25 @@ pub async fn run<R: Reconcile>(
     mut stop: watch::Receiver<bool>,
     listed: watch::Sender<bool>,
 ) {
-    let Source { api, store, writer, mut enqueued, queue: _queue } = source;
+    let Source { observers, api, store, writer, mut enqueued, queue: _queue } = source;
     let deleted = Arc::new(Notify::new());
     let is_listed = listed.subscribe();
     let kind = R::Kind::kind(&());
     // Errors are handled here: a controller that receives one delays all other requests.
     let events = watcher(api, watcher::Config::default());
     let events = cache::persistent(events, kind, runtime.metrics.clone()).map(Ok).reflect(writer);
+    let events = events.inspect(move |event| {
+        if let Ok(
+            watcher::Event::Apply(object)
+            | watcher::Event::InitApply(object)
+            | watcher::Event::Delete(object),
+        ) = event
+        {
+            for observer in &observers {
+                observer(object);
+            }
+        }
+    });
     let events = events.inspect(on_list(listed, deleted.clone())).applied_objects();
     let own = reconciler.clone();
     let news = events.filter(move |event| {

@@ -101,6 +101,16 @@ pub enum FleetOutcome {
     Failed(Failure),
 }
 
+impl FleetOutcome {
+    /// Why the call failed, if it did.
+    pub fn failure(&self) -> Option<&Failure> {
+        match self {
+            Self::Failed(failure) => Some(failure),
+            _ => None,
+        }
+    }
+}
+
 /// What a pass asks the shell for.
 #[derive(Clone, Debug)]
 pub enum FleetAsk {
@@ -160,8 +170,13 @@ impl FleetPass {
         &self.snapshot.fleet
     }
 
+    /// The nodes, as this pass knows them.
+    pub fn nodes(&self) -> &[Shared<SeiNode>] {
+        &self.snapshot.nodes
+    }
+
     /// The node of this name, as this pass knows it.
-    pub fn node(&self, name: &str) -> Option<&Shared<SeiNode>> {
+    fn node(&self, name: &str) -> Option<&Shared<SeiNode>> {
         self.snapshot.nodes.iter().find(|node| node.metadata.name.as_deref() == Some(name))
     }
 
