@@ -117,6 +117,11 @@ impl StatefulSetView {
         self.template["metadata"]["labels"][label::CHAIN].as_str()
     }
 
+    /// The role that its pods have.
+    pub fn role(&self) -> Option<&str> {
+        self.template["metadata"]["labels"][label::ROLE].as_str()
+    }
+
     /// The identity of the node in the template.
     pub fn identity(&self) -> Identity {
         identity_of(&self.template)

@@ -21,6 +21,7 @@ mod modes;
 mod pause_and_delete;
 mod plugin;
 mod process;
+mod readiness;
 mod recording;
 mod recovery_by_edit;
 mod removed_finalizer;

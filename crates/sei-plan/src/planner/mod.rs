@@ -26,6 +26,7 @@ pub mod drift;
 mod init;
 pub mod kind;
 mod note;
+pub(crate) mod ready;
 pub mod repair;
 mod running;
 pub mod stall;
