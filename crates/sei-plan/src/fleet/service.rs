@@ -55,6 +55,14 @@ impl ServiceView {
         uid.is_some() && controller.map(|owner| owner.uid.as_str()) == uid
     }
 
+    /// A fleet of this name retained it: nobody controls it, and it has our label and annotation.
+    fn is_retained_by(&self, fleet: &str) -> bool {
+        self.owners.is_empty()
+            && !self.is_terminating
+            && self.labels.get(label::NODE_DEPLOYMENT).map(String::as_str) == Some(fleet)
+            && self.annotations.contains_key(annotation::MANAGED_BY)
+    }
+
     fn guarded(&self, mut patch: Value) -> FleetRequest {
         patch["metadata"]["uid"] = json!(self.uid);
         patch["metadata"]["resourceVersion"] = json!(self.resource_version);
@@ -103,6 +111,11 @@ pub(super) fn next(snapshot: &FleetSnapshot, target: &Target) -> Option<FleetReq
         })));
     };
     let uid = snapshot.fleet.metadata.uid.as_deref();
+    if present.is_retained_by(&fleet) {
+        return Some(
+            present.guarded(json!({ "metadata": { "ownerReferences": [target.owner()] } })),
+        );
+    }
     let is_right = present.selector == selector && present.ports == ports();
     if !present.is_controlled_by(uid) || present.is_terminating || is_right {
         return None;

@@ -215,7 +215,8 @@ impl Model {
             FleetRequest::PatchService { patch, .. } => {
                 let service = self.service.as_mut().unwrap();
                 if patch["metadata"]["ownerReferences"].is_array() {
-                    service.owners.clear();
+                    let owners = patch["metadata"]["ownerReferences"].clone();
+                    service.owners = serde_json::from_value(owners).unwrap();
                 }
                 FleetOutcome::Service(service.clone())
             }
@@ -567,10 +568,12 @@ fn retained_nodes_outlive_the_fleet_and_are_taken_back_by_the_next() {
     let mut next = Model::new(2, None);
     next.fleet.metadata.uid = Some("second-uid".into());
     next.nodes = model.nodes;
+    next.service = model.service;
     next.settle();
     let after: Vec<_> = next.nodes.values().map(|machine| machine.node.spec.clone()).collect();
     assert_eq!(after, specs, "taken back without a restart");
     assert!(next.nodes.values().all(|machine| next.snapshot().controls(&machine.node)));
+    assert_eq!(next.condition(condition_type::READY), "True/AllNodesReady 2 nodes");
 }
 
 #[test]
