@@ -91,11 +91,11 @@ pub async fn run(
     ready: watch::Sender<bool>,
 ) -> anyhow::Result<()> {
     let runtime = Runtime::new(options.metrics.clone(), options.in_flight.clone());
-    let (mut nodes, fleets) = (node::source(&client, &options), fleet::source(&client, &options));
-    fleet::follow_nodes(&mut nodes, fleets.queue());
-    let store = nodes.store();
+    let fleets = fleet::source(&client, &options);
+    let nodes = fleet::nodes_of(fleets.queue(), &client, &options);
+    let known = (nodes.store(), nodes.listed());
     let controllers = async {
-        let fleets = fleet::run(&runtime, client.clone(), &options, fleets, store, stop.clone());
+        let fleets = fleet::run(&runtime, client.clone(), &options, fleets, known, stop.clone());
         let nodes =
             node::run(&runtime, client.clone(), options.clone(), nodes, stop.clone(), ready);
         // The operator ends when one of them fails.

@@ -444,6 +444,17 @@ pub fn is_made_for(node: &str, metadata: &ObjectMeta) -> bool {
     })
 }
 
+/// Whether the node controls the object, by every field of its controller reference.
+pub fn is_controlled_by(object: &ObjectMeta, node: &ObjectMeta) -> bool {
+    let api_version = format!("{}/{}", names::GROUP, names::VERSION);
+    controller_of(object).is_some_and(|owner| {
+        owner.api_version == api_version
+            && owner.kind == "SeiNode"
+            && Some(&owner.name) == node.name.as_ref()
+            && Some(&owner.uid) == node.uid.as_ref()
+    })
+}
+
 fn controller_of(metadata: &ObjectMeta) -> Option<&OwnerReference> {
     metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))
 }

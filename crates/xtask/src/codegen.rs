@@ -32,12 +32,9 @@ fn outputs() -> Result<Vec<Output>> {
     let token = yaml(&self::role("Role", "sei-operator-sidecar-token", SIDECAR_TOKEN_RULES))?;
     let caller =
         yaml(&self::role("ClusterRole", "sei-operator-sidecar-caller", SIDECAR_CALLER_RULES))?;
-    let policy = wrapped(
-        "admissionregistration.k8s.io/v1",
-        "ValidatingAdmissionPolicy",
-        "sei-operator-one-replica",
-        ADMISSION_POLICY,
-    )?;
+    let policy = |name: &str, spec: &str| {
+        wrapped("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", name, spec)
+    };
     let alerting =
         |name: &str, spec: &str| wrapped("monitoring.coreos.com/v1", "PrometheusRule", name, spec);
     let output = |path, text: &String| Output { path, text: text.clone() };
@@ -57,7 +54,14 @@ fn outputs() -> Result<Vec<Output>> {
         output("charts/sei-operator/files/rbac/sidecar-token-role.yaml", &token),
         output("charts/sei-operator/files/rbac/sidecar-caller-role.yaml", &caller),
         output("config/components/pod-check/role.yaml", &pod_check),
-        output("config/components/admission-policy/policy.yaml", &policy),
+        output(
+            "config/components/admission-policy/policy.yaml",
+            &policy("sei-operator-one-replica", ADMISSION_POLICY)?,
+        ),
+        output(
+            "config/components/pod-label-policy/policy.yaml",
+            &policy("sei-operator-pod-labels", POD_LABEL_POLICY)?,
+        ),
         output("config/components/prometheus/rules.yaml", &alerting("sei-operator", RULES_FILE)?),
         output(
             "config/components/statefulset-override/rule.yaml",
@@ -76,6 +80,7 @@ fn outputs() -> Result<Vec<Output>> {
 /// The sources of objects that exist for helm and for kustomize: the chart adds names and labels to
 /// these specs, and [`wrapped`] writes them as objects for kustomize.
 const ADMISSION_POLICY: &str = "charts/sei-operator/files/admission-policy.yaml";
+const POD_LABEL_POLICY: &str = "charts/sei-operator/files/pod-label-policy.yaml";
 pub(crate) const RULES_FILE: &str = "charts/sei-operator/files/rules.yaml";
 pub(crate) const OVERRIDE_FILE: &str = "charts/sei-operator/files/statefulset-override.yaml";
 

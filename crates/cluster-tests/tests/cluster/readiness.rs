@@ -182,7 +182,12 @@ async fn a_crashing_node_is_not_shown_as_healthy() -> Result<()> {
     scenario.set_image_behaviour("seid:v1", Behaviour::CrashesAtOnce);
     scenario.evict("rpc").await?;
     until_ready(&scenario, "rpc", "False/CrashLooping: pod rpc-0: seid").await?;
-    assert!(shown(&shell, &scenario, "rpc")?.starts_with("False CrashLooping Running seid:v1"));
+    // At this speed the process may run for longer than a crash loop lasts, before it ends again.
+    let line = shown(&shell, &scenario, "rpc")?;
+    let is_down = ["CrashLooping", "PodNotReady"]
+        .iter()
+        .any(|reason| line.starts_with(&format!("False {reason} Running seid:v1")));
+    assert!(is_down, "{line}");
     scenario.close().await
 }
 

@@ -135,6 +135,11 @@ async fn read_to_the_end(scenario: &Scenario, log: &mut Requests) -> Result<Vec<
     Ok(seen)
 }
 
+async fn until_ready(scenario: &Scenario, name: &str) -> Result<()> {
+    let is_ready = |status: &_| condition_text(status, ConditionType::Ready).starts_with("True");
+    scenario.until(name, "it is Ready", is_ready).await.map(drop)
+}
+
 /// Updates a node's image and returns the operator's requests. Two kinds are caused by a slow
 /// machine and are removed: the progress of a long roll, stored every 5 s, and the read after a
 /// conflict with a write that the cache had not seen yet.
@@ -142,6 +147,7 @@ async fn requests_of_update(scenario: &mut Scenario, name: &str) -> Result<Vec<A
     // Late writes of the StatefulSet controller would cause more reads, and events of the creation
     // more writes: wait for both first.
     scenario.until_statefulset_is_current(name).await?;
+    until_ready(scenario, name).await?;
     wait_for("the event about the phase Running is published", async || {
         let events = scenario.events(name).await?;
         Ok(events.iter().any(|event| event.ends_with("-> Running")).then_some(()))
@@ -151,11 +157,7 @@ async fn requests_of_update(scenario: &mut Scenario, name: &str) -> Result<Vec<A
     scenario.set_image(name, "seid:v2").await?;
     scenario.settled(name).await?;
     // The pod going down and coming back are a write each.
-    scenario
-        .until(name, "it is Ready again", |status| {
-            condition_text(status, ConditionType::Ready).starts_with("True")
-        })
-        .await?;
+    until_ready(scenario, name).await?;
     // After a graceful stop the operator has sent all its requests.
     scenario.operator.take().context("no operator runs")?.stop().await?;
     let mut all = read_to_the_end(scenario, &mut requests).await?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use cluster_tests::operator::{PLATFORM, Setup};
 use cluster_tests::scenario::{Scenario, condition_text, rpc, validator};
-use cluster_tests::wait_for;
+use cluster_tests::{boot, test_context_on, wait_for};
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::{LimitRange, Pod, ResourceQuota};
 use k8s_openapi::api::rbac::v1::{ClusterRole, RoleBinding};
@@ -17,7 +17,7 @@ use sei_api::condition::ConditionType;
 use sei_api::status::{Cause, UpdateState};
 use sei_operator::runtime::metrics::Metrics;
 use sei_plan::view::PodView;
-use sei_rig::{Behaviour, User};
+use sei_rig::{Behaviour, Lane, User};
 use serde_json::{Value, json};
 
 /// The optional role that allows the operator to check pods.
@@ -753,5 +753,35 @@ async fn an_image_rolls_a_quarter_of_the_serving_nodes_at_a_time_and_signers_las
     assert_signers_last(&watcher, "one");
     let most = watcher.read(|seen| seen.most_down.get("one").copied());
     assert!(most.is_some_and(|most| (1..=2).contains(&most)), "{most:?} of 8 at a time");
+    scenario.close().await
+}
+
+/// Needs its own plane, because the operator works in two namespaces.
+#[tokio::test]
+async fn a_roll_in_another_namespace_takes_no_slot_if_budgets_are_by_namespace() -> Result<()> {
+    let lane = Arc::new(Lane::start(boot().await?)?);
+    let mut scenario = Scenario::open_on(test_context_on(lane.clone(), "budget").await?);
+    let neighbour = Scenario::open_on(test_context_on(lane, "neighbour").await?);
+    let platform = PLATFORM.replace("rollout: {", "rollout: { budgetScope: Namespace,");
+    let setup = Setup { platform, all_namespaces: true, ..Setup::default() };
+    scenario.start_with(setup).await?;
+    for name in ["a", "b"] {
+        scenario.run(name, rpc("seid:v1")).await?;
+        neighbour.run(name, rpc("seid:v1")).await?;
+    }
+    // Of two nodes one may be down at a time, and this one stays down.
+    scenario.set_image_behaviour("seid:typo", Behaviour::ImageUnpullable);
+    scenario.set_image("a", "seid:typo").await?;
+    scenario.until_pod_of("a", "seid:typo").await?;
+    scenario.set_image("b", "seid:v2").await?;
+    scenario
+        .until("b", "waits for its turn", |status| {
+            status.pending_update.as_ref().is_some_and(|update| update.state == UpdateState::Queued)
+        })
+        .await?;
+    neighbour.set_image("a", "seid:v2").await?;
+    neighbour.settled("a").await?;
+    assert_eq!(scenario.pods_seen("b").await?, 1, "the chain in the other namespace waits");
+    neighbour.close().await?;
     scenario.close().await
 }

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource as _};
@@ -25,9 +25,9 @@ use sei_plan::shared::Shared;
 use tokio::sync::watch;
 
 use crate::Options;
-use crate::node::LoggedWrite;
+use crate::node::{LoggedWrite, any_closed, filled};
 use crate::runtime::cache::{Cache, Scope, View};
-use crate::runtime::controller::{self, Error, Permit, Queue, Reconcile, Runtime, Source};
+use crate::runtime::controller::{self, Error, Kind, Permit, Queue, Reconcile, Runtime, Source};
 use crate::runtime::events::Events;
 use crate::runtime::guarded::Guarded;
 use crate::runtime::state::{Newest, States};
@@ -231,43 +231,34 @@ fn event(event: &FleetEvent) -> Event {
     }
 }
 
-/// Makes events of nodes enqueue their fleet.
-pub(crate) fn follow_nodes(nodes: &mut Source<SeiNode>, fleets: Queue<SeiNodeDeployment>) {
-    nodes.observe(move |node| {
-        if let Some(fleet) = fleet_of(node) {
-            fleets.enqueue(&fleet);
-        }
-    });
-}
-
 /// Runs the controller of fleets until `stop` turns true.
 pub(crate) async fn run(
     runtime: &Arc<Runtime>,
     client: Client,
     options: &Options,
     source: Source<SeiNodeDeployment>,
-    nodes: Store<Guarded<SeiNode>>,
+    nodes: (Store<Guarded<SeiNode>>, watch::Receiver<bool>),
     mut stop: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
+    let (nodes, nodes_listed) = nodes;
+    // A fleet without its nodes would create them again. A cluster without the CRD of fleets runs nodes
+    // all the same, so nobody waits for this list.
+    let mut lists = vec![source.listed(), nodes_listed];
+    if !filled(&mut lists, &mut stop).await? {
+        return Ok(());
+    }
     let services: Arc<Cache<ServiceView>> = Arc::default();
-    let queue = source.queue();
     let scope = Scope {
         client: &client,
         namespace: options.namespace.as_deref(),
         owner_label: label::NODE_DEPLOYMENT,
-        queue: &queue,
+        owners: &source,
         metrics: &options.metrics,
     };
-    let mut listed =
-        scope.follow(&services, |service: &Lean<Service>| ServiceView::from(&service.0));
-    tokio::select! {
-        filled = listed.wait_for(|filled| *filled) => drop(filled.context("a watch ended")?),
-        _ = stop.wait_for(|stop| *stop) => return Ok(()),
-    }
-    // A fleet without its nodes would create them again.
-    tokio::select! {
-        ready = nodes.wait_until_ready() => ready.context("the watch of nodes ended")?,
-        _ = stop.wait_for(|stop| *stop) => return Ok(()),
+    let view = |service: &Lean<Service>| ServiceView::from(&service.0);
+    let mut lists = vec![scope.follow(&services, is_service_of, view)];
+    if !filled(&mut lists, &mut stop).await? {
+        return Ok(());
     }
     let reporter = Reporter { controller: FLEET_FIELD_MANAGER.to_owned(), instance: None };
     let controller = Arc::new(FleetController {
@@ -278,18 +269,41 @@ pub(crate) async fn run(
         events: Events::start(Recorder::new(client.clone(), reporter)),
         client,
     });
-    // A cluster without the CRD of fleets runs nodes all the same, so nobody waits for this list.
-    let (ready, _) = watch::channel(false);
-    controller::run(runtime.clone(), controller.clone(), source, stop, ready).await;
+    tokio::select! {
+        () = controller::run(runtime.clone(), controller.clone(), source, stop) => {}
+        () = any_closed(lists) => anyhow::bail!("the task of a watch has ended"),
+    }
     runtime.finish().await;
     controller.events.flush().await;
     Ok(())
 }
 
+/// A Service is the fleet's by its name; whether the fleet controls it is for the decision.
+fn is_service_of(service: &ObjectMeta, fleet: &ObjectMeta) -> bool {
+    service.name == fleet.name.as_deref().map(fleet_service)
+}
+
 /// The watch of fleets.
 pub(crate) fn source(client: &Client, options: &Options) -> Source<SeiNodeDeployment> {
-    Source::new(match &options.namespace {
+    Source::start(scoped(client, options), &options.metrics)
+}
+
+/// The watch of nodes. An event of a node enqueues its fleet.
+pub(crate) fn nodes_of(
+    fleets: Queue<SeiNodeDeployment>,
+    client: &Client,
+    options: &Options,
+) -> Source<SeiNode> {
+    Source::start_observed(scoped(client, options), &options.metrics, move |node| {
+        if let Some(fleet) = fleet_of(node) {
+            fleets.enqueue(&fleet);
+        }
+    })
+}
+
+fn scoped<K: Kind>(client: &Client, options: &Options) -> Api<Guarded<K>> {
+    match &options.namespace {
         Some(namespace) => Api::namespaced(client.clone(), namespace),
         None => Api::all(client.clone()),
-    })
+    }
 }
