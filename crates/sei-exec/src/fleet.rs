@@ -50,7 +50,7 @@ impl FleetCluster {
                 let created = self.api::<SeiNode>();
                 match call("create seinode", created.create(&create, node)).await {
                     Ok(created) => Ok(FleetOutcome::Node(Box::new(created))),
-                    // The cache has not shown it yet, or it is somebody else's.
+                    // The cache has not shown it yet, or it is another owner's.
                     Err(Failure::AlreadyExists) => {
                         let name = node.metadata.name.clone().unwrap_or_default();
                         let found = call("get seinode", nodes.get(&name)).await?;

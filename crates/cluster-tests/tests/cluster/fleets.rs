@@ -208,8 +208,8 @@ async fn a_paused_fleet_stops_and_starts_its_nodes() -> Result<()> {
         .await?;
     for node in ["edge-0-0", "edge-1-0"] {
         let pods = scenario.pods();
-        let gone = async || Ok(pods.get_opt(node).await?.is_none().then_some(()));
-        wait_for(&format!("{node} is gone"), gone).await?;
+        let deleted = async || Ok(pods.get_opt(node).await?.is_none().then_some(()));
+        wait_for(&format!("{node} is deleted"), deleted).await?;
     }
     edit(&scenario, json!({ "paused": false })).await?;
     until_ready(&scenario, 2).await?;
@@ -223,8 +223,8 @@ async fn a_retained_fleet_leaves_its_nodes_running_and_the_next_takes_them_back(
     until_ready(&scenario, 2).await?;
     edit(&scenario, json!({ "deletionPolicy": "Retain" })).await?;
     fleets(&scenario).delete("edge", &DeleteParams::default()).await?;
-    let gone = async || Ok(fleets(&scenario).get_opt("edge").await?.is_none().then_some(()));
-    wait_for("the fleet is deleted", gone).await?;
+    let deleted = async || Ok(fleets(&scenario).get_opt("edge").await?.is_none().then_some(()));
+    wait_for("the fleet is deleted", deleted).await?;
     for (name, node) in nodes(&scenario).await? {
         assert!(node.owner_references().is_empty(), "{name} has no owner");
         assert!(node.metadata.deletion_timestamp.is_none(), "{name} stays");

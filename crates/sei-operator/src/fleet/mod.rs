@@ -202,7 +202,7 @@ impl FleetState {
     /// The newer of what the cache has and what our own writes returned.
     fn newest_nodes(&mut self, cached: BTreeMap<String, Shared<SeiNode>>) -> Vec<Shared<SeiNode>> {
         self.nodes.retain(|name, newest| {
-            // Created by us and not shown yet, unless it was deleted since: the server then says so.
+            // Created by us and not shown yet, unless it was deleted since: a write then fails.
             cached.contains_key(name) || newest.is_ahead()
         });
         for (name, node) in &cached {
@@ -242,7 +242,7 @@ pub(crate) async fn run(
 ) -> anyhow::Result<()> {
     let (nodes, nodes_listed) = nodes;
     // A fleet without its nodes would create them again. A cluster without the CRD of fleets runs nodes
-    // all the same, so nobody waits for this list.
+    // all the same, so its readiness does not depend on this list.
     let mut lists = vec![source.listed(), nodes_listed];
     if !filled(&mut lists, &mut stop).await? {
         return Ok(());

@@ -30,7 +30,7 @@ pub(super) struct Target {
     retains_volumes: bool,
 }
 
-/// The parts of a node's spec that somebody else may own.
+/// The parts of a node's spec that others may own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Owned {
     /// The ceremony sets the peers of a fleet that begins a chain.
@@ -147,7 +147,7 @@ impl Target {
         serde_json::to_value(spec).unwrap_or_default()
     }
 
-    /// Whether the node has everything that the template gives it, whoever wrote it.
+    /// Whether the node has everything that the template gives it.
     pub(super) fn matches(&self, ordinal: usize, node: &SeiNode) -> bool {
         let desired = self.spec_of(ordinal, &node.spec);
         self.comparable(&node.spec) == self.comparable(&desired)
@@ -303,7 +303,7 @@ impl Target {
     }
 
     /// The patch after which the volume of a node outlives it, if the fleet retains volumes and the
-    /// node does not say otherwise.
+    /// spec of the node does not decide it.
     pub(super) fn retain_volume(&self, node: &SeiNode) -> Option<Value> {
         let volume = node.spec.data_volume.as_ref();
         let decided = volume.is_some_and(|volume| volume.on_delete.is_some());

@@ -1,5 +1,5 @@
 //! What is decided about a fleet: which nodes it has, which of them get a changed template, and what
-//! its status says.
+//! its status reports.
 //!
 //! A pass has no stages. Its next request follows from the snapshot alone, and the outcome goes into
 //! the snapshot; so a crash after any request resumes where it stopped.
@@ -126,7 +126,7 @@ pub struct FleetEnding {
     pub due: Option<Timestamp>,
     /// A call failed; the fleet is reconciled again later.
     pub failure: Option<Failure>,
-    /// The fleet's finalizer is gone.
+    /// The fleet's finalizer was removed.
     pub is_released: bool,
     pub events: Vec<FleetEvent>,
 }
@@ -500,7 +500,7 @@ impl FleetSnapshot {
         uid.is_some() && controller(node).map(|owner| owner.uid.as_str()) == uid
     }
 
-    /// Nodes of this fleet that nobody controls: a fleet of this name retained them.
+    /// Nodes of this fleet without a controller: a fleet of this name retained them.
     fn orphans(&self) -> impl Iterator<Item = &Shared<SeiNode>> {
         let name = self.name();
         self.nodes.iter().filter(move |node| {

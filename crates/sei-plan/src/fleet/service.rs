@@ -55,7 +55,7 @@ impl ServiceView {
         uid.is_some() && controller.map(|owner| owner.uid.as_str()) == uid
     }
 
-    /// A fleet of this name retained it: nobody controls it, and it has our label and annotation.
+    /// A fleet of this name retained it: it has our label and annotation, and no owner.
     fn is_retained_by(&self, fleet: &str) -> bool {
         self.owners.is_empty()
             && !self.is_terminating

@@ -1,4 +1,4 @@
-//! What the status of a fleet says.
+//! The status of a fleet.
 
 use std::collections::BTreeMap;
 

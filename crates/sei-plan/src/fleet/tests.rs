@@ -267,7 +267,7 @@ impl Model {
         self.most_down = self.most_down.max(self.down());
     }
 
-    /// Nodes that a rollout has down, or may take down at any moment.
+    /// Nodes that a rollout has down, or may take down next.
     fn down(&self) -> usize {
         let is_member = |machine: &Machine| {
             ordinal_in("edge", &machine.node).is_some_and(|at| at < self.snapshot().replicas())
@@ -510,7 +510,7 @@ fn a_paused_fleet_stops_its_nodes_and_releases_nothing() {
 fn an_edited_or_deleted_node_is_restored() {
     let mut model = running(2, None);
     let machine = model.nodes.get_mut("edge-1").unwrap();
-    machine.node.spec.image = "seid:hand".into();
+    machine.node.spec.image = "seid:other".into();
     machine.node.metadata.labels.as_mut().unwrap().insert("team".into(), "mine".into());
     model.nodes.remove("edge-0");
     model.settle();
@@ -539,7 +539,7 @@ fn what_is_taken_out_of_the_template_is_taken_off_the_nodes() {
 }
 
 #[test]
-fn a_node_of_somebody_else_is_left_alone_and_reported() {
+fn a_node_of_another_owner_is_left_alone_and_reported() {
     let mut model = Model::new(2, None);
     let mut foreign = SeiNode::new("edge-1", spec("seid:theirs"));
     foreign.metadata.uid = Some("theirs".into());
