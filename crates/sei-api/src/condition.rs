@@ -631,17 +631,24 @@ pub fn is(conditions: &[Condition], condition: ConditionType, status: ConditionS
     find(conditions, condition).is_some_and(|present| present.status == status.as_str())
 }
 
-/// Writes a verdict into the list. The transition time changes only when the status does; a verdict
-/// equal to the present condition changes nothing.
+/// Writes a verdict into the list.
 pub fn set(conditions: &mut Vec<Condition>, verdict: &Verdict, generation: i64, now: Timestamp) {
-    let desired = Condition {
-        type_: verdict.condition.as_str().to_owned(),
-        status: verdict.status.as_str().to_owned(),
-        reason: verdict.reason.as_str().to_owned(),
-        message: verdict.message.clone(),
-        observed_generation: Some(generation),
-        last_transition_time: Time(now),
-    };
+    put(
+        conditions,
+        Condition {
+            type_: verdict.condition.as_str().to_owned(),
+            status: verdict.status.as_str().to_owned(),
+            reason: verdict.reason.as_str().to_owned(),
+            message: verdict.message.clone(),
+            observed_generation: Some(generation),
+            last_transition_time: Time(now),
+        },
+    );
+}
+
+/// Writes a condition into the list. The transition time changes only when the status does; one that
+/// is equal to the present condition changes nothing.
+pub fn put(conditions: &mut Vec<Condition>, desired: Condition) {
     match conditions.iter_mut().find(|present| present.type_ == desired.type_) {
         Some(present) => {
             let since = if present.status == desired.status {

@@ -211,8 +211,10 @@ fn uninstalling_by_kustomize_leaves_the_definitions() -> Result<()> {
     let of = |overlay: &str| by_name(&shell.run(&format!("kubectl kustomize {overlay}"))?);
     let (mut installed, uninstalled) =
         (of("config/samples/install")?, of("config/samples/uninstall")?);
-    let definition = installed.remove("CustomResourceDefinition seinodes.sei.io");
-    assert!(definition.is_some(), "the CRD is not installed");
+    for kind in ["seinodes", "seinodedeployments"] {
+        let definition = installed.remove(&format!("CustomResourceDefinition {kind}.sei.io"));
+        assert!(definition.is_some(), "the CRD of {kind} is not installed");
+    }
     assert_eq!(installed, uninstalled);
     Ok(())
 }

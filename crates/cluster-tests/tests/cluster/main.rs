@@ -11,6 +11,7 @@ mod dashboard;
 mod disturbance_at_each_step;
 mod documents;
 mod failing_nodes;
+mod fleets;
 mod foreign_objects;
 mod go_operator_behaviour;
 mod install;

@@ -11,8 +11,8 @@ use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Client;
 use kube::runtime::events::{Recorder, Reporter};
-use kube::{Api, Client};
 use sei_api::SeiNode;
 use sei_api::names::{EVENT_COMPONENT, bootstrap_job, data_claim, label, proxy_config};
 use sei_exec::lean::Lean;
@@ -47,6 +47,7 @@ use platform_file::PlatformFile;
 pub use platform_file::read_platform;
 use reconcile::NodeController;
 use snapshot::object_json;
+pub(crate) use write_log::LoggedWrite;
 
 /// The objects of nodes, as far as decisions read them.
 #[derive(Clone, Debug, Default)]
@@ -146,7 +147,7 @@ fn is_own_pod(pod: &ObjectMeta, node: &ObjectMeta) -> bool {
 const UID_MAX: usize = 36;
 
 /// Ends when one of the tasks that hold the other ends of these channels has ended.
-async fn any_closed(channels: Vec<watch::Receiver<bool>>) {
+pub(crate) async fn any_closed(channels: Vec<watch::Receiver<bool>>) {
     let closed = |mut channel: watch::Receiver<bool>| {
         Box::pin(async move { while channel.changed().await.is_ok() {} })
     };
@@ -154,7 +155,7 @@ async fn any_closed(channels: Vec<watch::Receiver<bool>>) {
 }
 
 /// Waits until these lists are in. Returns whether they are; otherwise `stop` has turned true.
-async fn filled(
+pub(crate) async fn filled(
     lists: &mut [watch::Receiver<bool>],
     stop: &mut watch::Receiver<bool>,
 ) -> anyhow::Result<bool> {
@@ -172,14 +173,10 @@ pub(crate) async fn run(
     runtime: &Arc<Runtime>,
     client: Client,
     options: Options,
+    source: Source<SeiNode>,
     mut stop: watch::Receiver<bool>,
     ready: watch::Sender<bool>,
 ) -> anyhow::Result<()> {
-    let api = match &options.namespace {
-        Some(namespace) => Api::namespaced(client.clone(), namespace),
-        None => Api::all(client.clone()),
-    };
-    let source = Source::start(api, &options.metrics);
     let (caches, namespace) = (Caches::default(), options.namespace.as_deref());
     // Nodes come first: of other objects only those of a known node are kept. Nothing is decided
     // before the first lists are in: what is missing from a half-filled cache would appear deleted.

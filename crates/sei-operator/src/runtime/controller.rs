@@ -248,6 +248,9 @@ impl Permit {
     }
 }
 
+/// Is shown every object that a watch shows, also one that was deleted.
+type Observer<K> = Box<dyn Fn(&Guarded<K>) + Send>;
+
 /// The watch of a kind: its store, its queue and its events.
 pub struct Source<K: Kind> {
     store: Store<Guarded<K>>,
@@ -267,6 +270,15 @@ const APPEARED_MAX: usize = 1024;
 impl<K: Kind> Source<K> {
     /// Starts the watch. It ends with the source.
     pub fn start(api: Api<Guarded<K>>, metrics: &Metrics) -> Self {
+        Self::start_observed(api, metrics, |_| {})
+    }
+
+    /// The same; `observer` is shown every object that the watch shows, also one that was deleted.
+    pub fn start_observed(
+        api: Api<Guarded<K>>,
+        metrics: &Metrics,
+        observer: impl Fn(&Guarded<K>) + Send + 'static,
+    ) -> Self {
         let (store, writer) = reflector::store();
         let (queue, enqueued) = Queue::new();
         let (changes, applied) = mpsc::unbounded_channel();
@@ -276,6 +288,7 @@ impl<K: Kind> Source<K> {
         let sink = Sink {
             store: store.clone(),
             writer,
+            observer: Box::new(observer),
             changes,
             deleted: deleted.clone(),
             listed,
@@ -313,6 +326,7 @@ impl<K: Kind> Source<K> {
 struct Sink<K: Kind> {
     store: Store<Guarded<K>>,
     writer: Writer<Guarded<K>>,
+    observer: Observer<K>,
     changes: mpsc::UnboundedSender<Guarded<K>>,
     deleted: Arc<Notify>,
     listed: watch::Sender<bool>,
@@ -342,6 +356,12 @@ impl<K: Kind> Sink<K> {
             self.new.push(ObjectKey::of(object.meta()));
         }
         self.writer.apply_watcher_event(&event);
+        if let watcher::Event::Apply(object)
+        | watcher::Event::InitApply(object)
+        | watcher::Event::Delete(object) = &event
+        {
+            (self.observer)(object);
+        }
         match event {
             watcher::Event::Apply(object) => {
                 self.announce();

@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use kube::ResourceExt;
 use sei_api::key::ObjectKey;
+use sei_plan::shared::Shared;
 
 /// State of type `S` by object.
 #[derive(Debug)]
@@ -45,6 +47,69 @@ impl<S: Default> States<S> {
     pub fn remove(&self, key: &ObjectKey) {
         self.lock().remove(key);
     }
+}
+
+/// The newest version of an object that this process has seen: from the watch, or from its own write.
+/// A watch may lag behind our own writes.
+#[derive(Debug)]
+pub struct Newest<K> {
+    latest: Option<Shared<K>>,
+    /// The version that our own last write returned.
+    written: Option<String>,
+    /// The watch has not shown it yet.
+    is_ahead: bool,
+}
+
+impl<K> Default for Newest<K> {
+    fn default() -> Self {
+        Self { latest: None, written: None, is_ahead: false }
+    }
+}
+
+impl<K: ResourceExt> Newest<K> {
+    /// The newer of what the cache shows and what our own writes returned.
+    pub fn newest(&mut self, cached: &Shared<K>) -> Shared<K> {
+        if let Some(latest) = &self.latest
+            && is_current(&**latest, &**cached)
+        {
+            self.is_ahead &= version(&**latest) > version(&**cached);
+            return latest.clone();
+        }
+        self.latest = Some(cached.clone());
+        self.is_ahead = false;
+        cached.clone()
+    }
+
+    /// Keeps the object as our own write returned it.
+    pub fn wrote(&mut self, object: &Shared<K>) {
+        if !self.latest.as_ref().is_some_and(|latest| latest.is_same(object)) {
+            self.written = object.resource_version();
+            self.latest = Some(object.clone());
+            self.is_ahead = true;
+        }
+    }
+
+    /// Whether this version is the one that our own last write returned.
+    pub fn is_own_write(&self, object: &K) -> bool {
+        self.written.is_some() && self.written == object.resource_version()
+    }
+
+    pub fn is_ahead(&self) -> bool {
+        self.is_ahead
+    }
+
+    pub fn get(&self) -> Option<Shared<K>> {
+        self.latest.clone()
+    }
+}
+
+fn version(object: &impl ResourceExt) -> u64 {
+    object.resource_version().and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+/// Whether `ours` is the same object as `cached`, and no older.
+pub fn is_current<K: ResourceExt>(ours: &K, cached: &K) -> bool {
+    ours.uid() == cached.uid() && version(ours) >= version(cached)
 }
 
 #[cfg(test)]
