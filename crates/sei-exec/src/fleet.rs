@@ -43,7 +43,7 @@ impl FleetCluster {
     async fn try_perform(&self, request: &FleetRequest) -> Result<FleetOutcome, Failure> {
         let manager = Some(FLEET_FIELD_MANAGER.to_owned());
         let create = PostParams { field_manager: manager.clone(), ..PostParams::default() };
-        let patches = PatchParams { field_manager: manager, ..PatchParams::default() };
+        let params = PatchParams { field_manager: manager, ..PatchParams::default() };
         let (nodes, services) = (self.api::<Lean<SeiNode>>(), self.api::<Service>());
         match request {
             FleetRequest::CreateNode(node) => {
@@ -61,14 +61,14 @@ impl FleetCluster {
             }
             FleetRequest::PatchNode { name, patch } => {
                 let patch = Patch::Merge(patch);
-                let patched = nodes.patch(name, &patches, &patch);
+                let patched = nodes.patch(name, &params, &patch);
                 Ok(FleetOutcome::Node(Box::new(call("patch seinode", patched).await?.0)))
             }
             FleetRequest::DeleteNode { name, uid } => {
                 let preconditions =
                     Some(Preconditions { uid: Some(uid.clone()), resource_version: None });
-                let params = DeleteParams { preconditions, ..DeleteParams::default() };
-                match call("delete seinode", nodes.delete(name, &params)).await {
+                let delete = DeleteParams { preconditions, ..DeleteParams::default() };
+                match call("delete seinode", nodes.delete(name, &delete)).await {
                     Ok(_) | Err(Failure::NotFound) => Ok(FleetOutcome::Deleted),
                     Err(failure) => Err(failure),
                 }
@@ -85,7 +85,7 @@ impl FleetCluster {
             }
             FleetRequest::PatchService { name, patch } => {
                 let patch = Patch::Merge(patch);
-                let patched = services.patch(name, &patches, &patch);
+                let patched = services.patch(name, &params, &patch);
                 let patched = call("patch service", patched).await?;
                 Ok(FleetOutcome::Service(ServiceView::from(&patched)))
             }

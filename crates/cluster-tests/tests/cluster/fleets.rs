@@ -171,7 +171,10 @@ async fn a_template_reaches_every_node_and_a_revert_returns_them() -> Result<()>
 #[tokio::test]
 async fn a_bad_canary_halts_the_rollout_until_the_template_is_corrected() -> Result<()> {
     let mut scenario = Scenario::open("fleet-canary").await?;
-    let limits = json!({ "maxUnavailable": 2, "canary": { "replicas": 1, "bakeSeconds": 5 } });
+    let limits = json!({
+        "maxUnavailable": 2, "progressDeadlineSeconds": 15,
+        "canary": { "replicas": 1, "bakeSeconds": 5 },
+    });
     create(&scenario, manifest(4, limits)).await?;
     until_ready(&scenario, 4).await?;
     scenario.set_image_behaviour("seid:bad", Behaviour::CrashesAtOnce);

@@ -3,7 +3,7 @@
 //! It decides nothing: `sei_plan::fleet` does. The nodes come from the watch of the controller of
 //! `SeiNode`, so that they are kept once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::runtime::reflector::Store;
-use kube::{Api, Client, Resource as _};
+use kube::{Api, Client, Resource as _, ResourceExt as _};
 use sei_api::fleet::SeiNodeDeploymentStatus;
 use sei_api::key::ObjectKey;
 use sei_api::names::{FLEET_FIELD_MANAGER, fleet_service, label};
@@ -128,8 +128,7 @@ impl FleetState {
     fn wrote(&mut self, pass: &FleetPass) {
         self.fleet.wrote(pass.fleet());
         for node in pass.nodes() {
-            let name = node.metadata.name.clone().unwrap_or_default();
-            self.nodes.entry(name).or_default().wrote(node);
+            self.nodes.entry(node.name_any()).or_default().wrote(node);
         }
     }
 }
@@ -142,11 +141,7 @@ impl FleetController {
         });
         let nodes: Vec<Shared<SeiNode>> = nodes.collect();
         self.states.with(key, |state| {
-            let known: BTreeMap<String, Shared<SeiNode>> = nodes
-                .into_iter()
-                .map(|node| (node.metadata.name.clone().unwrap_or_default(), node))
-                .collect();
-            let nodes = state.newest_nodes(known);
+            let nodes = state.newest_nodes(&nodes);
             FleetSnapshot {
                 fleet: state.fleet.newest(cached),
                 nodes,
@@ -200,13 +195,11 @@ impl FleetController {
 
 impl FleetState {
     /// The newer of what the cache has and what our own writes returned.
-    fn newest_nodes(&mut self, cached: BTreeMap<String, Shared<SeiNode>>) -> Vec<Shared<SeiNode>> {
-        self.nodes.retain(|name, newest| {
-            // Created by us and not shown yet, unless it was deleted since: a write then fails.
-            cached.contains_key(name) || newest.is_ahead()
-        });
-        for (name, node) in &cached {
-            self.nodes.entry(name.clone()).or_default().newest(node);
+    fn newest_nodes(&mut self, cached: &[Shared<SeiNode>]) -> Vec<Shared<SeiNode>> {
+        let names: BTreeSet<String> = cached.iter().map(|node| node.name_any()).collect();
+        self.nodes.retain(|name, newest| names.contains(name) || newest.is_unseen());
+        for node in cached {
+            self.nodes.entry(node.name_any()).or_default().newest(node);
         }
         self.nodes.values().filter_map(Newest::get).collect()
     }

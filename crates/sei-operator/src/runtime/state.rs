@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use kube::ResourceExt;
 use sei_api::key::ObjectKey;
@@ -49,6 +50,9 @@ impl<S: Default> States<S> {
     }
 }
 
+/// How long an object that we created may take to be shown by the watch.
+const SHOWN_WITHIN: Duration = Duration::from_secs(60);
+
 /// The newest version of an object that this process has seen: from the watch, or from its own write.
 /// A watch may lag behind our own writes.
 #[derive(Debug)]
@@ -56,37 +60,40 @@ pub struct Newest<K> {
     latest: Option<Shared<K>>,
     /// The version that our own last write returned.
     written: Option<String>,
-    /// The watch has not shown it yet.
-    is_ahead: bool,
+    /// Since when the watch has not shown an object that we created.
+    unseen_since: Option<Instant>,
 }
 
 impl<K> Default for Newest<K> {
     fn default() -> Self {
-        Self { latest: None, written: None, is_ahead: false }
+        Self { latest: None, written: None, unseen_since: None }
     }
 }
 
 impl<K: ResourceExt> Newest<K> {
     /// The newer of what the cache shows and what our own writes returned.
     pub fn newest(&mut self, cached: &Shared<K>) -> Shared<K> {
+        self.unseen_since = None;
         if let Some(latest) = &self.latest
             && is_current(&**latest, &**cached)
         {
-            self.is_ahead &= version(&**latest) > version(&**cached);
             return latest.clone();
         }
         self.latest = Some(cached.clone());
-        self.is_ahead = false;
         cached.clone()
     }
 
     /// Keeps the object as our own write returned it.
     pub fn wrote(&mut self, object: &Shared<K>) {
-        if !self.latest.as_ref().is_some_and(|latest| latest.is_same(object)) {
-            self.written = object.resource_version();
-            self.latest = Some(object.clone());
-            self.is_ahead = true;
+        let latest = self.latest.as_ref();
+        if latest.is_some_and(|latest| latest.is_same(object)) {
+            return;
         }
+        if latest.is_none_or(|latest| latest.uid() != object.uid()) {
+            self.unseen_since = Some(Instant::now());
+        }
+        self.written = object.resource_version();
+        self.latest = Some(object.clone());
     }
 
     /// Whether this version is the one that our own last write returned.
@@ -94,8 +101,9 @@ impl<K: ResourceExt> Newest<K> {
         self.written.is_some() && self.written == object.resource_version()
     }
 
-    pub fn is_ahead(&self) -> bool {
-        self.is_ahead
+    /// Whether we created it and the watch will show it soon.
+    pub fn is_unseen(&self) -> bool {
+        self.unseen_since.is_some_and(|since| since.elapsed() < SHOWN_WITHIN)
     }
 
     pub fn get(&self) -> Option<Shared<K>> {
@@ -125,5 +133,25 @@ mod tests {
         assert_eq!(states.find(&key, |count| *count), Some(1));
         states.remove(&key);
         assert_eq!(states.keys(), []);
+    }
+
+    #[test]
+    fn an_object_that_we_created_counts_until_the_watch_has_shown_it() {
+        let pod = |uid: &str, version: &str| {
+            let mut pod = k8s_openapi::api::core::v1::Pod::default();
+            pod.metadata.uid = Some(uid.to_owned());
+            pod.metadata.resource_version = Some(version.to_owned());
+            Shared::new(pod)
+        };
+        let mut newest = Newest::default();
+        newest.wrote(&pod("a", "5"));
+        assert!(newest.is_unseen(), "created");
+        assert!(newest.is_own_write(&pod("a", "5")));
+        newest.newest(&pod("a", "5"));
+        newest.wrote(&pod("a", "9"));
+        assert!(!newest.is_unseen(), "changed after the watch had shown it");
+        let version = |pod: &Shared<k8s_openapi::api::core::v1::Pod>| pod.resource_version();
+        assert_eq!(version(&newest.newest(&pod("a", "5"))).as_deref(), Some("9"));
+        assert_eq!(version(&newest.newest(&pod("b", "3"))).as_deref(), Some("3"), "created again");
     }
 }

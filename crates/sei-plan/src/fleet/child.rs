@@ -1,11 +1,12 @@
 //! What the nodes of a fleet should be, and how a node differs from that.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use sei_api::fleet::{DeletionPolicy, SeiNodeDeployment};
 use sei_api::names::{GROUP, VERSION, annotation, fleet_node, label};
-use sei_api::node::{GenesisCeremony, OnDelete, SeiNodeSpec};
+use sei_api::node::{DataVolumeSpec, GenesisCeremony, OnDelete, SeiNodeSpec};
 use sei_api::{SeiNode, names};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -86,7 +87,9 @@ impl Target {
             "annotations": target.annotations,
         });
         let digest = Sha256::digest(canonical_json(&of_hash).as_bytes());
-        target.hash = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        for byte in digest.iter().take(8) {
+            write!(target.hash, "{byte:02x}").expect("writing to a String cannot fail");
+        }
         target
     }
 
@@ -140,7 +143,7 @@ impl Target {
             && self.spec.data_volume.is_none()
         {
             volume.on_delete = None;
-            if *volume == Default::default() {
+            if *volume == DataVolumeSpec::default() {
                 spec.data_volume = None;
             }
         }
@@ -253,15 +256,13 @@ impl Target {
 
     /// The labels and annotations of a node that have to change.
     fn metadata_patch(&self, node: &SeiNode) -> Option<Value> {
-        let none = BTreeMap::new();
         let ordinal = ordinal_of(node).unwrap_or_default();
         let present = |map: &Option<BTreeMap<String, String>>| map.clone().unwrap_or_default();
         let before: TemplateKeys = node
             .metadata
             .annotations
             .as_ref()
-            .unwrap_or(&none)
-            .get(annotation::FLEET_METADATA)
+            .and_then(|annotations| annotations.get(annotation::FLEET_METADATA))
             .and_then(|text| serde_json::from_str(text).ok())
             .unwrap_or_default();
         let mut labels = json!({});

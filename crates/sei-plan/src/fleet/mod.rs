@@ -23,7 +23,7 @@ mod service;
 mod status;
 
 use child::{Target, controller, guarded, ordinal_in, stamp};
-use rollout::{Context, Limits, Member, Next};
+use rollout::{Context, Flight, Limits, Member, Next, Release};
 pub use service::ServiceView;
 
 #[cfg(test)]
@@ -350,7 +350,7 @@ impl FleetPass {
         let name = node.metadata.name.clone().unwrap_or_default();
         let member = plan.members.iter().find(|member| member.ordinal == ordinal)?;
         let patch = target.release(ordinal, node);
-        if member.is_down && !member.is_in_flight {
+        if member.is_down && member.flight == Flight::No {
             self.released_down.push(name.clone());
         }
         Some(FleetRequest::PatchNode { name, patch })
@@ -399,10 +399,17 @@ impl FleetPass {
         let order = rollout::in_order(&limits, nodes.keys().copied());
         let members = order.iter().enumerate().filter_map(|(place, ordinal)| {
             let node = nodes.get(ordinal)?;
-            let record = snapshot.record(node);
-            let released_at = record.and_then(|record| Some(record.released_at.as_ref()?.0));
-            let is_target = snapshot.target_hash() == Some(target.hash.as_str());
-            let released_now = self.released_down.contains(&name_of(node));
+            let is_of_target = snapshot.target_hash() == Some(target.hash.as_str());
+            let record = snapshot.record(node).and_then(|record| {
+                let (at, was_down) =
+                    (record.released_at.as_ref()?.0, record.was_down == Some(true));
+                Some(Release { at, is_of_target, was_down })
+            });
+            let now = self.released_down.contains(&name_of(node)).then_some(Release {
+                at: snapshot.now,
+                is_of_target: true,
+                was_down: true,
+            });
             let mut member = Member::of(
                 node,
                 *ordinal,
@@ -410,10 +417,7 @@ impl FleetPass {
                     limits: &limits,
                     has_template: snapshot.has_template(&target, *ordinal, node),
                     is_stamped: stamp(node).is_some(),
-                    released_at: released_at.filter(|_| is_target),
-                    was_released: released_at.is_some(),
-                    was_down: released_now
-                        || record.is_some_and(|record| record.was_down == Some(true)),
+                    release: now.or(record),
                     place,
                     now: snapshot.now,
                 },
@@ -532,15 +536,13 @@ impl FleetSnapshot {
 
     /// Whether the node was given the target, and still has it.
     fn has_template(&self, target: &Target, ordinal: usize, node: &SeiNode) -> bool {
-        match stamp(node) {
-            Some(stamp) => stamp == target.hash && target.matches(ordinal, node),
-            // Another operator made it: what that one never passed on waits for the next template.
-            None => {
-                let adopted = self.status().and_then(|status| status.adopted_template.as_deref());
-                adopted.is_none_or(|adopted| adopted == target.hash)
-                    && target.matches_as_passed_on(ordinal, node)
-            }
+        if let Some(stamp) = stamp(node) {
+            return stamp == target.hash && target.matches(ordinal, node);
         }
+        // Another operator made it: what that one never passed on waits for the next template.
+        let adopted = self.status().and_then(|status| status.adopted_template.as_deref());
+        adopted.is_none_or(|adopted| adopted == target.hash)
+            && target.matches_as_passed_on(ordinal, node)
     }
 
     /// Replaces a node, or adds it.
@@ -557,7 +559,6 @@ fn name_of(node: &SeiNode) -> String {
     node.metadata.name.clone().unwrap_or_default()
 }
 
-#[expect(clippy::ptr_arg, reason = "it is passed to iterators over strings")]
 fn is_ours(finalizer: &String) -> bool {
     finalizer == FLEET_FINALIZER
 }

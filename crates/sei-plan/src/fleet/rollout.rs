@@ -20,14 +20,15 @@ use crate::planner::later;
 pub(super) struct Limits {
     /// How many nodes may be down because of the rollout.
     max_unavailable: usize,
-    reverse: bool,
+    order: Order,
     canaries: usize,
     canary_bake: Duration,
     needs_ready: bool,
     needs_sidecar: bool,
     bake: Duration,
     deadline: Option<Duration>,
-    halts: bool,
+    /// What happens after a failure; without limits nothing is held back.
+    on_failure: OnFailure,
 }
 
 impl Limits {
@@ -46,14 +47,18 @@ impl Limits {
                 .max_unavailable
                 .as_ref()
                 .map_or(usize::MAX, |share| at_once(share, replicas)),
-            reverse: rules.order == Some(Order::ReverseOrdinal),
+            order: rules.order.unwrap_or_default(),
             canaries: usize::try_from(canary.replicas).unwrap_or(0).min(replicas),
             canary_bake: seconds(Some(canary.bake_seconds)),
             needs_ready: health.require_pod_ready.unwrap_or(true),
             needs_sidecar: health.require_sidecar_ready.unwrap_or(false),
             bake: seconds(health.bake_seconds),
             deadline: rules.progress_deadline_seconds.map(|value| seconds(Some(value))),
-            halts: is_limited && rules.on_failure.unwrap_or_default() == OnFailure::Halt,
+            on_failure: match rules.on_failure {
+                Some(chosen) => chosen,
+                None if is_limited => OnFailure::Halt,
+                None => OnFailure::Continue,
+            },
         }
     }
 
@@ -85,13 +90,32 @@ pub(super) struct Member {
     pub(super) is_down: bool,
     /// It was down when it got a template, and was not healthy since.
     pub(super) was_down: bool,
-    /// It is not healthy because it got a template, this one or an earlier one: it takes from the limit.
-    pub(super) is_in_flight: bool,
-    /// It has an earlier template and is not healthy since: another template costs nothing more.
-    pub(super) is_taken: bool,
+    pub(super) flight: Flight,
     /// When its state may change although nothing happens.
     pub(super) due: Option<Timestamp>,
     pub(super) message: String,
+}
+
+/// Whether a node takes from the limit of the rollout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Flight {
+    /// It does not: it is healthy, or it is down for another reason.
+    No,
+    /// It does: it is not healthy because it got a template, this one or an earlier one.
+    Yes,
+    /// It does, by an earlier template: this one costs nothing more.
+    Taken,
+}
+
+/// What the status of the fleet has about a node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Release {
+    /// When it got a template that it was not healthy with since.
+    pub(super) at: Timestamp,
+    /// That template is the target.
+    pub(super) is_of_target: bool,
+    /// It was down before.
+    pub(super) was_down: bool,
 }
 
 /// What is known about a node beside the node itself.
@@ -102,11 +126,7 @@ pub(super) struct Context<'a> {
     pub(super) has_template: bool,
     /// The fleet gave it a template, this one or an earlier one.
     pub(super) is_stamped: bool,
-    /// When it got the target's template.
-    pub(super) released_at: Option<Timestamp>,
-    /// It got an earlier template and was not healthy since.
-    pub(super) was_released: bool,
-    pub(super) was_down: bool,
+    pub(super) release: Option<Release>,
     /// Its place in the order of the rollout.
     pub(super) place: usize,
     pub(super) now: Timestamp,
@@ -114,34 +134,39 @@ pub(super) struct Context<'a> {
 
 impl Member {
     pub(super) fn of(node: &SeiNode, ordinal: usize, context: Context<'_>) -> Self {
-        let none = SeiNodeStatus::default();
-        let status = node.status.as_ref().unwrap_or(&none);
+        let empty = SeiNodeStatus::default();
+        let status = node.status.as_ref().unwrap_or(&empty);
         let ready = ready_condition(status);
         let is_down = ready.is_some_and(|ready| ready.status == "False");
         let health = health(node, status, context.limits);
-        let was_down = context.was_down && health.is_err();
+        let was_down = context.release.is_some_and(|release| release.was_down) && health.is_err();
         let member = |state, due, message: String| Self {
             ordinal,
             name: node.metadata.name.clone().unwrap_or_default(),
             state,
             is_down,
             was_down,
-            is_in_flight: state != NodeState::Healthy && !was_down,
-            is_taken: false,
+            flight: match state {
+                NodeState::Healthy => Flight::No,
+                _ if was_down => Flight::No,
+                _ => Flight::Yes,
+            },
             due,
             message,
         };
         if !context.has_template {
             // An earlier template may still be on its way to the node.
             let moves = context.is_stamped && !is_settled(node, status) && !is_held(status);
-            let was_up = health.is_err() && !was_down;
-            return Self {
-                is_in_flight: was_up && (context.was_released || moves),
-                is_taken: was_up && context.was_released,
-                ..member(NodeState::Outdated, None, String::new())
+            let flight = match context.release {
+                _ if health.is_ok() || was_down => Flight::No,
+                Some(_) => Flight::Taken,
+                None if moves => Flight::Yes,
+                None => Flight::No,
             };
+            return Self { flight, ..member(NodeState::Outdated, None, String::new()) };
         }
-        let deadline = context.limits.deadline.zip(context.released_at);
+        let release = context.release.filter(|release| release.is_of_target);
+        let deadline = context.limits.deadline.zip(release.map(|release| release.at));
         let deadline = deadline.map(|(deadline, since)| later(since, deadline));
         if let Some(why) = failure(node, status) {
             return member(NodeState::Broken, None, why);
@@ -161,7 +186,7 @@ impl Member {
         let baked = health.map(|since| later(since, bake));
         match baked.filter(|baked| *baked > context.now && !bake.is_zero()) {
             // A node that this rollout has not released has nothing to prove.
-            Some(baked) if context.released_at.is_some() => {
+            Some(baked) if release.is_some() => {
                 member(NodeState::Updated, Some(baked), "must stay healthy for a while".to_owned())
             }
             _ => member(NodeState::Healthy, None, String::new()),
@@ -244,7 +269,7 @@ fn health(
 pub(super) fn in_order(limits: &Limits, ordinals: impl Iterator<Item = usize>) -> Vec<usize> {
     let mut ordinals: Vec<_> = ordinals.collect();
     ordinals.sort_unstable();
-    if limits.reverse {
+    if limits.order == Order::ReverseOrdinal {
         ordinals.reverse();
     }
     ordinals
@@ -271,12 +296,12 @@ pub(super) fn next(members: &[Member], limits: &Limits) -> Next {
     }
     let broken: Vec<_> =
         members.iter().filter(|member| member.state == NodeState::Broken).collect();
-    let is_halted = limits.halts && !broken.is_empty();
+    let is_halted = limits.on_failure == OnFailure::Halt && !broken.is_empty();
     // Taking a node that is down to the new template costs nothing, and a chain that has halted at an
     // upgrade needs many nodes at once. After a failure one node that is down proves no halt.
     let down = members.iter().filter(|member| member.is_down).count();
     let chain_is_halted = down >= 2 && down.saturating_mul(3) >= members.len();
-    let costs_nothing = |member: &&Member| member.is_taken || member.is_down;
+    let costs_nothing = |member: &&Member| member.flight == Flight::Taken || member.is_down;
     if let Some(member) = outdated().find(costs_nothing)
         && (!is_halted || chain_is_halted)
     {
@@ -286,7 +311,7 @@ pub(super) fn next(members: &[Member], limits: &Limits) -> Next {
         let why = |member: &&Member| format!("{}: {}", member.name, member.message);
         return Next::Halted(broken.iter().map(why).collect::<Vec<_>>().join("; "));
     }
-    let in_flight = members.iter().filter(|member| member.is_in_flight).count();
+    let in_flight = members.iter().filter(|member| member.flight != Flight::No).count();
     if in_flight >= limits.max_unavailable {
         return Next::Wait;
     }

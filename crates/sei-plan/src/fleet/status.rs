@@ -1,6 +1,7 @@
 //! The status of a fleet.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use sei_api::fleet::{
@@ -12,7 +13,7 @@ use sei_api::status::SeiNodePhase;
 use sei_api::{SeiNode, condition};
 
 use super::child::stamp;
-use super::rollout::{Member, Next};
+use super::rollout::{Flight, Member, Next};
 use super::{FleetEvent, FleetSnapshot, Survey, name_of};
 
 /// How many nodes a message names.
@@ -179,15 +180,12 @@ fn rollout_condition(
     let total = survey.members.len();
     let (updated, healthy) = (updated(&survey.members), healthy(&survey.members));
     let progress = format!("{updated} of {total} nodes are updated, {healthy} healthy");
-    Some(match &survey.next {
-        Next::Halted(why) => (kind, true, "RolloutHalted", format!("{progress}; halted by {why}")),
-        _ => {
-            let batch = named(&rollout.batch);
-            let waits =
-                if batch.is_empty() { String::new() } else { format!("; in progress: {batch}") };
-            (kind, true, "TemplateChanged", format!("{progress}{waits}"))
-        }
-    })
+    if let Next::Halted(why) = &survey.next {
+        return Some((kind, true, "RolloutHalted", format!("{progress}; halted by {why}")));
+    }
+    let batch = named(&rollout.batch);
+    let waits = if batch.is_empty() { String::new() } else { format!("; in progress: {batch}") };
+    Some((kind, true, "TemplateChanged", format!("{progress}{waits}")))
 }
 
 /// The condition `Ready`: every node runs the template and is Ready.
@@ -302,7 +300,7 @@ fn record(
     let released_at = match member.state {
         NodeState::Healthy => None,
         // It got an earlier template, and is not healthy since.
-        NodeState::Outdated => before.filter(|_| member.is_in_flight || member.was_down),
+        NodeState::Outdated => before.filter(|_| member.flight != Flight::No || member.was_down),
         _ => is_rolling.then(|| before.filter(|_| is_target).unwrap_or(Time(snapshot.now))),
     };
     FleetNode {
@@ -437,7 +435,7 @@ fn count(number: usize) -> i32 {
 fn named(all: &[String]) -> String {
     let mut text = all.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join("; ");
     if all.len() > NAMED_MAX {
-        text.push_str(&format!("; and {} more", all.len() - NAMED_MAX));
+        write!(text, "; and {} more", all.len() - NAMED_MAX).expect("a String takes everything");
     }
     text
 }
