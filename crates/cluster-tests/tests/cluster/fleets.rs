@@ -17,7 +17,7 @@ fn fleets(scenario: &Scenario) -> Api<SeiNodeDeployment> {
     Api::namespaced(scenario.admin(), scenario.namespace())
 }
 
-fn manifest(replicas: i32, strategy: Value) -> Value {
+fn manifest(replicas: i32, strategy: &Value) -> Value {
     json!({
         "apiVersion": "sei.io/v1alpha1", "kind": "SeiNodeDeployment",
         "metadata": { "name": "edge" },
@@ -92,7 +92,7 @@ async fn nodes(scenario: &Scenario) -> Result<BTreeMap<String, SeiNode>> {
 #[tokio::test]
 async fn a_fleet_creates_scales_and_deletes_its_nodes() -> Result<()> {
     let scenario = Scenario::open("fleet-scale").await?;
-    create(&scenario, manifest(2, Value::Null)).await?;
+    create(&scenario, manifest(2, &Value::Null)).await?;
     let status = until_ready(&scenario, 2).await?;
     assert_eq!(status.phase, Some(FleetPhase::Ready));
     let pod = scenario.pods().get("edge-0-0").await?;
@@ -132,7 +132,7 @@ async fn a_fleet_creates_scales_and_deletes_its_nodes() -> Result<()> {
 #[tokio::test]
 async fn a_template_reaches_every_node_and_a_revert_returns_them() -> Result<()> {
     let scenario = Scenario::open("fleet-image").await?;
-    create(&scenario, manifest(3, Value::Null)).await?;
+    create(&scenario, manifest(3, &Value::Null)).await?;
     until_ready(&scenario, 3).await?;
     edit(&scenario, image("seid:v2")).await?;
     let rolling =
@@ -175,7 +175,7 @@ async fn a_bad_canary_halts_the_rollout_until_the_template_is_corrected() -> Res
         "maxUnavailable": 2, "progressDeadlineSeconds": 15,
         "canary": { "replicas": 1, "bakeSeconds": 5 },
     });
-    create(&scenario, manifest(4, limits)).await?;
+    create(&scenario, manifest(4, &limits)).await?;
     until_ready(&scenario, 4).await?;
     scenario.set_image_behaviour("seid:bad", Behaviour::CrashesAtOnce);
     edit(&scenario, image("seid:bad")).await?;
@@ -204,7 +204,7 @@ async fn a_bad_canary_halts_the_rollout_until_the_template_is_corrected() -> Res
 #[tokio::test]
 async fn a_paused_fleet_stops_and_starts_its_nodes() -> Result<()> {
     let scenario = Scenario::open("fleet-pause").await?;
-    create(&scenario, manifest(2, Value::Null)).await?;
+    create(&scenario, manifest(2, &Value::Null)).await?;
     until_ready(&scenario, 2).await?;
     edit(&scenario, json!({ "paused": true })).await?;
     until(&scenario, "the fleet is paused", |status| status.phase == Some(FleetPhase::Paused))
@@ -222,7 +222,7 @@ async fn a_paused_fleet_stops_and_starts_its_nodes() -> Result<()> {
 #[tokio::test]
 async fn a_retained_fleet_leaves_its_nodes_running_and_the_next_takes_them_back() -> Result<()> {
     let scenario = Scenario::open("fleet-retain").await?;
-    create(&scenario, manifest(2, Value::Null)).await?;
+    create(&scenario, manifest(2, &Value::Null)).await?;
     until_ready(&scenario, 2).await?;
     edit(&scenario, json!({ "deletionPolicy": "Retain" })).await?;
     fleets(&scenario).delete("edge", &DeleteParams::default()).await?;
@@ -232,7 +232,7 @@ async fn a_retained_fleet_leaves_its_nodes_running_and_the_next_takes_them_back(
         assert!(node.owner_references().is_empty(), "{name} has no owner");
         assert!(node.metadata.deletion_timestamp.is_none(), "{name} stays");
     }
-    create(&scenario, manifest(2, Value::Null)).await?;
+    create(&scenario, manifest(2, &Value::Null)).await?;
     until_ready(&scenario, 2).await?;
     for node in ["edge-0", "edge-1"] {
         assert_eq!(scenario.pods_seen(node).await?, 1, "{node} never restarted");
@@ -251,7 +251,7 @@ async fn objects_of_others_are_left_alone_and_named() -> Result<()> {
         "spec": { "ports": [{ "port": 80 }] },
     }))?;
     scenario.services().create(&PostParams::default(), &service).await?;
-    create(&scenario, manifest(2, Value::Null)).await?;
+    create(&scenario, manifest(2, &Value::Null)).await?;
     let status = until(&scenario, "the conflict is reported", |status| {
         condition(status, "Ready").starts_with("False/NodeConflict")
     })
@@ -271,7 +271,7 @@ async fn objects_of_others_are_left_alone_and_named() -> Result<()> {
 #[tokio::test]
 async fn an_operator_killed_during_a_rollout_keeps_its_limit() -> Result<()> {
     let mut scenario = Scenario::open("fleet-crash").await?;
-    create(&scenario, manifest(5, json!({ "maxUnavailable": 1 }))).await?;
+    create(&scenario, manifest(5, &json!({ "maxUnavailable": 1 }))).await?;
     until_ready(&scenario, 5).await?;
     edit(&scenario, image("seid:v2")).await?;
     let (stop, mut stopped) = tokio::sync::watch::channel(false);
@@ -307,16 +307,19 @@ async fn an_operator_killed_during_a_rollout_keeps_its_limit() -> Result<()> {
     scenario.close().await
 }
 
+/// A change of a manifest.
+type Change = fn(&mut Value);
+
 #[tokio::test]
 async fn the_server_refuses_fleets_that_cannot_work() -> Result<()> {
     let scenario = Scenario::open_without_operator("fleet-refused").await?;
     let params = PostParams { dry_run: true, ..PostParams::default() };
-    let with = |change: fn(&mut Value)| {
-        let mut fleet = manifest(2, Value::Null);
+    let with = |change: Change| {
+        let mut fleet = manifest(2, &Value::Null);
         change(&mut fleet);
         fleet
     };
-    let refused: [(&str, fn(&mut Value)); 9] = [
+    let refused: [(&str, Change); 9] = [
         ("spec.replicas", |fleet| fleet["spec"]["replicas"] = json!(-1)),
         ("spec.replicas", |fleet| fleet["spec"]["replicas"] = json!(10_000)),
         ("maxUnavailable must be", |fleet| {
@@ -347,7 +350,7 @@ async fn the_server_refuses_fleets_that_cannot_work() -> Result<()> {
         let error = fleets(&scenario).create(&params, &fleet).await.expect_err(message);
         assert!(error.to_string().contains(message), "{message}: {error}");
     }
-    create(&scenario, manifest(2, Value::Null)).await?;
+    create(&scenario, manifest(2, &Value::Null)).await?;
     let changes = [
         ("chainId is immutable", json!({ "template": { "spec": { "chainId": "other" } } })),
         ("mode", json!({ "template": { "spec": { "fullNode": null, "archive": {} } } })),
