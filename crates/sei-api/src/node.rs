@@ -17,7 +17,6 @@ use crate::status::SeiNodeStatus;
     plural = "seinodes",
     singular = "seinode",
     shortname = "snode",
-    shortname = "sn",
     category = "sei",
     namespaced,
     status = "SeiNodeStatus",

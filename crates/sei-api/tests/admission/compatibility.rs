@@ -340,7 +340,7 @@ fn the_crd_has_the_names_of_the_go_operator() {
     }
     expect![[r#"
         "seinodes.sei.io" "sei.io" "v1alpha1" scope "Namespaced"
-        "SeiNode" "seinodes" "seinode" ["snode","sn"] ["sei"]
+        "SeiNode" "seinodes" "seinode" ["snode"] ["sei"]
         served true storage true subresources {"status":{}}
         "Ready" "string" null ".status.conditions[?(@.type==\"Ready\")].status"
         "Reason" "string" null ".status.conditions[?(@.type==\"Ready\")].reason"
