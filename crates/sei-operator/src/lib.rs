@@ -92,7 +92,7 @@ pub async fn run(
 ) -> anyhow::Result<()> {
     let runtime = Runtime::new(options.metrics.clone(), options.in_flight.clone());
     let fleets = fleet::source(&client, &options);
-    let nodes = fleet::nodes_of(fleets.queue(), &client, &options);
+    let nodes = fleet::nodes_of(&fleets, &client, &options);
     let known = (nodes.store(), nodes.listed());
     let controllers = async {
         let fleets = fleet::run(&runtime, client.clone(), &options, fleets, known, stop.clone());

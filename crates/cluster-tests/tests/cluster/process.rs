@@ -1,7 +1,6 @@
 //! The operator as a process: flags, lease, probes and metrics.
 
 use std::fs::File;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
@@ -9,6 +8,7 @@ use crate::alerts::check;
 use crate::recording::{Fires, Scrape, scrape};
 use anyhow::{Context as _, Result, ensure};
 use cluster_tests::docs::commands;
+use cluster_tests::install::free_port;
 use cluster_tests::operator::PLATFORM;
 use cluster_tests::{boot, minor, wait_for};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -54,10 +54,6 @@ pub(crate) fn program() -> Result<PathBuf> {
         .and_then(|deps| deps.parent())
         .context("the test program has no parent folder")?;
     Ok(folder.join("sei-operator"))
-}
-
-pub(crate) fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 fn start(program: &Path, plane: &ControlPlane, identity: &str) -> Result<Process> {

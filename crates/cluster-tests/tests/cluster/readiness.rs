@@ -13,7 +13,7 @@ use serde_json::json;
 /// A line of `kubectl get seinodes`, by the names of its columns; without name and age.
 fn shown(shell: &Shell, scenario: &Scenario, name: &str) -> Result<String> {
     let namespace = scenario.namespace();
-    let text = shell.run(&format!("kubectl -n {namespace} get sn {name}"))?;
+    let text = shell.run(&format!("kubectl -n {namespace} get seinodes {name}"))?;
     let mut lines = text.lines();
     let heads = lines.next().context("no head line")?;
     let line = lines.next().context("no line")?;
@@ -105,8 +105,9 @@ async fn a_change_of_chain_or_mode_is_refused_at_once() -> Result<()> {
         (r#"{"image":"foo bar"}"#, "spec.image in body should match"),
     ] {
         let namespace = scenario.namespace();
-        let patch =
-            format!("kubectl -n {namespace} patch sn rpc --type=merge -p '{{\"spec\":{spec}}}'");
+        let patch = format!(
+            "kubectl -n {namespace} patch seinode rpc --type=merge -p '{{\"spec\":{spec}}}'"
+        );
         let refused = shell.run(&patch).err().with_context(|| format!("{spec} was accepted"))?;
         assert!(format!("{refused:#}").contains(message), "{refused:#}");
     }

@@ -594,7 +594,8 @@ async fn agree(scenario: &Scenario, metrics: &Metrics, node: &str) -> Result<boo
     let drifted = gauge("sei_controller_seinode_drifted");
     let pending = gauge("sei_controller_seinode_pending_update");
     let Some(update) = &status.pending_update else {
-        return Ok(drift.starts_with("False/InSync") && pending.is_empty());
+        let is_in_sync = drift.starts_with("False/InSync") || drift.starts_with("False/Paused");
+        return Ok(is_in_sync && pending.is_empty());
     };
     let reason =
         reasons(update.state).iter().find(|reason| drift.starts_with(&format!("True/{reason}")));

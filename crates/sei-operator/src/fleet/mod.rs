@@ -27,7 +27,7 @@ use tokio::sync::watch;
 use crate::Options;
 use crate::node::{LoggedWrite, any_closed, filled};
 use crate::runtime::cache::{Cache, Scope, View};
-use crate::runtime::controller::{self, Error, Kind, Permit, Queue, Reconcile, Runtime, Source};
+use crate::runtime::controller::{self, Error, Kind, Permit, Reconcile, Runtime, Source};
 use crate::runtime::events::Events;
 use crate::runtime::guarded::Guarded;
 use crate::runtime::state::{Newest, States};
@@ -46,6 +46,14 @@ fn fleet_of(node: &Guarded<SeiNode>) -> Option<ObjectKey> {
             owner.controller == Some(true) && owner.kind == SeiNodeDeployment::kind(&())
         });
     let fleet = owner.map(|owner| &owner.name).or(label)?;
+    Some(ObjectKey::new(metadata.namespace.clone()?, fleet))
+}
+
+/// The fleet whose node would have this name.
+fn fleet_named_by(node: &Guarded<SeiNode>) -> Option<ObjectKey> {
+    let metadata = node.meta();
+    let (fleet, ordinal) = metadata.name.as_deref()?.rsplit_once('-')?;
+    ordinal.parse::<u32>().ok()?;
     Some(ObjectKey::new(metadata.namespace.clone()?, fleet))
 }
 
@@ -136,7 +144,8 @@ impl FleetState {
 impl FleetController {
     fn snapshot(&self, cached: &Shared<SeiNodeDeployment>, key: &ObjectKey) -> FleetSnapshot {
         let nodes = self.nodes.state().into_iter().filter_map(|node| {
-            let is_member = fleet_of(&node).as_ref() == Some(key) || is_named_like(&node, key);
+            let is_member =
+                [fleet_of(&node), fleet_named_by(&node)].iter().flatten().any(|fleet| fleet == key);
             node.0.as_ref().ok().filter(|_| is_member).cloned()
         });
         let nodes: Vec<Shared<SeiNode>> = nodes.collect();
@@ -203,15 +212,6 @@ impl FleetState {
         }
         self.nodes.values().filter_map(Newest::get).collect()
     }
-}
-
-/// Whether the name of a node is the fleet's with an ordinal: it may be in the way.
-fn is_named_like(node: &Guarded<SeiNode>, key: &ObjectKey) -> bool {
-    let metadata = node.meta();
-    let name = metadata.name.as_deref().unwrap_or_default();
-    let ordinal = name.strip_prefix(&key.name).and_then(|rest| rest.strip_prefix('-'));
-    metadata.namespace.as_deref() == Some(&key.namespace)
-        && ordinal.is_some_and(|text| text.parse::<u32>().is_ok())
 }
 
 fn event(event: &FleetEvent) -> Event {
@@ -281,15 +281,17 @@ pub(crate) fn source(client: &Client, options: &Options) -> Source<SeiNodeDeploy
     Source::start(scoped(client, options), &options.metrics)
 }
 
-/// The watch of nodes. An event of a node enqueues its fleet.
+/// The watch of nodes. An event of a node enqueues its fleet, or one that its name belongs to.
 pub(crate) fn nodes_of(
-    fleets: Queue<SeiNodeDeployment>,
+    fleets: &Source<SeiNodeDeployment>,
     client: &Client,
     options: &Options,
 ) -> Source<SeiNode> {
+    let (store, queue) = (fleets.store(), fleets.queue());
     Source::start_observed(scoped(client, options), &options.metrics, move |node| {
-        if let Some(fleet) = fleet_of(node) {
-            fleets.enqueue(&fleet);
+        let fleet = fleet_of(node).or_else(|| fleet_named_by(node));
+        if let Some(fleet) = fleet.filter(|key| store.get(&controller::reference(key)).is_some()) {
+            queue.enqueue(&fleet);
         }
     })
 }

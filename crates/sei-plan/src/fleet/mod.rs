@@ -5,6 +5,7 @@
 //! the snapshot; so a crash after any request resumes where it stopped.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Service;
@@ -14,6 +15,7 @@ use sei_api::fleet::{DeletionPolicy, SeiNodeDeployment, SeiNodeDeploymentStatus}
 use sei_api::names::{FLEET_FINALIZER, ORPHAN_FINALIZER, fleet_node, label};
 use serde_json::{Value, json};
 
+use crate::planner::later;
 use crate::request::{Failure, Purpose, Write};
 use crate::shared::Shared;
 
@@ -28,6 +30,9 @@ pub use service::ServiceView;
 
 #[cfg(test)]
 mod tests;
+
+/// After what time a refused write is tried again.
+const REFUSED_RETRY: Duration = Duration::from_secs(60);
 
 /// What a decision about a fleet is made from.
 #[derive(Clone, Debug)]
@@ -199,7 +204,11 @@ impl FleetPass {
             if !self.is_reported && !self.ending.is_released {
                 self.is_reported = true;
                 let plan = self.survey();
-                self.ending.due = plan.members.iter().filter_map(|member| member.due).min();
+                // No event reports that an object of another owner was deleted, or a quota raised.
+                let is_refused = !self.refused.is_empty() || self.snapshot.has_conflict();
+                let again = is_refused.then(|| later(self.snapshot.now, REFUSED_RETRY));
+                let dues = plan.members.iter().filter_map(|member| member.due);
+                self.ending.due = dues.chain(again).min();
                 let status = status::report(&self.snapshot, &plan, &self.refused);
                 self.ending.events.extend(status::events(&self.snapshot, &status));
                 return FleetAsk::Write(Box::new(status));
@@ -532,6 +541,13 @@ impl FleetSnapshot {
             None => format!("{} is not of this fleet", name_of(node)),
         };
         foreign.map(describe).collect()
+    }
+
+    /// An object of another owner has the name of one of the fleet's.
+    fn has_conflict(&self) -> bool {
+        let uid = self.fleet.metadata.uid.as_deref();
+        let service = self.service.as_ref();
+        service.is_some_and(|service| !service.is_controlled_by(uid)) || !self.foreign().is_empty()
     }
 
     /// Whether the node was given the target, and still has it.

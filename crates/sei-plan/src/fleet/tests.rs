@@ -635,7 +635,10 @@ fn what_the_server_refuses_is_reported_and_blocks_no_other_node() {
                 pass.absorb(outcome);
             }
             FleetAsk::Write(status) => model.fleet.status = Some(*status),
-            FleetAsk::Done(_) => break,
+            FleetAsk::Done(ending) => {
+                assert_eq!(ending.due, Some(later(model.now, REFUSED_RETRY)), "tried again");
+                break;
+            }
         }
     }
     assert_eq!(model.images(), ["seid:2", "seid:1", "seid:2"]);
