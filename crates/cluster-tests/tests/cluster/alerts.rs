@@ -340,8 +340,11 @@ async fn an_unreachable_sidecar_fires_an_alert() -> Result<()> {
     for rule in hangs {
         scenario.lift(rule);
     }
-    let new = "seinode_stalled{NS,name=\"new\",reason=\"Progressing\"} 0";
-    let after = scraped.until(&[HEALTHY, &[new]].concat()).await?;
+    let new = [
+        "seinode_stalled{NS,name=\"new\",reason=\"Progressing\"} 0",
+        "seinode_ready{NS,name=\"new\",chain=\"demo-1\",role=\"node\",reason=\"Ready\"} 1",
+    ];
+    let after = scraped.until(&[HEALTHY, &new].concat()).await?;
     let of = |name| of_node("SeiNodeSidecarUnreachable", scraped.namespace(), name, "1");
     check(before, during, after, vec![of("rpc"), of("new")])?;
     scraped.scenario.close().await
