@@ -255,7 +255,8 @@ impl FleetPass {
     fn report_write(&mut self, asked: Option<&FleetRequest>, node: &SeiNode) {
         let name = node.metadata.name.clone().unwrap_or_default();
         match asked {
-            Some(FleetRequest::CreateNode(_)) => {
+            // One that existed before may be another owner's.
+            Some(FleetRequest::CreateNode(_)) if self.snapshot.controls(node) => {
                 self.event(false, "SeiNodeCreated", format!("created SeiNode {name}"));
             }
             Some(FleetRequest::PatchNode { patch, .. }) => match &patch["spec"]["paused"] {
@@ -274,19 +275,10 @@ impl FleetPass {
     /// What the server refuses is reported and not tried again in this pass; everything else is
     /// tried again later.
     fn failed(&mut self, asked: Option<&FleetRequest>, failure: Failure) {
-        let name = match asked {
-            Some(FleetRequest::CreateNode(node)) => node.metadata.name.clone(),
-            Some(
-                FleetRequest::PatchNode { name, .. }
-                | FleetRequest::DeleteNode { name, .. }
-                | FleetRequest::PatchService { name, .. },
-            ) => Some(name.clone()),
-            Some(FleetRequest::CreateService(service)) => service.metadata.name.clone(),
-            _ => None,
-        };
-        match (name, failure) {
+        let object = asked.map(request_name).filter(|name| !name.is_empty());
+        match (object, failure) {
             (Some(name), Failure::Rejected(text) | Failure::Forbidden(text)) => {
-                self.refused.insert(name, text);
+                self.refused.insert(name.to_owned(), text);
             }
             (_, failure) => self.ending.failure = Some(failure),
         }
@@ -378,6 +370,10 @@ impl FleetPass {
         }
         let orphans = finalizers.iter().any(|name| name == ORPHAN_FINALIZER);
         if fleet.spec.deletion_policy == DeletionPolicy::Retain && !orphans {
+            // Without the finalizer, what could not be released would be deleted.
+            if !self.refused.is_empty() {
+                return None;
+            }
             let uid = fleet.metadata.uid.as_deref();
             if let Some((_, node)) =
                 self.snapshot.own().into_iter().find(|(_, node)| is_alive(node))

@@ -577,6 +577,20 @@ fn retained_nodes_outlive_the_fleet_and_are_taken_back_by_the_next() {
 }
 
 #[test]
+fn a_node_that_cannot_be_released_keeps_the_deleted_fleet() {
+    let mut model = running(2, None);
+    model.edit(|spec| spec.deletion_policy = DeletionPolicy::Retain);
+    model.fleet.metadata.deletion_timestamp = Some(Time(model.now));
+    let mut pass = FleetPass::begin(model.snapshot());
+    let FleetAsk::Perform(FleetRequest::PatchNode { .. }) = pass.ask() else { panic!("releases") };
+    pass.absorb(FleetOutcome::Failed(Failure::Rejected("no".into())));
+    let FleetAsk::Write(status) = pass.ask() else { panic!("it goes on without that node") };
+    assert_eq!(status.phase, Some(FleetPhase::Terminating));
+    let FleetAsk::Done(ending) = pass.ask() else { panic!("its finalizer stays") };
+    assert_eq!(ending.due, Some(later(model.now, REFUSED_RETRY)));
+}
+
+#[test]
 fn a_fleet_of_the_go_operator_is_taken_over_without_a_change() {
     let mut model = running(3, None);
     for machine in model.nodes.values_mut() {
