@@ -455,7 +455,7 @@ pub fn is_controlled_by(object: &ObjectMeta, node: &ObjectMeta) -> bool {
     })
 }
 
-fn controller_of(metadata: &ObjectMeta) -> Option<&OwnerReference> {
+pub(crate) fn controller_of(metadata: &ObjectMeta) -> Option<&OwnerReference> {
     metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))
 }
 

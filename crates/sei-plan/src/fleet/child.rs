@@ -9,7 +9,7 @@ use sei_api::names::{GROUP, VERSION, annotation, fleet_node, label};
 use sei_api::node::{DataVolumeSpec, GenesisCeremony, OnDelete, SeiNodeSpec};
 use sei_api::{SeiNode, names};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::fingerprint::canonical_json;
@@ -154,7 +154,7 @@ impl Target {
     pub(super) fn matches(&self, ordinal: usize, node: &SeiNode) -> bool {
         let desired = self.spec_of(ordinal, &node.spec);
         self.comparable(&node.spec) == self.comparable(&desired)
-            && self.metadata_patch(node).is_none()
+            && self.metadata_patch(ordinal, node).is_none()
     }
 
     /// Whether the node differs only in what the Go operator never passed on to a running node.
@@ -176,29 +176,26 @@ impl Target {
         labels
     }
 
-    fn stamps(&self) -> BTreeMap<String, String> {
+    /// The keys of the template's labels and annotations, as they are recorded on a node.
+    fn keys(&self) -> String {
         let keys = TemplateKeys {
             labels: self.labels.keys().cloned().collect(),
             annotations: self.annotations.keys().cloned().collect(),
         };
-        let keys = serde_json::to_string(&keys).unwrap_or_default();
-        BTreeMap::from([
-            (annotation::FLEET_TEMPLATE.to_owned(), self.hash.clone()),
-            (annotation::FLEET_METADATA.to_owned(), keys),
-        ])
+        serde_json::to_string(&keys).unwrap_or_default()
     }
 
     /// A new node.
-    pub(super) fn create(&self, namespace: &str, ordinal: usize, paused: bool) -> SeiNode {
-        let mut node = SeiNode::new(
-            &fleet_node(&self.fleet, ordinal),
-            self.with_revision(self.spec_of(ordinal, &SeiNodeSpec::default())),
-        );
-        node.spec.paused = paused.then_some(true);
+    pub(super) fn create(&self, namespace: &str, ordinal: usize) -> SeiNode {
+        let revision = (label::REVISION.to_owned(), self.generation.to_string());
+        let mut spec = self.spec_of(ordinal, &SeiNodeSpec::default());
+        spec.pod_labels.get_or_insert_default().extend([revision.clone()]);
+        let mut node = SeiNode::new(&fleet_node(&self.fleet, ordinal), spec);
         let mut labels = self.labels_of(ordinal);
-        labels.insert(label::REVISION.to_owned(), self.generation.to_string());
+        labels.extend([revision]);
         let mut annotations = self.annotations.clone();
-        annotations.extend(self.stamps());
+        annotations.insert(annotation::FLEET_TEMPLATE.to_owned(), self.hash.clone());
+        annotations.insert(annotation::FLEET_METADATA.to_owned(), self.keys());
         node.metadata = ObjectMeta {
             namespace: Some(namespace.to_owned()),
             labels: Some(labels),
@@ -207,12 +204,6 @@ impl Target {
             ..node.metadata
         };
         node
-    }
-
-    fn with_revision(&self, mut spec: SeiNodeSpec) -> SeiNodeSpec {
-        let labels = spec.pod_labels.get_or_insert_default();
-        labels.insert(label::REVISION.to_owned(), self.generation.to_string());
-        spec
     }
 
     /// The reference that makes the fleet the controller of a node.
@@ -231,21 +222,14 @@ impl Target {
     pub(super) fn release(&self, ordinal: usize, node: &SeiNode) -> Value {
         let mut desired = self.spec_of(ordinal, &node.spec);
         let is_new = self.comparable(&node.spec) != self.comparable(&desired);
-        let revision = |labels: Option<&BTreeMap<String, String>>| {
-            labels.and_then(|labels| labels.get(label::REVISION)).cloned()
-        };
+        let present = node.spec.pod_labels.as_ref().and_then(|labels| labels.get(label::REVISION));
         // Another revision alone would restart the pod.
-        let revision = match revision(node.spec.pod_labels.as_ref()) {
-            Some(present) if !is_new => Some(present),
-            None if !is_new => None,
-            _ => Some(self.generation.to_string()),
-        };
+        let revision = if is_new { Some(self.generation.to_string()) } else { present.cloned() };
         let pod_labels = desired.pod_labels.get_or_insert_default();
-        if let Some(revision) = revision {
-            pod_labels.insert(label::REVISION.to_owned(), revision);
-        }
+        pod_labels.extend(revision.map(|revision| (label::REVISION.to_owned(), revision)));
         let to_value = |spec: &SeiNodeSpec| serde_json::to_value(spec).unwrap_or_default();
-        let mut patch = json!({ "metadata": self.metadata_patch(node).unwrap_or_default() });
+        let mut patch =
+            json!({ "metadata": self.metadata_patch(ordinal, node).unwrap_or_default() });
         patch["metadata"]["annotations"][annotation::FLEET_TEMPLATE] = json!(self.hash);
         if let Some(spec) = difference(&to_value(&node.spec), &to_value(&desired)) {
             patch["spec"] = spec;
@@ -255,52 +239,21 @@ impl Target {
     }
 
     /// The labels and annotations of a node that have to change.
-    fn metadata_patch(&self, node: &SeiNode) -> Option<Value> {
-        let ordinal = ordinal_of(node).unwrap_or_default();
-        let present = |map: &Option<BTreeMap<String, String>>| map.clone().unwrap_or_default();
-        let before: TemplateKeys = node
-            .metadata
-            .annotations
-            .as_ref()
-            .and_then(|annotations| annotations.get(annotation::FLEET_METADATA))
-            .and_then(|text| serde_json::from_str(text).ok())
-            .unwrap_or_default();
-        let mut labels = json!({});
-        let (has, desired) = (present(&node.metadata.labels), self.labels_of(ordinal));
-        for (key, value) in &desired {
-            if has.get(key) != Some(value) {
-                labels[key] = json!(value);
-            }
-        }
-        for key in before.labels.iter().filter(|key| !desired.contains_key(*key)) {
-            if has.contains_key(key) {
-                labels[key] = Value::Null;
-            }
-        }
-        let mut annotations = json!({});
-        let has = present(&node.metadata.annotations);
-        for (key, value) in &self.annotations {
-            if has.get(key) != Some(value) {
-                annotations[key] = json!(value);
-            }
-        }
-        for key in before.annotations.iter().filter(|key| !self.annotations.contains_key(*key)) {
-            if has.contains_key(key) {
-                annotations[key] = Value::Null;
-            }
-        }
-        let keys = self.stamps().remove(annotation::FLEET_METADATA).unwrap_or_default();
-        let nothing = labels == json!({}) && annotations == json!({});
-        if nothing && (before.labels.is_empty() && before.annotations.is_empty()) == self.has_none()
-        {
+    fn metadata_patch(&self, ordinal: usize, node: &SeiNode) -> Option<Value> {
+        let has = |map: &Option<BTreeMap<String, String>>| map.clone().unwrap_or_default();
+        let (labels, annotations) = (has(&node.metadata.labels), has(&node.metadata.annotations));
+        let recorded = annotations.get(annotation::FLEET_METADATA);
+        let before: TemplateKeys =
+            recorded.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+        let keys = self.keys();
+        let is_recorded = recorded == Some(&keys);
+        let changed_labels = changes(&labels, &self.labels_of(ordinal), &before.labels);
+        let mut changed = changes(&annotations, &self.annotations, &before.annotations);
+        if is_recorded && changed_labels.is_empty() && changed.is_empty() {
             return None;
         }
-        annotations[annotation::FLEET_METADATA] = json!(keys);
-        Some(json!({ "labels": labels, "annotations": annotations }))
-    }
-
-    fn has_none(&self) -> bool {
-        self.labels.is_empty() && self.annotations.is_empty()
+        changed.insert(annotation::FLEET_METADATA.to_owned(), json!(keys));
+        Some(json!({ "labels": changed_labels, "annotations": changed }))
     }
 
     /// The patch after which the volume of a node outlives it, if the fleet retains volumes and the
@@ -314,6 +267,21 @@ impl Target {
         let on_delete = json!({ "spec": { "dataVolume": { "onDelete": OnDelete::Retain } } });
         Some(guarded(on_delete, node))
     }
+}
+
+/// The merge patch of a map: what it lacks or has otherwise, and null for what a template had added
+/// and no longer has.
+fn changes(
+    present: &BTreeMap<String, String>,
+    desired: &BTreeMap<String, String>,
+    added: &BTreeSet<String>,
+) -> Map<String, Value> {
+    let set = desired.iter().filter(|(key, value)| present.get(*key) != Some(value));
+    let removed = added
+        .iter()
+        .filter(|key| !desired.contains_key(*key) && present.contains_key(*key))
+        .map(|key| (key.clone(), Value::Null));
+    set.map(|(key, value)| (key.clone(), json!(value))).chain(removed).collect()
 }
 
 /// A merge patch of a node with the version that it was decided on.
@@ -334,14 +302,4 @@ pub(super) fn ordinal_in(fleet: &str, node: &SeiNode) -> Option<usize> {
     let name = node.metadata.name.as_deref()?;
     let ordinal: usize = name.strip_prefix(fleet)?.strip_prefix('-')?.parse().ok()?;
     (names::fleet_node(fleet, ordinal) == name).then_some(ordinal)
-}
-
-fn ordinal_of(node: &SeiNode) -> Option<usize> {
-    node.metadata.name.as_deref()?.rsplit_once('-')?.1.parse().ok()
-}
-
-/// The controller of a node.
-pub(super) fn controller(node: &SeiNode) -> Option<&OwnerReference> {
-    let owners = node.metadata.owner_references.as_ref()?;
-    owners.iter().find(|owner| owner.controller == Some(true))
 }

@@ -18,13 +18,14 @@ use serde_json::{Value, json};
 use crate::planner::later;
 use crate::request::{Failure, Purpose, Write};
 use crate::shared::Shared;
+use crate::view::controller_of;
 
 mod child;
 mod rollout;
 mod service;
 mod status;
 
-use child::{Target, controller, guarded, ordinal_in, stamp};
+use child::{Target, guarded, ordinal_in, stamp};
 use rollout::{Context, Flight, Limits, Member, Next, Release};
 pub use service::ServiceView;
 
@@ -328,7 +329,7 @@ impl FleetPass {
         for ordinal in 0..replicas {
             let name = fleet_node(&self.snapshot.name(), ordinal);
             if self.node(&name).is_none() && !self.refused.contains_key(&name) {
-                let node = target.create(&namespace, ordinal, false);
+                let node = target.create(&namespace, ordinal);
                 return Some(FleetRequest::CreateNode(Box::new(node)));
             }
         }
@@ -506,7 +507,7 @@ impl FleetSnapshot {
 
     fn controls(&self, node: &SeiNode) -> bool {
         let uid = self.fleet.metadata.uid.as_deref();
-        uid.is_some() && controller(node).map(|owner| owner.uid.as_str()) == uid
+        uid.is_some() && controller_of(&node.metadata).map(|owner| owner.uid.as_str()) == uid
     }
 
     /// Nodes of this fleet without a controller: a fleet of this name retained them.
@@ -516,7 +517,7 @@ impl FleetSnapshot {
             let labels = node.metadata.labels.as_ref();
             let of = labels.and_then(|labels| labels.get(label::NODE_DEPLOYMENT));
             let ordinal = ordinal_in(&name, node);
-            controller(node).is_none()
+            controller_of(&node.metadata).is_none()
                 && is_alive(node)
                 && of == Some(&name)
                 && ordinal.is_some_and(|ordinal| ordinal < self.replicas())
@@ -530,7 +531,7 @@ impl FleetSnapshot {
             let ordinal = ordinal_in(&name, node);
             ordinal.is_some_and(|ordinal| ordinal < self.replicas()) && !self.controls(node)
         });
-        let describe = |node: &Shared<SeiNode>| match controller(node) {
+        let describe = |node: &Shared<SeiNode>| match controller_of(&node.metadata) {
             Some(owner) => {
                 format!("{} is controlled by {} {}", name_of(node), owner.kind, owner.name)
             }

@@ -14,6 +14,7 @@ use sei_api::fleet::{InPlace, NodeState, OnFailure, Order};
 use sei_api::status::{SeiNodePhase, SeiNodeStatus, UpdateState};
 
 use crate::planner::later;
+use crate::platform::Share;
 
 /// The limits of a rollout.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,14 +71,13 @@ impl Limits {
 
 /// How many nodes a number or a percentage of `replicas` is, at least one.
 fn at_once(share: &IntOrString, replicas: usize) -> usize {
-    let count = match share {
-        IntOrString::Int(number) => usize::try_from(*number).unwrap_or(1),
+    let share = match share {
+        IntOrString::Int(number) => Share::Nodes(u32::try_from(*number).unwrap_or(1)),
         IntOrString::String(text) => {
-            let percent: usize = text.trim_end_matches('%').parse().unwrap_or(1);
-            replicas.saturating_mul(percent) / 100
+            Share::Percent(text.trim_end_matches('%').parse().unwrap_or(1))
         }
     };
-    count.max(1)
+    share.of(replicas)
 }
 
 /// A node as a part of a rollout.
@@ -199,7 +199,7 @@ impl Member {
 }
 
 fn ready_condition(status: &SeiNodeStatus) -> Option<&Condition> {
-    status.conditions.iter().find(|condition| condition.type_ == "Ready")
+    condition::find(&status.conditions, ConditionType::Ready)
 }
 
 /// Why the node has failed with what it was given.
