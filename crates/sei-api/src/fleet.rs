@@ -13,8 +13,8 @@ use crate::node::{SeiNodeSpec, Switch};
 use crate::plan::TaskPlan;
 use crate::status::SeiNodePhase;
 
-/// Longest name of a fleet: a dash and the ordinal of a node follow it.
-pub const FLEET_NAME_MAX: usize = 49;
+/// The most nodes of a fleet.
+pub const REPLICAS_MAX: usize = 100;
 
 /// A fleet of nodes from one template.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]

@@ -12,9 +12,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource as _, ResourceExt as _};
-use sei_api::fleet::SeiNodeDeploymentStatus;
+use sei_api::fleet::{REPLICAS_MAX, SeiNodeDeploymentStatus};
 use sei_api::key::ObjectKey;
-use sei_api::names::{FLEET_FIELD_MANAGER, fleet_service, label};
+use sei_api::names::{FLEET_FIELD_MANAGER, fleet_node, fleet_service, label};
 use sei_api::{SeiNode, SeiNodeDeployment};
 use sei_exec::fleet::FleetCluster;
 use sei_exec::lean::Lean;
@@ -25,32 +25,22 @@ use sei_plan::shared::Shared;
 use tokio::sync::watch;
 
 use crate::Options;
-use crate::node::{LoggedWrite, any_closed, filled};
-use crate::runtime::cache::{Cache, Scope, View};
-use crate::runtime::controller::{self, Error, Kind, Permit, Reconcile, Runtime, Source};
+use crate::runtime::cache::{Cache, Scope, View, any_closed, filled};
+use crate::runtime::controller::{
+    self, Error, Kind, Permit, Reconcile, Runtime, Source, reference,
+};
 use crate::runtime::events::Events;
 use crate::runtime::guarded::Guarded;
 use crate::runtime::state::{Newest, States};
+use crate::runtime::write_log::LoggedWrite;
 
 /// How long to wait after another client wrote an object first: the watch shows what was written.
 const STALE: Duration = Duration::from_millis(500);
 
 impl View for ServiceView {}
 
-/// The fleet that a node belongs to.
+/// The fleet whose node has this name; it may have another owner.
 fn fleet_of(node: &Guarded<SeiNode>) -> Option<ObjectKey> {
-    let metadata = node.meta();
-    let label = metadata.labels.as_ref().and_then(|labels| labels.get(label::NODE_DEPLOYMENT));
-    let owner =
-        metadata.owner_references.iter().flatten().find(|owner| {
-            owner.controller == Some(true) && owner.kind == SeiNodeDeployment::kind(&())
-        });
-    let fleet = owner.map(|owner| &owner.name).or(label)?;
-    Some(ObjectKey::new(metadata.namespace.clone()?, fleet))
-}
-
-/// The fleet whose node would have this name.
-fn fleet_named_by(node: &Guarded<SeiNode>) -> Option<ObjectKey> {
     let metadata = node.meta();
     let (fleet, ordinal) = metadata.name.as_deref()?.rsplit_once('-')?;
     ordinal.parse::<u32>().ok()?;
@@ -139,16 +129,28 @@ impl FleetState {
             self.nodes.entry(node.name_any()).or_default().wrote(node);
         }
     }
+
+    /// The newer of what the cache has and what our own writes returned.
+    fn newest_nodes(&mut self, cached: &[Shared<SeiNode>]) -> Vec<Shared<SeiNode>> {
+        let names: BTreeSet<String> = cached.iter().map(|node| node.name_any()).collect();
+        self.nodes.retain(|name, newest| names.contains(name) || newest.is_unseen());
+        for node in cached {
+            self.nodes.entry(node.name_any()).or_default().newest(node);
+        }
+        self.nodes.values().filter_map(Newest::get).collect()
+    }
 }
 
 impl FleetController {
     fn snapshot(&self, cached: &Shared<SeiNodeDeployment>, key: &ObjectKey) -> FleetSnapshot {
-        let nodes = self.nodes.state().into_iter().filter_map(|node| {
-            let is_member =
-                [fleet_of(&node), fleet_named_by(&node)].iter().flatten().any(|fleet| fleet == key);
-            node.0.as_ref().ok().filter(|_| is_member).cloned()
-        });
-        let nodes: Vec<Shared<SeiNode>> = nodes.collect();
+        // Every node of a fleet has a name of this form, so the store is not searched.
+        let names = (0..REPLICAS_MAX).map(|ordinal| fleet_node(&key.name, ordinal));
+        let nodes: Vec<Shared<SeiNode>> = names
+            .filter_map(|name| {
+                let node = self.nodes.get(&reference(&ObjectKey::new(&key.namespace, name)))?;
+                node.0.as_ref().ok().cloned()
+            })
+            .collect();
         self.states.with(key, |state| {
             let nodes = state.newest_nodes(&nodes);
             FleetSnapshot {
@@ -196,21 +198,9 @@ impl FleetController {
     }
 
     fn forget_if_deleted(&self, key: &ObjectKey) {
-        if self.fleets.get(&controller::reference(key)).is_none() {
+        if self.fleets.get(&reference(key)).is_none() {
             self.states.remove(key);
         }
-    }
-}
-
-impl FleetState {
-    /// The newer of what the cache has and what our own writes returned.
-    fn newest_nodes(&mut self, cached: &[Shared<SeiNode>]) -> Vec<Shared<SeiNode>> {
-        let names: BTreeSet<String> = cached.iter().map(|node| node.name_any()).collect();
-        self.nodes.retain(|name, newest| names.contains(name) || newest.is_unseen());
-        for node in cached {
-            self.nodes.entry(node.name_any()).or_default().newest(node);
-        }
-        self.nodes.values().filter_map(Newest::get).collect()
     }
 }
 
@@ -281,7 +271,7 @@ pub(crate) fn source(client: &Client, options: &Options) -> Source<SeiNodeDeploy
     Source::start(scoped(client, options), &options.metrics)
 }
 
-/// The watch of nodes. An event of a node enqueues its fleet, or one that its name belongs to.
+/// The watch of nodes. An event of a node enqueues the fleet that its name belongs to.
 pub(crate) fn nodes_of(
     fleets: &Source<SeiNodeDeployment>,
     client: &Client,
@@ -289,8 +279,7 @@ pub(crate) fn nodes_of(
 ) -> Source<SeiNode> {
     let (store, queue) = (fleets.store(), fleets.queue());
     Source::start_observed(scoped(client, options), &options.metrics, move |node| {
-        let fleet = fleet_of(node).or_else(|| fleet_named_by(node));
-        if let Some(fleet) = fleet.filter(|key| store.get(&controller::reference(key)).is_some()) {
+        if let Some(fleet) = fleet_of(node).filter(|key| store.get(&reference(key)).is_some()) {
             queue.enqueue(&fleet);
         }
     })

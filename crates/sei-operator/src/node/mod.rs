@@ -6,7 +6,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::Context as _;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Service};
@@ -28,7 +27,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use crate::Options;
-use crate::runtime::cache::{Cache, Scope, View};
+use crate::runtime::cache::{Cache, Scope, View, any_closed, filled};
 use crate::runtime::controller::{self, Runtime, Source};
 use crate::runtime::events::Events;
 use crate::runtime::metrics::Metrics;
@@ -41,13 +40,11 @@ mod platform_file;
 mod reconcile;
 mod snapshot;
 mod state;
-mod write_log;
 
 use platform_file::PlatformFile;
 pub use platform_file::read_platform;
 use reconcile::NodeController;
 use snapshot::object_json;
-pub(crate) use write_log::LoggedWrite;
 
 /// The objects of nodes, as far as decisions read them.
 #[derive(Clone, Debug, Default)]
@@ -146,28 +143,6 @@ fn is_own_pod(pod: &ObjectMeta, node: &ObjectMeta) -> bool {
 /// Length of a uid. The server accepts longer ones in a reference.
 const UID_MAX: usize = 36;
 
-/// Ends when one of the tasks that hold the other ends of these channels has ended.
-pub(crate) async fn any_closed(channels: Vec<watch::Receiver<bool>>) {
-    let closed = |mut channel: watch::Receiver<bool>| {
-        Box::pin(async move { while channel.changed().await.is_ok() {} })
-    };
-    futures::future::select_all(channels.into_iter().map(closed)).await;
-}
-
-/// Waits until these lists are in. Returns whether they are; otherwise `stop` has turned true.
-pub(crate) async fn filled(
-    lists: &mut [watch::Receiver<bool>],
-    stop: &mut watch::Receiver<bool>,
-) -> anyhow::Result<bool> {
-    for list in lists {
-        tokio::select! {
-            filled = list.wait_for(|filled| *filled) => drop(filled.context("a watch ended")?),
-            _ = stop.wait_for(|stop| *stop) => return Ok(false),
-        }
-    }
-    Ok(true)
-}
-
 /// Runs the controller of nodes until `stop` turns true.
 pub(crate) async fn run(
     runtime: &Arc<Runtime>,
@@ -213,26 +188,4 @@ pub(crate) async fn run(
     runtime.finish().await;
     controller.events.flush().await;
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn the_end_of_one_watch_task_is_noticed() {
-        let tasks = [true, false].map(|panics| {
-            let (sender, receiver) = watch::channel(false);
-            tokio::spawn(async move {
-                sender.send_replace(true);
-                assert!(!panics, "a defect");
-                std::future::pending::<()>().await;
-            });
-            receiver
-        });
-        let ended = tokio::time::timeout(Duration::from_secs(10), any_closed(tasks.into()));
-        ended.await.expect("the end of the first task");
-    }
 }

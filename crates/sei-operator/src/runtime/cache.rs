@@ -11,6 +11,7 @@ use std::hash::{DefaultHasher, Hasher as _};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
+use anyhow::Context as _;
 use futures::{Stream, StreamExt, future};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -349,6 +350,28 @@ impl Backoff for Patience {
     fn reset(&mut self) {}
 }
 
+/// Ends when one of the tasks that hold the other ends of these channels has ended.
+pub(crate) async fn any_closed(channels: Vec<watch::Receiver<bool>>) {
+    let closed = |mut channel: watch::Receiver<bool>| {
+        Box::pin(async move { while channel.changed().await.is_ok() {} })
+    };
+    futures::future::select_all(channels.into_iter().map(closed)).await;
+}
+
+/// Waits until these lists are in. Returns whether they are; otherwise `stop` has turned true.
+pub(crate) async fn filled(
+    lists: &mut [watch::Receiver<bool>],
+    stop: &mut watch::Receiver<bool>,
+) -> anyhow::Result<bool> {
+    for list in lists {
+        tokio::select! {
+            filled = list.wait_for(|filled| *filled) => drop(filled.context("a watch ended")?),
+            _ = stop.wait_for(|stop| *stop) => return Ok(false),
+        }
+    }
+    Ok(true)
+}
+
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1::{ConfigMap, Pod};
@@ -468,5 +491,20 @@ mod tests {
         assert!(begun.elapsed() > Duration::from_secs(300), "{:?}", begun.elapsed());
         let counted = metrics.encode();
         assert!(counted.contains("category=\"watch\"} 19"), "{counted}");
+    }
+
+    #[tokio::test]
+    async fn the_end_of_one_watch_task_is_noticed() {
+        let tasks = [true, false].map(|panics| {
+            let (sender, receiver) = watch::channel(false);
+            tokio::spawn(async move {
+                sender.send_replace(true);
+                assert!(!panics, "a defect");
+                std::future::pending::<()>().await;
+            });
+            receiver
+        });
+        let ended = tokio::time::timeout(Duration::from_secs(10), any_closed(tasks.into()));
+        ended.await.expect("the end of the first task");
     }
 }

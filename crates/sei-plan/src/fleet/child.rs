@@ -1,7 +1,6 @@
 //! What the nodes of a fleet should be, and how a node differs from that.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use sei_api::fleet::{DeletionPolicy, SeiNodeDeployment};
@@ -10,9 +9,8 @@ use sei_api::node::{DataVolumeSpec, GenesisCeremony, OnDelete, SeiNodeSpec};
 use sei_api::{SeiNode, names};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use sha2::{Digest as _, Sha256};
 
-use crate::fingerprint::canonical_json;
+use crate::fingerprint::{canonical_json, short_digest};
 use crate::merge_patch::difference;
 
 /// The template of a fleet, ready to be compared and written.
@@ -86,10 +84,7 @@ impl Target {
             "spec": target.comparable(&target.spec_of(0, &SeiNodeSpec::default())),
             "annotations": target.annotations,
         });
-        let digest = Sha256::digest(canonical_json(&of_hash).as_bytes());
-        for byte in digest.iter().take(8) {
-            write!(target.hash, "{byte:02x}").expect("writing to a String cannot fail");
-        }
+        target.hash = short_digest(&canonical_json(&of_hash));
         target
     }
 

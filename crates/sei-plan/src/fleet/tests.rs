@@ -584,7 +584,7 @@ fn a_node_that_cannot_be_released_keeps_the_deleted_fleet() {
     let mut pass = FleetPass::begin(model.snapshot());
     let FleetAsk::Perform(FleetRequest::PatchNode { .. }) = pass.ask() else { panic!("releases") };
     pass.absorb(FleetOutcome::Failed(Failure::Rejected("no".into())));
-    let FleetAsk::Write(status) = pass.ask() else { panic!("it goes on without that node") };
+    let FleetAsk::Write(status) = pass.ask() else { panic!("it does not stop at that node") };
     assert_eq!(status.phase, Some(FleetPhase::Terminating));
     let FleetAsk::Done(ending) = pass.ask() else { panic!("its finalizer stays") };
     assert_eq!(ending.due, Some(later(model.now, REFUSED_RETRY)));
