@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use flate2::read::GzDecoder;
@@ -308,6 +309,17 @@ fn variables(container: &Value) -> Result<Vec<(String, String)>> {
 /// The pod name that the container is given.
 pub const POD_NAME: &str = "sei-operator-5d8f7c9b6d-x2x4z";
 
-fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+/// The next port that [`free_port`] tries. They are below the range from which the system takes ports
+/// of outgoing connections: one of those could take the port before the listener does.
+static NEXT_PORT: AtomicU16 = AtomicU16::new(20_000);
+
+/// A port of 127.0.0.1 that no other test gets.
+pub fn free_port() -> Result<u16> {
+    loop {
+        let port = NEXT_PORT.fetch_add(1, Ordering::Relaxed);
+        ensure!((20_000..30_000).contains(&port), "no port is free");
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return Ok(port);
+        }
+    }
 }

@@ -32,6 +32,9 @@ use tokio::time::Instant;
 
 /// The installed CRD.
 pub const SEINODE_CRD: &str = include_str!("../../../config/crd/bases/seinodes.sei.io.yaml");
+/// The CRD of fleets.
+pub const FLEET_CRD: &str =
+    include_str!("../../../config/crd/bases/seinodedeployments.sei.io.yaml");
 
 /// The operator's installed permissions.
 pub const CLUSTER_ROLE: &str = include_str!("../../../config/rbac/cluster-role.yaml");
@@ -51,8 +54,9 @@ pub fn minor() -> String {
 /// Boots a plane of the minor under test for a single test that disturbs it.
 pub async fn boot() -> Result<ControlPlane> {
     let folder = sei_rig::bin_dir(&minor())?;
-    let crd: CustomResourceDefinition = serde_saphyr::from_str(SEINODE_CRD)?;
-    let options = Options { definitions: vec![crd], ..Options::default() };
+    let crds: Result<Vec<CustomResourceDefinition>, _> =
+        [SEINODE_CRD, FLEET_CRD].into_iter().map(serde_saphyr::from_str).collect();
+    let options = Options { definitions: crds?, ..Options::default() };
     let plane = ControlPlane::boot(&folder, options).await?;
     let admin = plane.client(User::Admin)?;
     let role: ClusterRole = serde_saphyr::from_str(CLUSTER_ROLE)?;

@@ -50,6 +50,8 @@ pub struct Setup {
     pub algorithm: Algorithm,
     /// Where its tokens for sidecars come from: by default the account in the test's namespace.
     pub tokens: Option<TokenSource>,
+    /// It works in all namespaces, so the test needs a plane of its own.
+    pub all_namespaces: bool,
     /// The interceptor that its requests pass through, if any.
     pub interceptor: Option<Interceptor>,
 }
@@ -64,12 +66,13 @@ impl Default for Setup {
             metrics: Metrics::new(),
             algorithm: Algorithm::CURRENT,
             tokens: None,
+            all_namespaces: false,
             interceptor: None,
         }
     }
 }
 
-/// Starts an operator for the nodes of the test's namespace.
+/// Starts an operator for the nodes of the test's namespace, or of all.
 pub async fn start(context: &TestContext, setup: Setup) -> Result<Operator> {
     let platform = Platform::parse(&setup.platform, "platform.yaml")?;
     // There is no leader election here: the operator leads as soon as it runs.
@@ -77,7 +80,7 @@ pub async fn start(context: &TestContext, setup: Setup) -> Result<Operator> {
     let options = Options {
         platform: Arc::new(platform),
         platform_path: None,
-        namespace: Some(context.namespace.clone()),
+        namespace: (!setup.all_namespaces).then(|| context.namespace.clone()),
         sidecar_token: setup
             .tokens
             .unwrap_or_else(|| TokenSource::Account { namespace: context.namespace.clone() }),

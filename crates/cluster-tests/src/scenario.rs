@@ -1,20 +1,25 @@
 //! A scenario: a namespace with its own operator, and helpers that change nodes and wait for
 //! results.
 
+use std::collections::BTreeSet;
+
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, Service};
 use k8s_openapi::api::events::v1::Event;
 use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use sei_api::SeiNode;
 use sei_api::condition::{self, ConditionType};
+use sei_api::names::{SIDECAR_CALLER, sidecar_audience};
 use sei_api::status::{SeiNodePhase, SeiNodeStatus};
 use sei_operator::Operator;
 use sei_plan::signing_key;
 use sei_plan::view::PodView;
 use sei_rig::{
-    AuditEntry, AuditLog, Behaviour, ControlPlane, Kubelet, Rule, RuleId, Sidecars, User, World,
+    AuditEntry, AuditLog, Behaviour, ControlPlane, Kubelet, Received, Rule, RuleId, Sidecars, User,
+    World,
 };
 use serde_json::{Value, json};
 
@@ -409,11 +414,45 @@ impl Scenario {
     }
 
     /// Ends the scenario. Fails if a status named a current image that no pod had been seen
-    /// running.
+    /// running, or if a pod was shown a token that is worth anything elsewhere.
     pub async fn close(self) -> Result<()> {
         let violations = self.world.violations().await?;
         ensure!(violations.is_empty(), "{violations:?}");
+        self.check_tokens().await
+    }
+
+    /// Asks the server whose tokens the pods were shown: all must be those of the powerless account,
+    /// with the audience of the pod's own node if its proxy requires one.
+    async fn check_tokens(&self) -> Result<()> {
+        let namespace = self.namespace();
+        // In the namespace of the operator, which is not that of every scenario.
+        let account = format!(":{SIDECAR_CALLER}");
+        let mut shown = BTreeSet::new();
+        for call in self.sidecars().received_in(namespace) {
+            let Received { node, token: Some(token), audience, .. } = call else { continue };
+            let own = sidecar_audience(namespace, &node);
+            let is_own = audience.as_ref().is_none_or(|audience| *audience == own);
+            ensure!(is_own, "the proxy of {node} has audience {audience:?}");
+            shown.insert((audience.is_some().then_some(own), token, node));
+        }
+        for (audience, token, node) in shown {
+            let status = self.review(&token, audience).await?;
+            let user = status.user.and_then(|user| user.username).unwrap_or_default();
+            let is_powerless =
+                user.starts_with("system:serviceaccount:") && user.ends_with(&account);
+            ensure!(is_powerless, "{node} was shown a token of {user:?}");
+        }
         Ok(())
+    }
+
+    /// The server's review of a token for this audience; without one, for the server's own.
+    pub async fn review(&self, token: &str, audience: Option<String>) -> Result<TokenReviewStatus> {
+        let audiences = audience.map(|audience| vec![audience]);
+        let spec = TokenReviewSpec { audiences, token: token.to_owned() };
+        let review = TokenReview { spec, ..TokenReview::default() };
+        let reviews: Api<TokenReview> = Api::all(self.admin());
+        let review = reviews.create(&PostParams::default(), &review).await?;
+        review.status.context("the review has no status")
     }
 }
 

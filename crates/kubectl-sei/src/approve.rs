@@ -7,21 +7,11 @@ use sei_api::status::{PendingUpdate, UpdateState};
 use sei_plan::summary::is_settings_only;
 use serde_json::json;
 
-use crate::cluster::{Scope, node};
+use crate::change::{Change, Selected, follow};
+use crate::cluster::Scope;
 use crate::error::Error;
-use crate::flags::ApproveFlags;
-use crate::format::full_name;
-use crate::patch::patch_node;
+use crate::flags::{ApproveFlags, DryRun};
 use crate::{CommandContext, Out, write};
-
-/// The effect of an approval.
-#[derive(Debug, PartialEq, Eq)]
-enum Approval {
-    /// The annotation is written, with this hash.
-    Write(String),
-    /// Nothing is written; the reason.
-    NotNeeded(String),
-}
 
 pub(crate) async fn run(
     flags: &ApproveFlags,
@@ -29,62 +19,56 @@ pub(crate) async fn run(
     context: &CommandContext,
     out: Out<'_>,
 ) -> Result<(), Error> {
-    let client = context.client()?;
-    let node = node(client, scope, &flags.node).await?;
-    let name = full_name(&node);
-    let text = match approval(&node, flags.hash.as_deref()) {
-        Err(why) => return Err(Error::Refused { node: name, why }),
-        Ok(Approval::NotNeeded(why)) => format!("{name}: {why}\n"),
-        Ok(Approval::Write(hash)) => {
-            let patch =
-                json!({ "metadata": { "annotations": { annotation::APPROVE_UPDATE: hash } } });
-            patch_node(client, &node, &patch).await?;
-            format!(
-                "{name}: approved {hash}\n\
-                 It rolls at its turn in chain {}: an approval ends the hold, the budget still \
-                 applies. The approval is valid for this template only.\n\
-                 Follow it with: kubectl sei status -n {} {} -w\n",
-                node.spec.chain_id,
-                node.namespace().unwrap_or_default(),
-                node.name_any(),
-            )
-        }
-    };
-    write(out, &text)
+    let nodes = Selected::read(&flags.verb.nodes, &flags.verb.change, scope, context).await?;
+    let approved = nodes.change(|node| approval(node, flags.hash.as_deref()), context, out).await?;
+    if approved.is_empty() || flags.verb.change.dry_run != DryRun::None {
+        return Ok(());
+    }
+    let follow = follow(&approved, scope);
+    let text = "An approval ends the hold of one template; the node still waits for its turn in \
+                its chain.";
+    write(out, &format!("{text}\n{follow}"))
 }
 
-/// The effect of an approval of this hash, or of the pending target where none is given; an error
-/// is the reason of a refusal.
-fn approval(node: &SeiNode, hash: Option<&str>) -> Result<Approval, String> {
+/// The effect of an approval of this hash, or of the pending target where none is given.
+fn approval(node: &SeiNode, hash: Option<&str>) -> Change {
     let pending = node.status.as_ref().and_then(|status| status.pending_update.as_ref());
     let Some(pending) = pending else {
-        return Err("there is nothing to approve: no update is pending".to_owned());
+        return Change::Refused("there is nothing to approve: no update is pending".to_owned());
     };
     let target = &pending.target_hash;
     if let Some(given) = hash.filter(|given| given != target) {
-        return Err(format!(
+        return Change::Refused(format!(
             "{given} is not the target of the pending update; the target is {target}"
         ));
     }
     if node.status.as_ref().is_some_and(is_settings_only) {
-        return Err("there is nothing to approve: the pod is in sync, and the changed settings \
-                    are applied with the next roll"
-            .to_owned());
+        return Change::Refused(
+            "there is nothing to approve: the pod is in sync, and the changed settings are applied \
+             with the next roll"
+                .to_owned(),
+        );
     }
     if node.spec.updates_are_paused() {
-        return Err("spec.update.paused holds the update, and an approval does not override it; \
-                    use kubectl sei resume"
-            .to_owned());
+        return Change::Refused(
+            "spec.update.paused holds the update, and an approval does not override it; use \
+             kubectl sei resume"
+                .to_owned(),
+        );
     }
     let approved = node.annotations().get(annotation::APPROVE_UPDATE);
     if approved == Some(target) {
         let next = next_step(pending);
-        return Ok(Approval::NotNeeded(format!("{target} is approved already; {next}")));
+        return Change::NotNeeded(format!("{target} is approved already; {next}"));
     }
     match pending.state {
-        UpdateState::Held => Ok(Approval::Write(target.clone())),
+        UpdateState::Held => {
+            let annotations = json!({ annotation::APPROVE_UPDATE: target });
+            let patch = json!({ "metadata": { "annotations": annotations } });
+            Change::Patch(patch, format!("approved {target}"))
+        }
         UpdateState::Queued | UpdateState::Rolling | UpdateState::Retrying => {
-            Ok(Approval::NotNeeded(format!("it needs no approval; {}", next_step(pending))))
+            Change::NotNeeded(format!("it needs no approval; {}", next_step(pending)))
         }
     }
 }
@@ -109,9 +93,12 @@ mod tests {
 
     fn check(node: &SeiNode, hash: Option<&str>, expected: &Expect) {
         let text = match approval(node, hash) {
-            Ok(Approval::Write(hash)) => format!("approves {hash}"),
-            Ok(Approval::NotNeeded(why)) => format!("not needed: {why}"),
-            Err(why) => format!("refused: {why}"),
+            Change::Patch(patch, text) => {
+                let written = &patch["metadata"]["annotations"]["sei.io/approve-update"];
+                format!("{text}, writes {written}")
+            }
+            Change::NotNeeded(why) => format!("not needed: {why}"),
+            Change::Refused(why) => format!("refused: {why}"),
         };
         expected.assert_eq(&text);
     }
@@ -123,14 +110,14 @@ mod tests {
             &held,
             None,
             &expect![[
-                r#"approves v1:1111111111111111111111111111111111111111111111111111111111111111"#
+                r#"approved v1:1111111111111111111111111111111111111111111111111111111111111111, writes "v1:1111111111111111111111111111111111111111111111111111111111111111""#
             ]],
         );
         check(
             &held,
             Some(HASH),
             &expect![[
-                r#"approves v1:1111111111111111111111111111111111111111111111111111111111111111"#
+                r#"approved v1:1111111111111111111111111111111111111111111111111111111111111111, writes "v1:1111111111111111111111111111111111111111111111111111111111111111""#
             ]],
         );
         check(

@@ -5,16 +5,19 @@
 
 use jiff::Timestamp;
 use sei_api::SeiNode;
-use sei_api::status::{Cause, FieldChange, PendingUpdate, SeiNodePhase, UpdateState};
+use sei_api::condition::{ConditionStatus, ConditionType, Reason, find};
+use sei_api::status::{
+    Cause, FieldChange, PendingUpdate, SeiNodePhase, SeiNodeStatus, UpdateState,
+};
 use sei_plan::diff::MAX_CHANGES;
 use sei_plan::summary::{Hold, held_by, is_settings_only, summarize};
 use serde::Serialize;
 
 use crate::cluster::{Found, Scope, nodes};
-use crate::error::Error;
+use crate::error::{Error, one_line};
 use crate::flags::DiffFlags;
 use crate::format::{age, changes, count};
-use crate::{CommandContext, Out, show};
+use crate::{CommandContext, Exit, Out, show};
 
 /// The output for one node.
 #[derive(Debug, Serialize)]
@@ -23,10 +26,10 @@ struct Record {
     namespace: String,
     node: String,
     chain: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
     difference: Option<Difference>,
+    /// Why the operator does not apply the spec. The pod still runs an earlier one.
+    refused: Option<String>,
     /// Why the difference is unknown.
-    #[serde(skip_serializing_if = "Option::is_none")]
     unknown: Option<String>,
 }
 
@@ -38,15 +41,14 @@ struct Difference {
     since: Timestamp,
     target_hash: String,
     effect: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
     /// An approval of another target.
-    #[serde(skip_serializing_if = "Option::is_none")]
     refused_approval: Option<String>,
     changes: Vec<FieldChange>,
     /// The command that releases the update.
-    #[serde(skip_serializing_if = "Option::is_none")]
     release: Option<String>,
+    #[serde(skip)]
+    is_paused: bool,
 }
 
 pub(crate) async fn run(
@@ -54,13 +56,15 @@ pub(crate) async fn run(
     scope: &Scope,
     context: &CommandContext,
     out: Out<'_>,
-) -> Result<(), Error> {
-    let found = nodes(context.client()?, scope, &flags.nodes).await?;
+) -> Result<Exit, Error> {
+    let found = nodes(context.client()?, scope, &flags.selection).await?;
     let now = context.now();
     let records: Vec<Record> = found.iter().map(|node| record(node, now)).collect();
     // Named nodes are all listed; without names, only those that differ.
-    let terse = flags.nodes.is_empty();
-    show(out, flags.output.format, &records, || text(&records, terse, now))
+    let terse = flags.selection.nodes.is_empty();
+    show(out, flags.output.format, &records, || text(&records, terse, now))?;
+    let differs = |record: &Record| record.difference.is_some() || record.refused.is_some();
+    Ok(if records.iter().any(differs) { Exit::Differs } else { Exit::Fine })
 }
 
 fn record(found: &Found, now: Timestamp) -> Record {
@@ -72,6 +76,7 @@ fn record(found: &Found, now: Timestamp) -> Record {
                 node: unreadable.name.clone(),
                 chain: "?".to_owned(),
                 difference: None,
+                refused: None,
                 unknown: Some(format!("its manifest cannot be decoded: {}", unreadable.message)),
             };
         }
@@ -93,8 +98,17 @@ fn record(found: &Found, now: Timestamp) -> Record {
         node: node.metadata.name.clone().unwrap_or_default(),
         chain: node.spec.chain_id.clone(),
         difference: pending.map(|pending| difference(node, pending, now)),
+        refused: status.and_then(refused),
         unknown: unknown.map(str::to_owned),
     }
+}
+
+/// Why the operator refuses the spec, if it does.
+fn refused(status: &SeiNodeStatus) -> Option<String> {
+    let stalled = find(&status.conditions, ConditionType::Stalled)?;
+    let is_refused = stalled.status == ConditionStatus::True.as_str()
+        && stalled.reason == Reason::InvalidSpec.as_str();
+    is_refused.then(|| one_line(&stalled.message))
 }
 
 fn difference(node: &SeiNode, pending: &PendingUpdate, now: Timestamp) -> Difference {
@@ -102,7 +116,8 @@ fn difference(node: &SeiNode, pending: &PendingUpdate, now: Timestamp) -> Differ
         node.metadata.namespace.as_deref().unwrap_or_default(),
         node.metadata.name.as_deref().unwrap_or_default(),
     );
-    let release = node.status.as_ref().and_then(held_by).map(|hold| match hold {
+    let hold = node.status.as_ref().and_then(held_by);
+    let release = hold.map(|hold| match hold {
         Hold::Pause => format!("kubectl sei resume -n {namespace} {name}"),
         Hold::Approval => {
             format!("kubectl sei approve -n {namespace} {name} --hash {}", pending.target_hash)
@@ -118,6 +133,7 @@ fn difference(node: &SeiNode, pending: &PendingUpdate, now: Timestamp) -> Differ
         refused_approval: pending.refused_approval.clone(),
         changes: pending.changes.clone(),
         release,
+        is_paused: hold == Some(Hold::Pause),
     }
 }
 
@@ -151,6 +167,15 @@ fn text(records: &[Record], terse: bool, now: Timestamp) -> String {
     let mut parts = Vec::new();
     let mut equal = 0;
     for record in records {
+        if let Some(why) = &record.refused {
+            parts.push(format!(
+                "{}/{}: the spec is refused and not applied (InvalidSpec): {why}\n",
+                record.namespace, record.node
+            ));
+            if record.difference.is_none() {
+                continue;
+            }
+        }
         match (&record.difference, &record.unknown) {
             (Some(difference), _) => parts.push(section(record, difference, now)),
             (None, Some(why)) => {
@@ -174,7 +199,10 @@ fn section(record: &Record, difference: &Difference, now: Timestamp) -> String {
     let mut text = format!("{namespace}/{node} of chain {chain}\n");
     let mut add = |name: &str, value: &str| text.extend([format!("  {name:<9}{value}\n")]);
     add("cause", &format!("{:?}: {}", difference.cause, cause_text(difference.cause)));
-    add("state", &format!("{:?} for {}", difference.state, age(difference.since, now)));
+    // The same word as in `status`.
+    let state =
+        if difference.is_paused { "Paused".to_owned() } else { format!("{:?}", difference.state) };
+    add("state", &format!("{state} for {}", age(difference.since, now)));
     add("effect", &difference.effect);
     if let Some(why) = &difference.why {
         add("why", why);
@@ -206,7 +234,7 @@ mod tests {
     use sei_api::status::UpdateState;
 
     use super::*;
-    use crate::fixtures::{ago, node, now, pending, plan, settings_pending};
+    use crate::fixtures::{ago, condition, node, now, pending, plan, settings_pending, with};
 
     fn check(nodes: Vec<SeiNode>, terse: bool, expected: &Expect) {
         let records: Vec<Record> = nodes.into_iter().map(|node| record(&Ok(node), now())).collect();
@@ -252,7 +280,7 @@ mod tests {
             &expect![[r#"
                 demo/rpc-0 of chain pacific-1
                   cause    Operator: a new operator or platform configuration
-                  state    Held for 30m
+                  state    Paused for 30m
                   effect   held: the pod is not replaced; an evicted pod is recreated from the same template
                   why      spec.update.paused
                   release  kubectl sei resume -n demo rpc-0
@@ -333,6 +361,21 @@ mod tests {
     }
 
     #[test]
+    fn a_refused_spec_is_not_reported_as_equal() {
+        let why = "spec.chainId: cannot change";
+        let stalled = condition(ConditionType::Stalled, "True", "InvalidSpec", why);
+        check(
+            vec![with(observed(node("rpc-0")), stalled), observed(node("rpc-1"))],
+            true,
+            &expect![[r#"
+                demo/rpc-0: the spec is refused and not applied (InvalidSpec): spec.chainId: cannot change
+
+                Nothing differs on 1 other node.
+            "#]],
+        );
+    }
+
+    #[test]
     fn every_named_node_is_listed() {
         let mut new = node("rpc-1");
         new.status = None;
@@ -393,6 +436,7 @@ mod tests {
                 "targetHash": "v1:1111111111111111111111111111111111111111111111111111111111111111",
                 "effect": "held: the pod is not replaced; an evicted pod is recreated from the same template",
                 "why": "changes of the operator wait for an approval",
+                "refusedApproval": null,
                 "changes": [
                   {
                     "path": "initContainers[sei-sidecar].image",
@@ -401,7 +445,9 @@ mod tests {
                   }
                 ],
                 "release": "kubectl sei approve -n demo rpc-0 --hash v1:1111111111111111111111111111111111111111111111111111111111111111"
-              }
+              },
+              "refused": null,
+              "unknown": null
             }"#]].assert_eq(&crate::json(&record(&Ok(held()), now())));
     }
 }

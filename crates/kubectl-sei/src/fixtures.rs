@@ -69,6 +69,14 @@ pub(crate) fn with(mut node: SeiNode, condition: Condition) -> SeiNode {
     node
 }
 
+/// The node with the condition `Ready` of this status.
+pub(crate) fn ready(mut node: SeiNode, status: &str, message: &str) -> SeiNode {
+    let mut ready = condition(ConditionType::Stalled, status, "Reason", message);
+    ready.type_ = "Ready".into();
+    node.status.get_or_insert_default().conditions.push(ready);
+    node
+}
+
 /// The node with a pending update of cause `Operator`.
 pub(crate) fn pending(node: SeiNode, state: UpdateState, reason: &str, why: &str) -> SeiNode {
     let drift = condition(ConditionType::PodTemplateDrift, "True", reason, why);

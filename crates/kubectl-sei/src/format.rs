@@ -26,7 +26,7 @@ pub(crate) fn line(row: &[String], widths: &[usize]) -> String {
         let width = widths.get(index).copied().unwrap_or_default();
         text.extend([format!("{cell:<width$}")]);
         if index + 1 < row.len() {
-            text.push_str("   ");
+            text.push_str(GAP);
         }
     }
     text.truncate(text.trim_end().len());
@@ -34,9 +34,40 @@ pub(crate) fn line(row: &[String], widths: &[usize]) -> String {
     text
 }
 
+/// Between two columns.
+pub(crate) const GAP: &str = "   ";
+
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let widths = widths(rows);
     rows.iter().map(|row| line(row, &widths)).collect()
+}
+
+/// The text in lines of at most this width, broken at spaces where there are any.
+pub(crate) fn wrap(text: &str, width: usize) -> Vec<String> {
+    let width = width.max(1);
+    let mut lines = vec![String::new()];
+    let mut used = 0;
+    for word in text.split_whitespace() {
+        let mut letters: Vec<char> = word.chars().collect();
+        if used > 0 && used + 1 + letters.len() > width {
+            lines.push(String::new());
+            used = 0;
+        }
+        while letters.len() > width {
+            let rest = letters.split_off(width);
+            lines.last_mut().expect("never empty").extend(letters);
+            lines.push(String::new());
+            letters = rest;
+        }
+        let line = lines.last_mut().expect("never empty");
+        if used > 0 {
+            line.push(' ');
+            used += 1;
+        }
+        used += letters.len();
+        line.extend(letters);
+    }
+    lines
 }
 
 /// Time since, in one unit.
@@ -110,6 +141,13 @@ mod tests {
         ] {
             assert_eq!(short_image(image), short, "{image}");
         }
+    }
+
+    #[test]
+    fn a_long_text_is_broken_at_spaces() {
+        assert_eq!(wrap("ab cd efg", 5), ["ab cd", "efg"]);
+        assert_eq!(wrap("a bcdefghij k", 4), ["a", "bcde", "fghi", "j k"]);
+        assert_eq!(wrap("", 4), [""]);
     }
 
     #[test]

@@ -153,12 +153,10 @@ fn text(records: &[Record]) -> String {
         text.push_str(&table(&rows));
     }
     if !others.is_empty() {
-        let names: Vec<_> =
-            others.iter().map(|record| format!("{}/{}", record.namespace, record.node)).collect();
+        // Their names are in the JSON output.
+        let others = count(others.len(), "other node");
         text.extend([format!(
-            "\nThese change only if the other operator renders another template ({}): {}\n",
-            count(others.len(), "node"),
-            names.join(", ")
+            "\n{others} can change only by a different template of the other operator.\n"
         )]);
     }
     let on_delete = records.iter().filter(|record| record.on_delete).count();
@@ -228,7 +226,7 @@ mod tests {
             demo/rpc-3   pacific-1   no      its StatefulSet has another template than its pod
             demo/rpc-4   pacific-1   no      its pod has revision rev-1, a new pod gets rev-2
 
-            These change only if the other operator renders another template (2 nodes): demo/rpc-1, demo/rpc-5
+            2 other nodes can change only by a different template of the other operator.
 
             5 StatefulSets replace pods OnDelete only. They keep that strategy, and an operator that does not delete pods itself updates none of them. To
             return a StatefulSet to the rolling update of Kubernetes:

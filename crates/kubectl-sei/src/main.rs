@@ -5,33 +5,48 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use kubectl_sei::flags::Flags;
-use kubectl_sei::{CommandContext, Error, Exit, connect, printable, run};
+use kubectl_sei::{CommandContext, Error, Exit, Terminal, connect, printable, run, uses_color};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    let flags = match Flags::try_parse() {
+    let mut arguments: Vec<_> = std::env::args_os().collect();
+    if arguments.get(1).is_some_and(|command| command == "__complete") {
+        // What follows is completed, and not parsed.
+        arguments.insert(2, "--".into());
+    }
+    let flags = match Flags::try_parse_from(arguments) {
         Ok(flags) => flags,
         Err(error) => return print_usage(&error),
     };
-    match connect_and_run(&flags).await {
+    let mut server = None;
+    match connect_and_run(&flags, &mut server).await {
         Ok(exit) => ExitCode::from(exit.code()),
         // The reader of the output has closed it, which is no failure.
         Err(Error::Output { source }) if source.kind() == io::ErrorKind::BrokenPipe => {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            eprintln!("error: {}", printable(&sei_exec::call::chain(&error)));
-            ExitCode::FAILURE
+            let text = sei_exec::call::chain(&error);
+            let text = match (&error, server) {
+                (Error::Unreachable { .. }, Some(server)) => format!("API server {server}: {text}"),
+                _ => text,
+            };
+            eprintln!("error: {}", printable(&text));
+            ExitCode::from(flags.command.failure_code())
         }
     }
 }
 
-async fn connect_and_run(flags: &Flags) -> Result<Exit, Error> {
-    let mut context = CommandContext::default();
+/// Runs the command. `server` becomes the address of the API server, for messages.
+async fn connect_and_run(flags: &Flags, server: &mut Option<String>) -> Result<Exit, Error> {
+    let terminal = Terminal::of_stdout();
+    let uses_color = uses_color(flags.cluster.color, terminal);
+    let mut context = CommandContext { terminal, uses_color, ..CommandContext::default() };
     if flags.command.needs_cluster() {
-        let (client, namespace) = connect(&flags.cluster).await?;
-        context.client = Some(client);
-        context.namespace = namespace;
+        let connection = connect(&flags.cluster).await?;
+        context.client = Some(connection.client);
+        context.namespace = connection.namespace;
+        *server = Some(connection.server);
     }
     let mut out = io::stdout();
     let exit = run(flags, &context, &mut out).await?;
@@ -43,9 +58,14 @@ async fn connect_and_run(flags: &Flags) -> Result<Exit, Error> {
 }
 
 /// Help and version succeed. Everything else fails with 1 instead of clap's 2, because 2 is the
-/// exit code of `preview` when something would roll.
+/// exit code of `preview` when something would roll; with 2 where 1 means a difference or trouble.
 fn print_usage(error: &clap::Error) -> ExitCode {
     // A closed terminal cannot be repaired here.
     let _ = error.print();
-    if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    let is_check = std::env::args().any(|argument| argument == "diff" || argument == "--check");
+    match (error.use_stderr(), is_check) {
+        (false, _) => ExitCode::SUCCESS,
+        (true, false) => ExitCode::FAILURE,
+        (true, true) => ExitCode::from(2),
+    }
 }

@@ -7,39 +7,32 @@ use sei_api::task::TaskType;
 use sei_plan::summary::is_settings_only;
 use serde_json::{Value, json};
 
-use crate::cluster::{Scope, node};
+use crate::change::{Change, Selected};
+use crate::cluster::Scope;
 use crate::error::Error;
-use crate::flags::PauseFlags;
-use crate::format::full_name;
-use crate::patch::patch_node;
-use crate::{CommandContext, Out, write};
+use crate::flags::VerbFlags;
+use crate::{CommandContext, Out};
 
 pub(crate) async fn run(
-    flags: &PauseFlags,
+    flags: &VerbFlags,
     paused: bool,
     scope: &Scope,
     context: &CommandContext,
     out: Out<'_>,
 ) -> Result<(), Error> {
-    let client = context.client()?;
-    // All nodes are found before the first is changed: a typing error then changes nothing.
-    let mut nodes = Vec::new();
-    for given in &flags.nodes {
-        nodes.push(node(client, scope, given).await?);
-    }
-    for node in &nodes {
-        let name = full_name(node);
-        if node.spec.updates_are_paused() == paused {
-            let state = if paused { "paused already" } else { "not paused" };
-            write(out, &format!("{name}: updates are {state}; nothing was changed\n"))?;
-            continue;
-        }
-        let value = if paused { json!(true) } else { Value::Null };
-        patch_node(client, node, &json!({ "spec": { "update": { "paused": value } } })).await?;
-        let text = if paused { paused_text(node) } else { resumed_text(node) };
-        write(out, &format!("{name}: {text}\n"))?;
-    }
+    let nodes = Selected::read(&flags.nodes, &flags.change, scope, context).await?;
+    nodes.change(|node| pause(node, paused), context, out).await?;
     Ok(())
+}
+
+fn pause(node: &SeiNode, paused: bool) -> Change {
+    if node.spec.updates_are_paused() == paused {
+        let state = if paused { "paused already" } else { "not paused" };
+        return Change::NotNeeded(format!("updates are {state}"));
+    }
+    let value = if paused { json!(true) } else { Value::Null };
+    let text = if paused { paused_text(node) } else { resumed_text(node) };
+    Change::Patch(json!({ "spec": { "update": { "paused": value } } }), text)
 }
 
 fn paused_text(node: &SeiNode) -> String {

@@ -10,8 +10,9 @@ use jiff::Timestamp;
 use sei_api::SeiNode;
 use sei_api::status::{Cause, FieldChange};
 use sei_plan::budget::{Budget, Member};
-use sei_plan::platform::Platform;
-use sei_plan::snapshot::Snapshot;
+use sei_plan::platform::{BudgetScope, Platform, Share};
+use sei_plan::quantity::Quantity;
+use sei_plan::snapshot::{Claim, Snapshot};
 use sei_plan::timing::Timing;
 use serde::Serialize;
 
@@ -40,17 +41,17 @@ struct NodePreview {
     signs: bool,
     effect: Effect,
     /// Position among the nodes of its chain that roll one after the other.
-    #[serde(skip_serializing_if = "Option::is_none")]
     turn: Option<usize>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     cause: Option<Cause>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     target_hash: Option<String>,
     /// `None` if they are unknown.
-    #[serde(skip_serializing_if = "Option::is_none")]
     changes: Option<Vec<FieldChange>>,
+    /// Size of the data volume, if the configuration sets another one for new volumes.
+    volume: Option<VolumeSize>,
+    /// The nodes that share its budget: those of its chain, in all namespaces or in its own.
+    #[serde(skip)]
+    budget: String,
     /// The pod could not be compared by the server, and the node rolls if the pod differs.
     #[serde(skip)]
     might_roll: bool,
@@ -70,13 +71,31 @@ impl NodePreview {
             why: Some(format!("its manifest cannot be decoded: {}", unreadable.message)),
             target_hash: None,
             changes: None,
+            volume: None,
+            budget: "?".to_owned(),
             might_roll: false,
         }
+    }
+
+    /// Whether the spec names another image, which has a limit of its own.
+    fn rolls_image(&self) -> bool {
+        let mut changes = self.changes.iter().flatten();
+        self.cause == Some(Cause::Spec) && changes.any(|change| change.path == SEID_IMAGE)
     }
 
     fn name(&self) -> String {
         format!("{}/{}", self.namespace, self.node)
     }
+}
+
+/// The field that `spec.image` sets.
+const SEID_IMAGE: &str = "containers[seid].image";
+
+/// The size of a volume, and the one that a new volume would get.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct VolumeSize {
+    current: String,
+    new: String,
 }
 
 /// What happens to the pod of a node.
@@ -118,6 +137,8 @@ struct Report {
     #[serde(skip)]
     checked: usize,
     #[serde(skip)]
+    lists_unchanged: bool,
+    #[serde(skip)]
     scope: Option<String>,
 }
 
@@ -126,6 +147,8 @@ struct Report {
 #[serde(rename_all = "camelCase")]
 struct Rules {
     max_concurrent_per_chain: u32,
+    max_unavailable: String,
+    budget_scope: &'static str,
     ready_deadline_seconds: u32,
     halt_after_failures: u32,
     settle_seconds: u32,
@@ -161,21 +184,36 @@ pub(crate) async fn run(
     let comparison_error = comparison_error(&previews);
     let would_roll = previews.iter().filter(|preview| preview.effect.rolls()).count();
     let show_all = flags.all || !flags.nodes.is_empty();
-    previews.retain(|preview| show_all || preview.effect != Effect::Nothing);
+    let stays =
+        |preview: &NodePreview| preview.effect == Effect::Nothing && preview.volume.is_none();
+    previews.retain(|preview| show_all || !stays(preview));
     let rollout = &platform.rollout;
     let report = Report {
         config: flags.config.display().to_string(),
         would_roll,
         budget: Rules {
             max_concurrent_per_chain: rollout.max_concurrent_per_chain,
+            max_unavailable: match rollout.max_unavailable {
+                Share::Nodes(number) => number.to_string(),
+                Share::Percent(percent) => format!("{percent}%"),
+            },
+            budget_scope: match rollout.budget_scope {
+                BudgetScope::Cluster => "Cluster",
+                BudgetScope::Namespace => "Namespace",
+            },
             ready_deadline_seconds: rollout.ready_deadline_seconds,
             halt_after_failures: rollout.halt_after_failures,
             settle_seconds: rollout.settle_seconds,
         },
         nodes: previews,
         checked,
+        lists_unchanged: show_all,
         scope: match scope {
-            Scope::Namespace(name) if flags.manifests.is_empty() => Some(name.clone()),
+            Scope::Namespace(name)
+                if flags.manifests.is_empty() && rollout.budget_scope == BudgetScope::Cluster =>
+            {
+                Some(name.clone())
+            }
             _ => None,
         },
     };
@@ -231,7 +269,11 @@ async fn preview_node(
         status.pending_update = update.as_deref().cloned();
     }
     let member = Member::of(&updated, snapshot.pod(), &candidate.budget, candidate.now);
-    order::RankedNode { preview: node_preview(&snapshot, prediction), member }
+    let mut preview = node_preview(&snapshot, prediction);
+    if candidate.platform.rollout.budget_scope == BudgetScope::Namespace {
+        preview.budget = format!("{} in namespace {}", preview.chain, preview.namespace);
+    }
+    order::RankedNode { preview, member }
 }
 
 fn node_preview(snapshot: &Snapshot, prediction: Prediction) -> NodePreview {
@@ -255,8 +297,21 @@ fn node_preview(snapshot: &Snapshot, prediction: Prediction) -> NodePreview {
         why,
         target_hash: update.map(|update| update.target_hash),
         changes: fleet_snapshot::known_changes(snapshot, changes),
+        volume: volume(snapshot),
+        budget: node.spec.chain_id.clone(),
         might_roll: might_roll(snapshot),
     }
+}
+
+/// The size of the volume and that of a new one, if they differ. The size of a volume never changes
+/// by configuration.
+fn volume(snapshot: &Snapshot) -> Option<VolumeSize> {
+    let (Claim::Present(claim), Ok(desired)) = (&snapshot.claim, &snapshot.desired) else {
+        return None;
+    };
+    let (current, new) = (claim.capacity.clone()?, desired.claim_size.clone());
+    let differ = Quantity::parse(&current).ok()? != Quantity::parse(&new).ok()?;
+    differ.then_some(VolumeSize { current, new })
 }
 
 /// Whether a pod that another operator created would roll if it differs.

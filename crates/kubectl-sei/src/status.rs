@@ -1,47 +1,125 @@
 //! `kubectl sei status`: what every node does, since when, and why.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use futures::StreamExt as _;
 use jiff::Timestamp;
-use kube::runtime::{WatchStreamExt as _, watcher};
 use sei_api::SeiNode;
-use sei_api::condition::{ConditionType, find};
+use sei_api::condition::{ConditionType, Reason, find};
+use sei_api::mode::Mode;
 use sei_api::status::SeiNodeStatus;
-use sei_exec::call::chain;
-use sei_plan::summary::summarize;
+use sei_plan::summary::{Summary, Wait, What, summarize};
 use serde::Serialize;
 
-use crate::cluster::{Found, Guarded, Scope, nodes, unguard};
+use crate::cluster::{Found, Key, Scope, no_match};
 use crate::error::{Error, one_line};
-use crate::flags::{Output, StatusFlags};
-use crate::format::{age, line, short_image, table, widths};
-use crate::{CommandContext, Out, json, show, write};
+use crate::flags::{StatusFlags, StatusOutput};
+use crate::fleet::{Fleet, Readiness};
+use crate::{CommandContext, Exit, Out, json, write, write_printable, yaml};
+
+mod table;
+mod watch;
 
 /// The output for one node.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Row {
+pub(crate) struct Row {
     namespace: String,
     node: String,
-    chain: String,
-    phase: String,
+    chain: Option<String>,
+    mode: Option<String>,
+    phase: Option<String>,
+    state: State,
+    needs_attention: bool,
+    /// `None` if it is unknown.
+    ready: Option<bool>,
     /// Image of the running pod.
-    #[serde(skip_serializing_if = "Option::is_none")]
     image: Option<String>,
     /// Image of the spec, if it differs.
-    #[serde(skip_serializing_if = "Option::is_none")]
     desired_image: Option<String>,
     /// Reason of the condition `PodTemplateDrift`.
-    #[serde(skip_serializing_if = "Option::is_none")]
     update: Option<String>,
     /// Current task of the active plan.
-    #[serde(skip_serializing_if = "Option::is_none")]
     task: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Revision of the pod.
+    revision: Option<String>,
+    /// When the state began.
     since: Option<Timestamp>,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    why: String,
+    waits_for: Option<String>,
+    why: Option<String>,
+    /// Whether the last edit was reconciled and nothing is pending.
+    #[serde(skip)]
+    is_in_sync: bool,
+}
+
+/// What a node does, most urgent first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+enum State {
+    Unreadable,
+    Stalled,
+    Failed,
+    /// In sync, but its pod is not Ready.
+    NotReady,
+    Retrying,
+    /// Waits for the failed rolls of other nodes of its chain.
+    Halted,
+    Held,
+    /// `spec.update.paused` holds the next update.
+    Paused,
+    /// `spec.paused`.
+    Stopped,
+    Deleting,
+    Initializing,
+    Updating,
+    Repairing,
+    Waiting,
+    InSync,
+}
+
+impl State {
+    fn of(summary: &Summary, node: &SeiNode, is_ready: Option<bool>) -> Self {
+        let pending = node.status.as_ref().and_then(|status| status.pending_update.as_ref());
+        let is_halted = pending.is_some_and(|pending| pending.halted_by.is_some());
+        match &summary.what {
+            What::Deleting => Self::Deleting,
+            What::Stalled { .. } => Self::Stalled,
+            What::Failed => Self::Failed,
+            What::Initializing => Self::Initializing,
+            What::Updating { .. } => Self::Updating,
+            What::Repairing => Self::Repairing,
+            What::Held { .. } if node.spec.updates_are_paused() => Self::Paused,
+            What::Held { .. } => Self::Held,
+            What::Waiting { on: Wait::Retry } => Self::Retrying,
+            What::Waiting { on: Wait::Turn } if is_halted => Self::Halted,
+            What::Waiting { .. } => Self::Waiting,
+            What::Stopped => Self::Stopped,
+            What::InSync if is_ready == Some(false) => Self::NotReady,
+            What::InSync if node.spec.updates_are_paused() => Self::Paused,
+            What::InSync => Self::InSync,
+        }
+    }
+
+    fn needs_attention(self) -> bool {
+        self <= Self::Stopped
+    }
+
+    /// For the summary line.
+    fn text(self) -> &'static str {
+        match self {
+            Self::Unreadable => "unreadable",
+            Self::Stalled => "stalled",
+            Self::Failed => "failed",
+            Self::NotReady => "not ready",
+            Self::Retrying => "retrying",
+            Self::Halted => "halted",
+            Self::Held => "held",
+            Self::Paused => "paused",
+            Self::Stopped => "stopped",
+            Self::Deleting => "deleting",
+            Self::Initializing => "initializing",
+            Self::Updating => "updating",
+            Self::Repairing => "repairing",
+            Self::Waiting => "waiting",
+            Self::InSync => "in sync",
+        }
+    }
 }
 
 pub(crate) async fn run(
@@ -49,414 +127,133 @@ pub(crate) async fn run(
     scope: &Scope,
     context: &CommandContext,
     out: Out<'_>,
-) -> Result<(), Error> {
-    let client = context.client()?;
-    let found = nodes(client, scope, &flags.nodes).await?;
+) -> Result<Exit, Error> {
+    if flags.watch || flags.until_ready {
+        return watch::run(flags, scope, context, out).await;
+    }
+    let fleet = Fleet::read(context.client()?, scope, &flags.selection).await?;
     let now = context.now();
-    let rows: Vec<Row> = found.iter().map(|node| row(node, now)).collect();
-    if !flags.watch {
-        return show(out, flags.output.format, &rows, || text(&rows, scope, now));
+    let rows = rows(&fleet, now);
+    // A check of nothing is a mistake in the selection, not a good result.
+    if flags.check && rows.is_empty() {
+        return Err(no_match(scope, &flags.selection));
     }
-    match flags.output.format {
-        Output::Text => write(out, &text(&rows, scope, now))?,
-        Output::Json => rows.iter().try_for_each(|row| write(out, &json_line(row)))?,
-    }
-    watch(flags, scope, context, &rows, out).await
-}
-
-/// Prints each change of the nodes until the reader closes the output.
-async fn watch(
-    flags: &StatusFlags,
-    scope: &Scope,
-    context: &CommandContext,
-    rows: &[Row],
-    out: Out<'_>,
-) -> Result<(), Error> {
-    let client = context.client()?;
-    let mut table = WatchTable::new(rows, scope, context.now());
-    let is_named = !flags.nodes.is_empty();
-    let only: Option<BTreeSet<Key>> = is_named.then(|| rows.iter().map(Row::key).collect());
-    let watches = watched_scopes(scope, rows, is_named).into_iter().map(|scope| {
-        let watched = watcher(scope.api::<Guarded>(client), watcher::Config::default());
-        watched.default_backoff().map(move |event| (scope.clone(), event)).boxed()
-    });
-    let mut watches = futures::stream::select_all(watches);
-    let mut is_broken = false;
-    while let Some((scope, event)) = watches.next().await {
-        let changed = match event {
-            Ok(event) => table.rows_of_event(&scope, event, context.now()),
-            Err(error) => {
-                let message = one_line(&chain(&error));
-                if is_forbidden(&error) {
-                    let message = format!("{message}; request that permission");
-                    return Err(Error::Call { message });
-                }
-                // The watcher reconnects by itself and lists again, so no change is lost.
-                if !is_broken {
-                    eprintln!(
-                        "warning: the watch failed and is retried: {}",
-                        crate::printable(&message)
-                    );
-                }
-                is_broken = true;
-                continue;
-            }
-        };
-        is_broken &= changed.is_empty();
-        let of_interest = |row: &&Row| only.as_ref().is_none_or(|only| only.contains(&row.key()));
-        for row in changed.iter().filter(of_interest) {
-            if let Some(text) = table.update(row, flags.output.format, context.now()) {
-                write(out, &text)?;
-                out.flush().map_err(|source| Error::Output { source })?;
-            }
+    match flags.output {
+        StatusOutput::Json => write(out, &format!("{}\n", json(&rows)))?,
+        StatusOutput::Yaml => write(out, &yaml(&rows))?,
+        StatusOutput::Name => write(out, &rows.iter().map(Row::name_line).collect::<String>())?,
+        StatusOutput::Table | StatusOutput::Wide => {
+            let view = table::View::of(flags, scope, context, context.terminal);
+            write_printable(out, &view.text(&rows, now))?;
         }
     }
-    Ok(())
+    let needs_attention = rows.iter().any(|row| row.needs_attention);
+    Ok(if flags.check && needs_attention { Exit::NeedsAttention } else { Exit::Fine })
 }
 
-/// The scopes to watch: named nodes may be in other namespaces than the rest of the scope.
-fn watched_scopes(scope: &Scope, rows: &[Row], is_named: bool) -> Vec<Scope> {
-    if !is_named {
-        return vec![scope.clone()];
-    }
-    let namespaces: BTreeSet<&String> = rows.iter().map(|row| &row.namespace).collect();
-    namespaces.into_iter().map(|name| Scope::Namespace(name.clone())).collect()
+pub(crate) fn rows(fleet: &Fleet, now: Timestamp) -> Vec<Row> {
+    fleet.nodes.values().map(|found| row(found, fleet, now)).collect()
 }
 
-/// Retrying does not help against a missing permission.
-fn is_forbidden(error: &watcher::Error) -> bool {
-    match error {
-        watcher::Error::InitialListFailed(kube::Error::Api(status))
-        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
-        | watcher::Error::WatchFailed(kube::Error::Api(status))
-        | watcher::Error::WatchError(status) => status.is_forbidden(),
-        _ => false,
-    }
-}
-
-/// A node, by namespace and name.
-type Key = (String, String);
-
-/// The rows that were printed, for a watch.
-struct WatchTable {
-    shown: BTreeMap<Key, Row>,
-    /// Printed nodes that the list in progress has not contained yet.
-    unlisted: BTreeSet<Key>,
-    widths: Vec<usize>,
-    with_namespace: bool,
-}
-
-impl WatchTable {
-    fn new(rows: &[Row], scope: &Scope, now: Timestamp) -> Self {
-        let with_namespace = *scope == Scope::All;
-        let mut cells: Vec<_> = rows.iter().map(|row| row.cells(with_namespace, now)).collect();
-        cells.push(header(with_namespace));
-        let shown = rows.iter().map(|row| (row.key(), row.clone())).collect();
-        Self { shown, unlisted: BTreeSet::new(), widths: widths(&cells), with_namespace }
-    }
-
-    /// The rows of the nodes in an event of the watch of this scope.
-    fn rows_of_event(
-        &mut self,
-        scope: &Scope,
-        event: watcher::Event<Guarded>,
-        now: Timestamp,
-    ) -> Vec<Row> {
-        match event {
-            watcher::Event::Init => {
-                let shown = self.shown.keys().filter(|(namespace, _)| scope.contains(namespace));
-                self.unlisted.extend(shown.cloned());
-                Vec::new()
-            }
-            watcher::Event::Apply(node) | watcher::Event::InitApply(node) => {
-                let row = row(&unguard(node), now);
-                self.unlisted.remove(&row.key());
-                vec![row]
-            }
-            watcher::Event::Delete(node) => vec![row(&unguard(node), now).deleted()],
-            // A printed node that the new list does not contain was deleted meanwhile.
-            watcher::Event::InitDone => {
-                let unlisted = std::mem::take(&mut self.unlisted);
-                let (deleted, others) =
-                    unlisted.into_iter().partition(|(namespace, _)| scope.contains(namespace));
-                self.unlisted = others;
-                let deleted: BTreeSet<Key> = deleted;
-                deleted
-                    .iter()
-                    .filter_map(|key| self.shown.get(key).cloned())
-                    .map(Row::deleted)
-                    .collect()
-            }
-        }
-    }
-
-    /// Stores the row; returns its line if it differs from the printed one.
-    fn update(&mut self, row: &Row, output: Output, now: Timestamp) -> Option<String> {
-        let before = self.shown.insert(row.key(), row.clone());
-        if before.as_ref() == Some(row) {
-            return None;
-        }
-        Some(match output {
-            Output::Text => line(&row.cells(self.with_namespace, now), &self.widths),
-            Output::Json => json_line(row),
-        })
-    }
-}
-
-fn json_line(row: &Row) -> String {
-    let value: serde_json::Value = serde_json::from_str(&json(row)).unwrap_or_default();
-    format!("{value}\n")
-}
-
-fn header(with_namespace: bool) -> Vec<String> {
-    let columns = ["NODE", "CHAIN", "PHASE", "IMAGE", "UPDATE", "TASK", "SINCE", "WHY"];
-    let namespace = with_namespace.then_some("NAMESPACE");
-    namespace.into_iter().chain(columns).map(str::to_owned).collect()
-}
-
-fn text(rows: &[Row], scope: &Scope, now: Timestamp) -> String {
-    if rows.is_empty() {
-        return match scope {
-            Scope::All => "No SeiNode found in any namespace.\n".to_owned(),
-            Scope::Namespace(name) => {
-                format!("No SeiNode found in namespace {name}; -A shows all namespaces.\n")
-            }
-        };
-    }
-    let with_namespace = *scope == Scope::All;
-    let cells = rows.iter().map(|row| row.cells(with_namespace, now));
-    table(&std::iter::once(header(with_namespace)).chain(cells).collect::<Vec<_>>())
-}
-
-impl Row {
-    fn key(&self) -> Key {
-        (self.namespace.clone(), self.node.clone())
-    }
-
-    fn deleted(self) -> Self {
-        Self { phase: "Deleted".to_owned(), why: String::new(), ..self }
-    }
-
-    fn cells(&self, with_namespace: bool, now: Timestamp) -> Vec<String> {
-        let or_dash = |text: Option<String>| {
-            text.filter(|text| !text.is_empty()).unwrap_or_else(|| "-".to_owned())
-        };
-        let image = match (&self.image, &self.desired_image) {
-            (Some(now), Some(desired)) => {
-                Some(format!("{} -> {}", short_image(now), short_image(desired)))
-            }
-            (None, Some(desired)) => Some(format!("-> {}", short_image(desired))),
-            (now, None) => now.as_deref().map(short_image),
-        };
-        let cells = [
-            self.node.clone(),
-            self.chain.clone(),
-            or_dash(Some(self.phase.clone())),
-            or_dash(image),
-            or_dash(self.update.clone()),
-            or_dash(self.task.clone()),
-            or_dash(self.since.map(|since| age(since, now))),
-            self.why.clone(),
-        ];
-        let namespace = with_namespace.then(|| self.namespace.clone());
-        namespace.into_iter().chain(cells).collect()
-    }
-}
-
-fn row(found: &Found, now: Timestamp) -> Row {
+fn row(found: &Found, fleet: &Fleet, now: Timestamp) -> Row {
     match found {
-        Ok(node) => row_of(node, now),
+        Ok(node) => row_of(node, fleet.readiness(node), now),
         Err(unreadable) => Row {
             namespace: unreadable.namespace.clone(),
             node: unreadable.name.clone(),
-            chain: "?".to_owned(),
-            phase: "?".to_owned(),
+            chain: None,
+            mode: None,
+            phase: None,
+            state: State::Unreadable,
+            needs_attention: true,
+            ready: None,
             image: None,
             desired_image: None,
             update: None,
             task: None,
+            revision: None,
             since: None,
-            why: format!("cannot be decoded: {}", unreadable.message),
+            waits_for: None,
+            why: Some(format!("cannot be decoded: {}", unreadable.message)),
+            is_in_sync: false,
         },
     }
 }
 
-fn row_of(node: &SeiNode, now: Timestamp) -> Row {
+fn row_of(node: &SeiNode, readiness: Readiness, now: Timestamp) -> Row {
     let empty = SeiNodeStatus::default();
     let status = node.status.as_ref().unwrap_or(&empty);
     let summary = summarize(node, now);
+    let state = State::of(&summary, node, readiness.is_ready);
     let drift = find(&status.conditions, ConditionType::PodTemplateDrift);
-    let desired =
-        Some(&node.spec.image).filter(|image| Some(*image) != status.current_image.as_ref());
+    let update = drift.map(|condition| condition.reason.clone());
+    // The pause is shown before it holds something: it would hold the next image back.
+    let in_sync = update.as_deref() == Some(Reason::InSync.as_str());
+    let is_paused = in_sync && node.spec.updates_are_paused();
+    // Admission may have rewritten the image of the pod, so what was desired then counts too.
+    let template = status.pod_template.as_ref();
+    let known =
+        [&status.current_image, &template.and_then(|template| template.desired_image.clone())];
+    let desired = Some(&node.spec.image).filter(|image| !known.contains(&&Some((*image).clone())));
+    let is_reconciled = status.observed_generation >= node.metadata.generation;
+    let not_ready = Some(readiness.why).filter(|_| state == State::NotReady);
+    let paused = is_paused.then(|| "spec.update.paused holds the next update".to_owned());
+    let why = Some(one_line(&summary.why)).filter(|why| !why.is_empty());
     Row {
         namespace: node.metadata.namespace.clone().unwrap_or_default(),
         node: node.metadata.name.clone().unwrap_or_default(),
-        chain: node.spec.chain_id.clone(),
-        phase: status.phase.map(|phase| phase.as_str().to_owned()).unwrap_or_default(),
+        chain: Some(node.spec.chain_id.clone()),
+        mode: node.spec.mode().map(Mode::as_str).map(str::to_owned).or_else(|| status.mode.clone()),
+        phase: status.phase.map(|phase| phase.as_str().to_owned()),
+        state,
+        needs_attention: state.needs_attention(),
+        ready: readiness.is_ready,
         image: status.current_image.clone(),
         desired_image: desired.cloned(),
-        update: drift.map(|condition| condition.reason.clone()),
+        update: if is_paused { Some(Reason::Paused.as_str().to_owned()) } else { update },
         task: summary.task.map(|task| task.to_string()),
-        since: summary.since,
-        why: one_line(&summary.why),
+        revision: template.map(|template| template.revision.clone()),
+        since: match state {
+            State::NotReady => readiness.since.or(summary.since),
+            // The node records when it came in sync, and not when it was paused.
+            State::Paused if is_paused => None,
+            _ => summary.since,
+        },
+        waits_for: summary.waits_for,
+        why: why.or(not_ready).or(paused).map(|why| one_line(&why)),
+        is_in_sync: summary.what == What::InSync && is_reconciled && desired.is_none(),
+    }
+}
+
+impl Row {
+    pub(crate) fn key(&self) -> Key {
+        (self.namespace.clone(), self.node.clone())
+    }
+
+    pub(crate) fn name(&self) -> String {
+        format!("{}/{}", self.namespace, self.node)
+    }
+
+    fn name_line(&self) -> String {
+        format!("seinode.sei.io/{}\n", self.node)
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        self.ready == Some(true)
+    }
+
+    /// Whether the last edit runs and nothing is pending.
+    pub(crate) fn is_in_sync(&self) -> bool {
+        self.is_in_sync
+    }
+
+    /// What the node does, and why, in one line.
+    pub(crate) fn describe(&self) -> String {
+        let why = self.why.as_ref().or(self.waits_for.as_ref());
+        let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+        format!("{} is {}{why}", self.name(), self.state.text())
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use expect_test::expect;
-    use sei_api::status::{Blocked, UpdateState};
-
-    use super::*;
-    use crate::cluster::Unreadable;
-    use crate::fixtures::{ago, condition, node, now, pending, plan, with};
-
-    fn fleet() -> Vec<Found> {
-        let stalled = condition(
-            ConditionType::Stalled,
-            "True",
-            "ImagePullFailed",
-            "pod rpc-1-0: seid: ErrImagePull:\n  not found",
-        );
-        let held = "changes of the operator wait for an approval";
-        let updating = condition(
-            ConditionType::NodeUpdateInProgress,
-            "True",
-            "UpdateStarted",
-            "image drift detected: spec=v2 current=v1",
-        );
-        let mut rolling =
-            with(pending(node("rpc-2"), UpdateState::Rolling, "Rolling", ""), updating);
-        rolling.spec.image = "registry.example.org/seid:v6.6.0".into();
-        rolling.status.get_or_insert_default().plan = Some(plan(&[
-            ("apply-statefulset", true),
-            ("replace-pod", false),
-            ("mark-ready", false),
-        ]));
-        let mut new = node("rpc-3");
-        new.status = None;
-        let mut blocked = node("rpc-4");
-        blocked.status.get_or_insert_default().blocked = Some(Blocked {
-            reason: "SidecarUnreachable".into(),
-            since: ago(12),
-            message: "the sidecar of pod rpc-4-0 does not run".into(),
-        });
-        vec![
-            Ok(node("archive-0")),
-            Ok(pending(node("rpc-0"), UpdateState::Held, "Held", held)),
-            Ok(with(node("rpc-1"), stalled)),
-            Ok(rolling),
-            Ok(new),
-            Ok(blocked),
-            Err(Unreadable {
-                namespace: "demo".into(),
-                name: "rpc-5".into(),
-                message: "missing field `image`".into(),
-            }),
-        ]
-    }
-
-    fn rows() -> Vec<Row> {
-        fleet().iter().map(|node| row(node, now())).collect()
-    }
-
-    #[test]
-    fn a_fleet_is_printed_as_one_table() {
-        let scope = Scope::Namespace("demo".into());
-        expect![[r#"
-            NODE        CHAIN       PHASE     IMAGE                        UPDATE    TASK              SINCE   WHY
-            archive-0   pacific-1   Running   seid:v6.5.1                  InSync    -                 10d
-            rpc-0       pacific-1   Running   seid:v6.5.1                  Held      -                 30m     changes of the operator wait for an approval
-            rpc-1       pacific-1   Running   seid:v6.5.1                  InSync    -                 5m      ImagePullFailed: pod rpc-1-0: seid: ErrImagePull: not found
-            rpc-2       pacific-1   Running   seid:v6.5.1 -> seid:v6.6.0   Rolling   replace-pod 2/3   30m     image drift detected: spec=v2 current=v1
-            rpc-3       pacific-1   -         -> seid:v6.5.1               -         -                 -
-            rpc-4       pacific-1   Running   seid:v6.5.1                  InSync    -                 12s     the sidecar of pod rpc-4-0 does not run
-            rpc-5       ?           ?         -                            -         -                 -       cannot be decoded: missing field `image`
-        "#]].assert_eq(&text(&rows(), &scope, now()));
-    }
-
-    #[test]
-    fn all_namespaces_add_a_namespace_column() {
-        let text = text(&rows()[..1], &Scope::All, now());
-        expect![[r#"
-            NAMESPACE   NODE        CHAIN       PHASE     IMAGE         UPDATE   TASK   SINCE   WHY
-            demo        archive-0   pacific-1   Running   seid:v6.5.1   InSync   -      10d
-        "#]]
-        .assert_eq(&text);
-    }
-
-    #[test]
-    fn an_empty_fleet_is_reported_in_a_sentence() {
-        let scope = Scope::Namespace("demo".into());
-        expect![[r#"
-            No SeiNode found in namespace demo; -A shows all namespaces.
-        "#]]
-        .assert_eq(&text(&[], &scope, now()));
-    }
-
-    #[test]
-    fn only_changed_rows_are_printed_again() {
-        let rows = rows();
-        let mut table = WatchTable::new(&rows, &Scope::Namespace("demo".into()), now());
-        assert_eq!(table.update(&rows[0], Output::Text, now()), None);
-        let changed = Row { phase: "Failed".into(), ..rows[0].clone() };
-        let line = table.update(&changed, Output::Text, now()).unwrap();
-        assert!(line.starts_with("archive-0   pacific-1   Failed "), "{line}");
-        assert_eq!(table.update(&changed, Output::Json, now()), None);
-    }
-
-    #[test]
-    fn named_nodes_are_watched_in_their_own_namespaces() {
-        let mut rows = rows();
-        rows[0].namespace = "other".into();
-        let demo = Scope::Namespace("demo".into());
-        assert_eq!(watched_scopes(&demo, &rows[..1], true), [Scope::Namespace("other".into())]);
-        assert_eq!(watched_scopes(&demo, &rows, true).len(), 2);
-        assert_eq!(watched_scopes(&Scope::All, &rows, false), [Scope::All]);
-    }
-
-    #[test]
-    fn a_node_missing_from_a_new_list_is_printed_as_deleted_once() {
-        let mut rows = rows();
-        rows[1].namespace = "other".into();
-        let demo = Scope::Namespace("demo".into());
-        let mut table = WatchTable::new(&rows[..3], &Scope::All, now());
-        let mut relist = || {
-            let mut rows = table.rows_of_event(&demo, watcher::Event::Init, now());
-            let listed = kube::core::DeserializeGuard(Ok(node("archive-0")));
-            rows.extend(table.rows_of_event(&demo, watcher::Event::InitApply(listed), now()));
-            rows.extend(table.rows_of_event(&demo, watcher::Event::InitDone, now()));
-            let printed =
-                rows.iter().filter(|row| table.update(row, Output::Text, now()).is_some());
-            printed.map(|row| format!("{} {}", row.node, row.phase)).collect::<Vec<_>>()
-        };
-        assert_eq!(relist(), ["rpc-1 Deleted"]);
-        assert_eq!(relist(), Vec::<String>::new());
-    }
-
-    #[test]
-    fn a_forbidden_watch_is_an_error() {
-        let status = |code, reason: &str| {
-            let status = kube::core::Status::failure("no", reason).with_code(code);
-            watcher::Error::WatchStartFailed(kube::Error::Api(status.boxed()))
-        };
-        assert!(is_forbidden(&status(403, "Forbidden")));
-        assert!(!is_forbidden(&status(500, "InternalError")));
-    }
-
-    #[test]
-    fn the_json_output_has_all_fields() {
-        expect![[r#"
-            {
-              "namespace": "demo",
-              "node": "rpc-1",
-              "chain": "pacific-1",
-              "phase": "Running",
-              "image": "registry.example.org/seid:v6.5.1",
-              "update": "InSync",
-              "since": "2027-01-15T07:55:00Z",
-              "why": "ImagePullFailed: pod rpc-1-0: seid: ErrImagePull: not found"
-            }"#]]
-        .assert_eq(&json(&rows()[2]));
-    }
-}
+mod tests;

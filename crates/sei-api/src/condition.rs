@@ -35,6 +35,8 @@ macro_rules! names {
 names! {
     /// The types of conditions on a `SeiNode`.
     ConditionType {
+        Ready = "Ready",
+        Reconciling = "Reconciling",
         NodeUpdateInProgress = "NodeUpdateInProgress",
         PodTemplateDrift = "PodTemplateDrift",
         Stalled = "Stalled",
@@ -110,6 +112,14 @@ names! {
         WorkflowRunning = "WorkflowRunning",
         Resolved = "Resolved",
         Ec2TagsNotResolved = "Ec2TagsNotResolved",
+        Pending = "Pending",
+        Initializing = "Initializing",
+        Failed = "Failed",
+        Stopped = "Stopped",
+        PodNotReady = "PodNotReady",
+        Updating = "Updating",
+        Terminating = "Terminating",
+        Settled = "Settled",
     }
 }
 
@@ -177,6 +187,58 @@ use Reason as R;
 
 /// Every condition, status and reason the operator can report, with its meaning and remedy.
 pub const REASONS: &[ReasonRow] = &[
+    row(C::Ready, True, R::Ready, "The node runs and its pod is Ready.", ""),
+    row(
+        C::Ready,
+        False,
+        R::Pending,
+        "The node has no plan yet.",
+        "Read the message: it names what the first plan waits for.",
+    ),
+    row(C::Ready, False, R::Initializing, "The first start of the node is not complete.", ""),
+    row(
+        C::Ready,
+        False,
+        R::Failed,
+        "The first start of the node failed and is not retried automatically.",
+        "Correct the spec, or repair what the message names and set a new value of annotation sei.io/retry.",
+    ),
+    row(
+        C::Ready,
+        False,
+        R::Stopped,
+        "spec.paused keeps the node at zero replicas.",
+        "Set spec.paused to false.",
+    ),
+    row(
+        C::Ready,
+        False,
+        R::Updating,
+        "An update is replacing the pod, and the new pod is not Ready yet.",
+        "",
+    ),
+    row(
+        C::Ready,
+        False,
+        R::PodNotReady,
+        "The pod is not Ready, or does not exist.",
+        "Read the message and the events of the pod (kubectl describe pod). A pod that stays so for longer than the deadline of its cause is reported as Stalled.",
+    ),
+    row(C::Ready, False, R::Terminating, "The node is being deleted.", ""),
+    row(
+        C::Reconciling,
+        True,
+        R::Progressing,
+        "A plan is active, or an update waits for its slot or its next attempt.",
+        "",
+    ),
+    row(
+        C::Reconciling,
+        False,
+        R::Settled,
+        "The operator has nothing to do for the node, or waits for a person.",
+        "",
+    ),
     row(
         C::NodeUpdateInProgress,
         True,
@@ -218,6 +280,13 @@ pub const REASONS: &[ReasonRow] = &[
         R::InSync,
         "The pod was created from the desired template.",
         "",
+    ),
+    row(
+        C::PodTemplateDrift,
+        False,
+        R::Paused,
+        "The pod was created from the desired template, and spec.update.paused holds the next update.",
+        "Set spec.update.paused to false before the next update.",
     ),
     row(C::PodTemplateDrift, True, R::Rolling, "An update plan is replacing the pod.", ""),
     row(
@@ -337,8 +406,14 @@ pub const REASONS: &[ReasonRow] = &[
     stall(
         R::SecretMissing,
         60,
-        "A Secret that the node needs does not exist.",
-        "Create the Secret named in the message, in the node's namespace.",
+        "A Secret that the node needs does not exist, or lacks what the node needs of it.",
+        "Create or correct the Secret named in the message, in the node's namespace. The operator reads it again by itself.",
+    ),
+    stall(
+        R::PvcNotReady,
+        120,
+        "The imported claim does not exist, or cannot be used yet.",
+        "Create or bind the claim named in the message. The name in the spec cannot change: to import another claim, create the node again.",
     ),
     stall(
         R::ReplicasNotOne,
@@ -511,15 +586,20 @@ pub const REASONS: &[ReasonRow] = &[
     ),
 ];
 
-/// The row for this condition, status and reason.
+/// The row for this condition, status and reason. A stalled node is not Ready for the reason that
+/// stalls it.
 pub fn reason_row(
     condition: ConditionType,
     status: ConditionStatus,
     reason: Reason,
 ) -> Option<&'static ReasonRow> {
-    REASONS
-        .iter()
-        .find(|row| row.condition == condition && row.status == status && row.reason == reason)
+    let find = |condition, status| {
+        REASONS
+            .iter()
+            .find(|row| row.condition == condition && row.status == status && row.reason == reason)
+    };
+    let stalls = (condition, status) == (C::Ready, False);
+    find(condition, status).or_else(|| stalls.then(|| find(C::Stalled, True)).flatten())
 }
 
 /// The status, reason and message to set on a condition.
@@ -558,17 +638,24 @@ pub fn is(conditions: &[Condition], condition: ConditionType, status: ConditionS
     find(conditions, condition).is_some_and(|present| present.status == status.as_str())
 }
 
-/// Writes a verdict into the list. The transition time changes only when the status does; a verdict
-/// equal to the present condition changes nothing.
+/// Writes a verdict into the list.
 pub fn set(conditions: &mut Vec<Condition>, verdict: &Verdict, generation: i64, now: Timestamp) {
-    let desired = Condition {
-        type_: verdict.condition.as_str().to_owned(),
-        status: verdict.status.as_str().to_owned(),
-        reason: verdict.reason.as_str().to_owned(),
-        message: verdict.message.clone(),
-        observed_generation: Some(generation),
-        last_transition_time: Time(now),
-    };
+    put(
+        conditions,
+        Condition {
+            type_: verdict.condition.as_str().to_owned(),
+            status: verdict.status.as_str().to_owned(),
+            reason: verdict.reason.as_str().to_owned(),
+            message: verdict.message.clone(),
+            observed_generation: Some(generation),
+            last_transition_time: Time(now),
+        },
+    );
+}
+
+/// Writes a condition into the list. The transition time changes only when the status does; one that
+/// is equal to the present condition changes nothing.
+pub fn put(conditions: &mut Vec<Condition>, desired: Condition) {
     match conditions.iter_mut().find(|present| present.type_ == desired.type_) {
         Some(present) => {
             let since = if present.status == desired.status {

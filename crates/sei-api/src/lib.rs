@@ -19,6 +19,7 @@
 #![allow(unreachable_pub, reason = "KubeSchema repeats each struct inside a private block")]
 
 pub mod condition;
+pub mod fleet;
 pub mod key;
 pub mod metric;
 pub mod mode;
@@ -29,6 +30,7 @@ pub mod rbac;
 pub mod status;
 pub mod task;
 
+pub use fleet::{SeiNodeDeployment, SeiNodeDeploymentSpec, SeiNodeDeploymentStatus};
 pub use mode::Mode;
 pub use node::{SeiNode, SeiNodeSpec};
 pub use plan::{PlannedTask, TaskPlan};

@@ -92,6 +92,9 @@ metrics! {
     SEINODE_PHASE: Gauge "seinode_phase" ["namespace", "name", "phase"]
         "1 for the current phase of the node, 0 for every other phase",
         "How many nodes are in which phase; a node in Failed needs a person.";
+    SEINODE_READY: Gauge "seinode_ready" ["namespace", "name", "chain", "role", "reason"]
+        "Whether the node is Ready, with the reason of condition Ready; role is the label sei.io/role of its pod",
+        "Which nodes serve, by chain and role, and why the others do not.";
     SEINODE_PHASE_TRANSITIONS: Counter "seinode_phase_transitions_total"
         ["controller", "namespace", "from_phase", "to_phase"]
         "Phase changes of nodes",

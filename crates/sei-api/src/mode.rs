@@ -40,6 +40,11 @@ impl Mode {
         }
     }
 
+    /// The mode of a pod with this value of the label `sei.io/role`.
+    pub fn of_role(role: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|mode| mode.role() == role)
+    }
+
     /// Name of the mode in the chain's configuration library.
     pub fn config_mode(self) -> &'static str {
         match self {

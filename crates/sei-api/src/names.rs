@@ -17,6 +17,11 @@ pub const ORPHAN_FINALIZER: &str = "orphan";
 pub const FIELD_MANAGER: &str = "seinode-controller";
 /// Field manager that sets only `spec.image` of a node, on behalf of a task object.
 pub const TASK_FIELD_MANAGER: &str = "seinode-task-controller";
+/// Finalizer that keeps a deleted `SeiNodeDeployment` until its nodes are released, if they are
+/// retained.
+pub const FLEET_FINALIZER: &str = "sei.io/seinodedeployment-finalizer";
+/// Field manager of what a fleet writes.
+pub const FLEET_FIELD_MANAGER: &str = "seinodedeployment-controller";
 /// Reporting component of events.
 pub const EVENT_COMPONENT: &str = "seinode-controller";
 /// Leader lease. It has the Go operator's name, so that the two operators never act at once.
@@ -45,6 +50,8 @@ pub mod label {
     /// On the pod that pulls the images of an update, with the name of the node. Such a pod has no
     /// other label of ours: it is not one of the node's own pods, and keeps no pod off its machine.
     pub const PRE_PULL: &str = "sei.io/pre-pull";
+    /// Generation of the fleet at which the node last got another template.
+    pub const REVISION: &str = "sei.io/revision";
     /// Set by the StatefulSet controller on its pods: the name of a `ControllerRevision`.
     pub const POD_REVISION: &str = "controller-revision-hash";
 
@@ -72,6 +79,13 @@ pub mod annotation {
     /// On a StatefulSet's metadata: the node has completed its first start. A status can be wiped, and
     /// a first start over a volume in use would destroy its data.
     pub const INITIALISED: &str = "sei.io/initialised";
+    /// On a `SeiNode`: hash of the fleet's template that it was given.
+    pub const FLEET_TEMPLATE: &str = "sei.io/fleet-template";
+    /// On a `SeiNode`: the keys of labels and annotations that come from the fleet's template, so that
+    /// one that is taken out of the template is removed, and those of others stay.
+    pub const FLEET_METADATA: &str = "sei.io/fleet-metadata";
+    /// On the Service of a fleet: the kind that it belongs to.
+    pub const MANAGED_BY: &str = "sei.io/managed-by";
     /// On the pod: keeps voluntary disruption of its Kubernetes node away from the chain database.
     pub const DO_NOT_DISRUPT: &str = "karpenter.sh/do-not-disrupt";
 }
@@ -104,6 +118,16 @@ pub fn bootstrap_job(node: &str) -> String {
 /// StatefulSet or Job can have this name: theirs end with a number or a random suffix.
 pub fn pre_pull_pod(node: &str) -> String {
     format!("{node}-pre-pull")
+}
+
+/// The node of a fleet with this ordinal.
+pub fn fleet_node(fleet: &str, ordinal: usize) -> String {
+    format!("{fleet}-{ordinal}")
+}
+
+/// The Service in front of all nodes of a fleet.
+pub fn fleet_service(fleet: &str) -> String {
+    format!("{fleet}-internal")
 }
 
 /// Audience of a token for the sidecar of one node. The proxies of other nodes and the API server

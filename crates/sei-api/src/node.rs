@@ -17,6 +17,7 @@ use crate::status::SeiNodeStatus;
     plural = "seinodes",
     singular = "seinode",
     shortname = "snode",
+    category = "sei",
     namespaced,
     status = "SeiNodeStatus",
     derive = "PartialEq",
@@ -26,6 +27,40 @@ use crate::status::SeiNodeStatus;
     // still get its status; a new object has none, because the server drops status on create.
     validation = Rule::new("size(self.metadata.name) <= 52 || has(self.status)")
         .message("metadata.name must have at most 52 characters: names and labels are derived from it"),
+    validation = Rule::new(
+        "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$') || has(self.status)"
+    ).message("metadata.name must start with a-z, end with a-z or 0-9 and contain only a-z, 0-9 and -: a Service has it"),
+    // The status names what runs, so that a change that was stored before the rule can be reverted.
+    validation = Rule::new(
+        "self.spec.chainId == oldSelf.spec.chainId || !has(oldSelf.status) \
+         || !has(oldSelf.status.chainId) || self.spec.chainId == oldSelf.status.chainId"
+    ).message("chainId cannot change: create another node instead")
+        .field_path(".spec.chainId"),
+    validation = Rule::new(
+        "(has(self.spec.fullNode) == has(oldSelf.spec.fullNode) \
+          && has(self.spec.archive) == has(oldSelf.spec.archive) \
+          && has(self.spec.replayer) == has(oldSelf.spec.replayer) \
+          && has(self.spec.validator) == has(oldSelf.spec.validator) \
+          && has(self.spec.seed) == has(oldSelf.spec.seed)) \
+         || !has(oldSelf.status) || !has(oldSelf.status.mode) \
+         || (has(self.spec.fullNode) && oldSelf.status.mode == 'fullNode') \
+         || (has(self.spec.archive) && oldSelf.status.mode == 'archive') \
+         || (has(self.spec.replayer) && oldSelf.status.mode == 'replayer') \
+         || (has(self.spec.validator) && oldSelf.status.mode == 'validator') \
+         || (has(self.spec.seed) && oldSelf.status.mode == 'seed')"
+    ).message("the mode cannot change: create another node instead")
+        .field_path(".spec"),
+    // A node that is stopped, lost, refused or down is never Ready; the reason distinguishes them.
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].status"
+    ),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].reason"
+    ),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Image", type_ = "string", json_path = ".status.currentImage"),
     printcolumn(
@@ -33,12 +68,18 @@ use crate::status::SeiNodeStatus;
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"PodTemplateDrift\")].reason"
     ),
-    printcolumn(name = "Chain", type_ = "string", json_path = ".spec.chainId"),
+    printcolumn(name = "Chain", type_ = "string", json_path = ".status.chainId"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(
         name = "Mode",
         type_ = "string",
         json_path = ".status.mode",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Paused",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Paused\")].status",
         priority = 1
     ),
     printcolumn(
@@ -63,11 +104,11 @@ use crate::status::SeiNodeStatus;
 ).message("a replayer needs at least one entry in peers"))]
 #[serde(rename_all = "camelCase")]
 pub struct SeiNodeSpec {
-    /// Chain that the node follows, e.g. `pacific-1`. It cannot change on a running node.
+    /// Chain that the node follows, e.g. `pacific-1`. It cannot change.
     #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     pub chain_id: String,
     /// Image of the chain process.
-    #[schemars(length(min = 1, max = 512))]
+    #[schemars(length(min = 1, max = 512), regex(pattern = r"^[^\s[:cntrl:]]*$"))]
     pub image: String,
     /// Sources of the node's peers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -79,11 +120,16 @@ pub struct SeiNodeSpec {
     pub sidecar: Option<SidecarSpec>,
     /// Extra labels of the pod and of the generated objects. The operator's own labels take precedence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("additionalProperties" = serde_json::json!({
+        "type": "string", "maxLength": 63,
+        "pattern": "^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$",
+    })))]
     pub pod_labels: Option<BTreeMap<String, String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_volume: Option<DataVolumeSpec>,
     /// Address at which other nodes reach the node's p2p port, `host:port`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = r"^((\[[0-9A-Fa-f:.]+\]|[^\s:/@,\[\]]+):[0-9]{1,5})?$"))]
     pub external_address: Option<String>,
     /// Stops the node: its StatefulSet is scaled to zero replicas. To hold updates of a node that
     /// keeps running, use `update.paused`.
@@ -177,7 +223,7 @@ pub struct LabelPeers {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub struct StaticPeers {
     /// Entries of the form `nodeId@host:port`.
-    #[schemars(length(min = 1))]
+    #[schemars(length(min = 1), inner(regex(pattern = r"^[^\s:/@,]+@[^\s/@,]+:[0-9]{1,5}$")))]
     pub addresses: Vec<String>,
 }
 
@@ -203,9 +249,11 @@ pub struct SnapshotSource {
     pub state_sync: Option<Switch>,
     /// How long a trusted header stays trusted, e.g. `168h0m0s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(regex(pattern = r"^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))*$"))]
     pub trust_period: Option<String>,
     /// Number of blocks to fetch below the snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
     pub backfill_blocks: Option<i64>,
     /// State-sync witnesses, `host:port`; at least two. Replaces the platform's list for the chain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -215,6 +263,7 @@ pub struct SnapshotSource {
     /// Image of the bootstrap Job, which replays from the snapshot to its target height before the
     /// node starts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 512), regex(pattern = r"^[^\s[:cntrl:]]*$"))]
     pub bootstrap_image: Option<String>,
 }
 
@@ -240,7 +289,7 @@ pub struct SnapshotGeneration {
 #[serde(rename_all = "camelCase")]
 pub struct TendermintSnapshots {
     /// Number of snapshots to keep; at least two when they are published.
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 2_147_483_647))]
     pub keep_recent: i32,
     /// Marks the pod for the job that uploads snapshots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -411,7 +460,7 @@ pub struct GenesisCeremony {
     pub staking_amount: String,
     #[schemars(length(min = 1))]
     pub account_balance: String,
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = 0, max = 2_147_483_647))]
     pub index: i32,
 }
 
@@ -428,10 +477,11 @@ fn default_sidecar_port() -> i32 {
 pub struct SidecarSpec {
     /// Image; the platform's when empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 512), regex(pattern = r"^[^\s[:cntrl:]]*$"))]
     pub image: Option<String>,
-    /// Port on the pod's loopback address; 0 means 7777.
+    /// Port on the pod's loopback address.
     #[serde(default = "default_sidecar_port")]
-    #[schemars(range(min = 0, max = 65535))]
+    #[schemars(range(min = 1, max = 65535))]
     pub port: i32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<Resources>,

@@ -40,9 +40,27 @@ const fn indirect(
 
 /// Permissions in the namespaces of the nodes.
 pub const RULES: &[Rule] = &[
-    rule("sei.io", "seinodes", &["get", "list", "patch", "watch"], "nodes, and their finalizer"),
+    rule(
+        "sei.io",
+        "seinodes",
+        &["create", "delete", "get", "list", "patch", "watch"],
+        "nodes, and their finalizer; fleets create and delete theirs",
+    ),
     rule("sei.io", "seinodes/status", &["patch"], "the reported status"),
     indirect("sei.io", "seinodes/finalizers", &["update"], "owner references that block deletion"),
+    rule(
+        "sei.io",
+        "seinodedeployments",
+        &["list", "patch", "watch"],
+        "fleets, and their finalizer",
+    ),
+    rule("sei.io", "seinodedeployments/status", &["patch"], "the reported status of fleets"),
+    indirect(
+        "sei.io",
+        "seinodedeployments/finalizers",
+        &["update"],
+        "owner references that block deletion",
+    ),
     rule(
         "apps",
         "statefulsets",

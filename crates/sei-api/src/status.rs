@@ -21,7 +21,10 @@ pub struct SeiNodeStatus {
     /// Generation of the spec that the last reconcile used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// The mode that the spec sets.
+    /// The chain that the node's StatefulSet runs; before there is one, the chain of the spec.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chain_id: Option<String>,
+    /// The mode that the node's StatefulSet runs; before there is one, the mode of the spec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
     /// Image that the chain process was observed running.

@@ -16,6 +16,7 @@
 
 pub mod call;
 pub mod compare;
+pub mod fleet;
 pub mod lean;
 pub mod perform;
 pub mod sidecar;

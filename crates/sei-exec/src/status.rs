@@ -5,10 +5,11 @@ use std::fmt::Debug;
 use kube::api::{Patch, PatchParams};
 use kube::core::object::HasStatus;
 use kube::{Api, Resource, ResourceExt};
+use sei_plan::merge_patch::difference;
 use sei_plan::request::Failure;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::call::call;
 use crate::lean::Lean;
@@ -65,27 +66,6 @@ fn to_value(status: &impl Serialize) -> Value {
     serde_json::to_value(status).unwrap_or_default()
 }
 
-/// The merge patch from `before` to `after`: changed fields, and null for removed ones.
-pub fn difference(before: &Value, after: &Value) -> Option<Value> {
-    if before == after {
-        return None;
-    }
-    let (Value::Object(before), Value::Object(after)) = (before, after) else {
-        return Some(after.clone());
-    };
-    let mut patch = Map::new();
-    for (key, value) in after {
-        match before.get(key) {
-            None => drop(patch.insert(key.clone(), value.clone())),
-            Some(old) => patch.extend(difference(old, value).map(|value| (key.clone(), value))),
-        }
-    }
-    for key in before.keys().filter(|key| !after.contains_key(*key)) {
-        patch.insert(key.clone(), Value::Null);
-    }
-    Some(Value::Object(patch))
-}
-
 /// The first field that was sent and not returned.
 fn first_missing(sent: &Value, returned: &Value, path: &str) -> Option<String> {
     match (sent, returned) {
@@ -110,25 +90,12 @@ fn first_missing(sent: &Value, returned: &Value, path: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn check(before: &Value, after: &Value, expected: &Value) {
-        assert_eq!(difference(before, after).as_ref(), Some(expected));
-    }
-
     #[test]
     fn an_equal_status_is_no_difference() {
         let value = json!({ "phase": "Running", "plan": { "tasks": [1, 2] } });
         assert_eq!(difference(&value, &value), None);
         let empty = to_value(&sei_api::SeiNodeStatus::default());
         assert_eq!(difference(&empty, &empty), None);
-    }
-
-    #[test]
-    fn a_patch_has_changed_fields_and_null_for_removed_ones() {
-        check(
-            &json!({ "a": 1, "b": { "c": 1, "d": 2 }, "e": [1] }),
-            &json!({ "a": 1, "b": { "c": 3 }, "e": [1, 2], "f": {} }),
-            &json!({ "b": { "c": 3, "d": null }, "e": [1, 2], "f": {} }),
-        );
     }
 
     #[test]

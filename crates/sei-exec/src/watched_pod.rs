@@ -14,6 +14,10 @@ use sei_plan::view::{AUDIENCE_FLAG, PodView, SECURE_FLAG};
 use serde::de::Visitor;
 use serde::{Deserialize, Deserializer};
 
+/// How much of an image's name is kept: the server accepts a name of a megabyte, and the pod may be
+/// anybody's. No registry accepts one that is as long.
+const IMAGE_MAX: usize = 4096;
+
 /// A pod with the fields that a view needs.
 #[derive(Clone, Debug)]
 pub struct WatchedPod(Pod);
@@ -62,6 +66,10 @@ struct NamedImage {
 
 impl From<NamedImage> for Container {
     fn from(NamedImage { name, image, args }: NamedImage) -> Self {
+        let image = image.map(|image| match image.char_indices().nth(IMAGE_MAX) {
+            Some((end, _)) => image[..end].to_owned(),
+            None => image,
+        });
         let args = args.map(|args| args.into_iter().filter_map(|arg| arg.0).collect());
         Self { name, image, args, ..Self::default() }
     }

@@ -51,6 +51,7 @@ use tokio::sync::{oneshot, watch};
 pub use sei_exec::token::TokenSource;
 
 pub mod flags;
+mod fleet;
 pub mod node;
 pub mod runtime;
 
@@ -90,9 +91,19 @@ pub async fn run(
     ready: watch::Sender<bool>,
 ) -> anyhow::Result<()> {
     let runtime = Runtime::new(options.metrics.clone(), options.in_flight.clone());
+    let fleets = fleet::source(&client, &options);
+    let nodes = fleet::nodes_of(&fleets, &client, &options);
+    let known = (nodes.store(), nodes.listed());
+    let controllers = async {
+        let fleets = fleet::run(&runtime, client.clone(), &options, fleets, known, stop.clone());
+        let nodes =
+            node::run(&runtime, client.clone(), options.clone(), nodes, stop.clone(), ready);
+        // The operator ends when one of them fails.
+        tokio::try_join!(fleets, nodes).map(drop)
+    };
     tokio::select! {
-        ended = node::run(&runtime, client, options, stop.clone(), ready) => ended,
-        () = out_of_time(stop) => bail!(unfinished(&runtime.in_flight())),
+        ended = controllers => ended,
+        () = out_of_time(stop.clone()) => bail!(unfinished(&runtime.in_flight())),
     }
 }
 

@@ -1,8 +1,9 @@
 //! How many nodes of a chain the operator may take down at once, and which node is next.
 //!
-//! A roll of a Ready node holds a slot of its chain, from the start of the plan until the node is Ready
-//! again, unless the spec changed something else than the image of a node that does not sign. Slots are derived from the status and the pods of the nodes,
-//! so that they survive a crash and a change of leader. This module keeps no state.
+//! A roll of a Ready node holds a slot of its chain, from the start of the plan until the node has been
+//! Ready again for a while, unless the spec changed something else than the image of a node that does
+//! not sign. Slots are derived from the status and the pods of the nodes, so that they survive a crash
+//! and a change of leader. This module keeps no state.
 //!
 //! A changed image of a Ready node takes a slot too, within a limit of its own for nodes that do not
 //! sign. A node that is not Ready needs none: a chain that has halted at an upgrade needs many nodes at
@@ -17,7 +18,7 @@ use sei_api::condition::{self, ConditionStatus, ConditionType};
 use sei_api::plan::TaskPlan;
 use sei_api::status::{LastUpdate, PendingUpdate, SeiNodePhase, SeiNodeStatus, UpdateState};
 
-use crate::planner::later;
+use crate::planner::{later, wait_until};
 use crate::platform::{Rollout, Share};
 use crate::signers;
 use crate::snapshot::Slot;
@@ -35,6 +36,9 @@ pub struct Budget {
     pub halt_after: usize,
     /// How long a node may take to be Ready again.
     pub ready_deadline: Duration,
+    /// How long a node must be Ready before the next one rolls: many a broken binary is Ready before
+    /// it crashes.
+    pub min_ready: Duration,
     /// After how long without Ready a node counts as out: replacing it costs no availability.
     pub outage: Duration,
 }
@@ -48,6 +52,7 @@ impl Budget {
             images: rollout.max_unavailable,
             halt_after: whole(rollout.halt_after_failures),
             ready_deadline: timing.configured(rollout.ready_deadline_seconds),
+            min_ready: timing.configured(rollout.min_ready_seconds),
             outage: timing.outage(),
         }
     }
@@ -214,7 +219,8 @@ fn standing(node: &SeiNode, pod: Option<&PodView>, budget: &Budget, now: Timesta
         return if stalled || late || attempts > 0 { Standing::Failed } else { Standing::Rolls };
     }
     if let Some(last) = open_roll(status) {
-        let back = attempts == 0 && pod.is_some_and(|pod| is_back(status, pod));
+        let back = pod.and_then(|pod| back_since(status, pod));
+        let back = attempts == 0 && back.is_some_and(|since| lasts(since, budget.min_ready, now));
         let late = is_late(last.finished_at.0, budget.ready_deadline, now);
         if !back {
             let failed = stalled || late || attempts > 0;
@@ -265,15 +271,22 @@ pub(crate) fn open_roll(status: &SeiNodeStatus) -> Option<&LastUpdate> {
     status.last_update.as_ref().filter(|last| last.slot == Some(true) && last.ready_at.is_none())
 }
 
-/// Whether this pod is Ready and has the revision that the last roll recorded. A cache may still
+/// Since when this pod is Ready, if it has the revision that the last roll recorded. A cache may still
 /// have the previous pod. If a roll was abandoned before any pod of the node was observed, there is
 /// no recorded revision and any Ready pod counts.
-pub(crate) fn is_back(status: &SeiNodeStatus, pod: &PodView) -> bool {
+pub(crate) fn back_since(status: &SeiNodeStatus, pod: &PodView) -> Option<Timestamp> {
     let is_rolled = status
         .pod_template
         .as_ref()
         .is_none_or(|template| pod.revision.as_deref() == Some(template.revision.as_str()));
-    pod.ready && !pod.is_terminating() && is_rolled
+    let is_back = pod.ready && !pod.is_terminating() && is_rolled;
+    is_back.then(|| pod.ready_since.unwrap_or(Timestamp::UNIX_EPOCH))
+}
+
+/// Whether this much time has passed since. The time comes from another clock: one that is farther in
+/// the future counts as passed.
+pub(crate) fn lasts(since: Timestamp, long: Duration, now: Timestamp) -> bool {
+    wait_until(later(since, long), now, long).is_none()
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use serde_json::json;
 
 use crate::pass::{Ask, Ending};
 use crate::planner::later;
+use crate::planner::ready::record_terminating;
 use crate::request::{Failure, MountView, Outcome, Purpose, Read, Request};
 use crate::shared::Shared;
 use crate::timing::Timing;
@@ -90,6 +91,8 @@ impl Deletion {
                     };
                     if status.phase != Some(SeiNodePhase::Terminating) {
                         status.phase = Some(SeiNodePhase::Terminating);
+                        let generation = self.node.metadata.generation.unwrap_or_default();
+                        record_terminating(&mut status, generation, self.now);
                         return Ask::Write(Box::new(status));
                     }
                 }

@@ -32,8 +32,9 @@ pub mod diff;
 pub mod endpoint;
 pub mod executor;
 pub mod fingerprint;
+pub mod fleet;
 pub mod inputs;
-
+pub mod merge_patch;
 pub mod pass;
 pub mod peers;
 pub mod planner;

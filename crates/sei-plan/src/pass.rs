@@ -278,6 +278,7 @@ impl Pass {
         {
             self.snapshot.status.endpoint = Some(endpoint);
         }
+        planner::ready::record(&mut self.snapshot);
         let none = SeiNodeStatus::default();
         let stored = self.snapshot.node.status.as_ref().unwrap_or(&none);
         if self.snapshot.status == *stored {

@@ -106,6 +106,7 @@ pub struct Rollout {
     pub max_unavailable: Share,
     pub budget_scope: BudgetScope,
     pub ready_deadline_seconds: u32,
+    pub min_ready_seconds: u32,
     pub halt_after_failures: u32,
     pub settle_seconds: u32,
     pub adoption: Adoption,
@@ -179,6 +180,8 @@ impl Default for Rollout {
             budget_scope: BudgetScope::Cluster,
             // A node that restarts replays from its last snapshot, which takes minutes, not hours.
             ready_deadline_seconds: 1800,
+            // A binary that cannot follow its chain fails at one of the first blocks.
+            min_ready_seconds: 10,
             // A render that broke one node would probably break the next one too.
             halt_after_failures: 1,
             // Long enough for our own rolling upgrade to end before fleets follow a new render.
@@ -371,6 +374,7 @@ impl Rollout {
                 1,
                 default.ready_deadline_seconds,
             )?,
+            min_ready_seconds: whole("rollout.minReadySeconds", 0, default.min_ready_seconds)?,
             halt_after_failures: whole(
                 "rollout.haltAfterFailures",
                 1,

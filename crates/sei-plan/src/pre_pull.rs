@@ -38,8 +38,10 @@ pub struct PrePullView {
 /// The state of the pull of all images.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Pull {
-    /// The pod is being scheduled, or an image is being pulled.
+    /// No kubelet has taken the pod yet.
     #[default]
+    Unclaimed,
+    /// An image is being pulled.
     Pending,
     /// The message of the scheduler.
     Unschedulable(String),
@@ -104,7 +106,11 @@ fn pull(pod: &Pod) -> Pull {
     let unscheduled = conditions.find(|condition| {
         condition.type_ == "PodScheduled" && condition.reason.as_deref() == Some("Unschedulable")
     });
-    unscheduled.map_or(Pull::Pending, |found| Pull::Unschedulable(message(found.message.as_ref())))
+    if let Some(found) = unscheduled {
+        return Pull::Unschedulable(message(found.message.as_ref()));
+    }
+    let is_claimed = status.is_some_and(|status| status.start_time.is_some());
+    if is_claimed || statuses(pod).next().is_some() { Pull::Pending } else { Pull::Unclaimed }
 }
 
 fn is_past_pull(status: &ContainerStatus) -> bool {

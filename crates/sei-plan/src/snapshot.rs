@@ -94,6 +94,8 @@ pub struct Rollout {
     pub pre_pulls: bool,
     /// How long a node may take to be Ready again after its roll.
     pub ready_deadline: Duration,
+    /// How long it must be Ready before its slot is released.
+    pub min_ready: Duration,
 }
 
 impl Default for Rollout {
@@ -106,6 +108,7 @@ impl Default for Rollout {
             checks_pods: false,
             pre_pulls: true,
             ready_deadline: Duration::from_secs(1800),
+            min_ready: Duration::from_secs(10),
         }
     }
 }

@@ -25,7 +25,7 @@ pub struct Summary {
     pub why: String,
     /// The event that lets the node continue; `None` if it waits for nothing.
     pub waits_for: Option<String>,
-    /// When the explained state began, as far as it is known.
+    /// When this state began, as far as it is known.
     pub since: Option<Timestamp>,
 }
 
@@ -104,9 +104,9 @@ pub fn summarize(node: &SeiNode, now: Timestamp) -> Summary {
     let empty = SeiNodeStatus::default();
     let status = node.status.as_ref().unwrap_or(&empty);
     let what = what(node, status);
-    let (why, since) = why(status);
     let waits_for = waits_for(&what, node, status, now);
-    Summary { what, task: current_task(status), why, waits_for, since }
+    let since = since(&what, node, status);
+    Summary { what, task: current_task(status), why: why(status), waits_for, since }
 }
 
 /// Whether only settings outside of the template are pending: they cause no roll.
@@ -195,36 +195,62 @@ fn what_of_update(pending: &PendingUpdate, status: &SeiNodeStatus) -> What {
     }
 }
 
-/// The fact that explains most of the state of a node, and when it began.
-fn why(status: &SeiNodeStatus) -> (String, Option<Timestamp>) {
-    let began = |condition: &Condition| Some(condition.last_transition_time.0);
+/// The fact that explains most of the state of a node.
+fn why(status: &SeiNodeStatus) -> String {
     if let Some(stalled) = condition(status, ConditionType::Stalled, ConditionStatus::True) {
-        return (format!("{}: {}", stalled.reason, stalled.message), began(stalled));
+        return format!("{}: {}", stalled.reason, stalled.message);
     }
     if let Some(blocked) = &status.blocked {
-        return (blocked.message.clone(), Some(blocked.since.0));
+        return blocked.message.clone();
     }
     if let Some(pending) = &status.pending_update {
         let updating =
             condition(status, ConditionType::NodeUpdateInProgress, ConditionStatus::True);
         let message = || updating.map(|condition| condition.message.clone());
-        let why = pending.reason.clone().or_else(message).unwrap_or_default();
-        return (why, Some(pending.since.0));
+        return pending.reason.clone().or_else(message).unwrap_or_default();
     }
     if let Some(plan) = &status.plan {
         let is_failed = plan.phase == PlanPhase::Failed;
-        let why = if is_failed { failure_text(plan) } else { String::new() };
-        return (why, plan.started_at());
+        return if is_failed { failure_text(plan) } else { String::new() };
     }
     if let Some(paused) = condition(status, ConditionType::Paused, ConditionStatus::True) {
-        return (paused.message.clone(), began(paused));
+        return paused.message.clone();
     }
     let state_sync = condition(status, ConditionType::StateSyncReady, ConditionStatus::False);
     match (status.phase, state_sync) {
-        (Some(SeiNodePhase::Pending), Some(condition)) => {
-            (condition.message.clone(), began(condition))
+        (Some(SeiNodePhase::Pending), Some(condition)) => condition.message.clone(),
+        _ => String::new(),
+    }
+}
+
+/// When the state began that `what` and `why` describe.
+fn since(what: &What, node: &SeiNode, status: &SeiNodeStatus) -> Option<Timestamp> {
+    let began = |kind, value| {
+        condition(status, kind, value).map(|condition| condition.last_transition_time.0)
+    };
+    let phase = status.phase_transition_time.as_ref().map(|time| time.0);
+    let pending = status.pending_update.as_ref().map(|pending| pending.since.0);
+    let plan = status.plan.as_ref().and_then(TaskPlan::started_at);
+    let update_ended = || began(ConditionType::NodeUpdateInProgress, ConditionStatus::False);
+    match what {
+        What::Deleting => node.metadata.deletion_timestamp.as_ref().map(|time| time.0),
+        What::Stalled { .. } => began(ConditionType::Stalled, ConditionStatus::True),
+        What::Failed if status.phase == Some(SeiNodePhase::Failed) => phase,
+        What::Failed => update_ended().or(plan),
+        _ if status.blocked.is_some() => status.blocked.as_ref().map(|blocked| blocked.since.0),
+        What::Initializing | What::Updating { .. } | What::Repairing => plan.or(pending).or(phase),
+        What::Held { .. } | What::Waiting { on: Wait::Turn } => pending,
+        What::Waiting { on: Wait::Retry } => update_ended().max(pending),
+        What::Stopped => began(ConditionType::Paused, ConditionStatus::True),
+        What::Waiting { on: Wait::StateSync } => {
+            began(ConditionType::StateSyncReady, ConditionStatus::False)
         }
-        _ => (String::new(), status.phase_transition_time.as_ref().map(|time| time.0)),
+        What::Waiting { .. } => phase,
+        What::InSync => {
+            let last_update = status.last_update.as_ref().map(|last| last.finished_at.0);
+            let compared = began(ConditionType::PodTemplateDrift, ConditionStatus::False);
+            phase.max(last_update).max(compared)
+        }
     }
 }
 

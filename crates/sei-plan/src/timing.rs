@@ -52,7 +52,14 @@ impl Timing {
         self.scaled(600)
     }
 
-    /// The same for a node that is not Ready, and for a pod that cannot be scheduled.
+    /// How long a kubelet may take to report anything about the pod that pulls. It is no duration of
+    /// ours to be scaled: the kubelet has its own clock.
+    pub fn pre_pull_claim(self) -> Duration {
+        Duration::from_secs(5)
+    }
+
+    /// How long the pull is awaited for a node that is not Ready, and for a pod that cannot be
+    /// scheduled.
     pub fn pre_pull_short(self) -> Duration {
         self.scaled(60)
     }

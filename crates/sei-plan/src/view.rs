@@ -117,6 +117,11 @@ impl StatefulSetView {
         self.template["metadata"]["labels"][label::CHAIN].as_str()
     }
 
+    /// The role that its pods have.
+    pub fn role(&self) -> Option<&str> {
+        self.template["metadata"]["labels"][label::ROLE].as_str()
+    }
+
     /// The identity of the node in the template.
     pub fn identity(&self) -> Identity {
         identity_of(&self.template)
@@ -436,6 +441,17 @@ pub fn is_bootstrap_pod(pod: &PodView, node: &str, job: Option<&JobView>) -> boo
 pub fn is_made_for(node: &str, metadata: &ObjectMeta) -> bool {
     controller_of(metadata).map(Controller::from).is_some_and(|controller| {
         controller.is_statefulset(node) || controller.is_job(&names::bootstrap_job(node))
+    })
+}
+
+/// Whether the node controls the object, by every field of its controller reference.
+pub fn is_controlled_by(object: &ObjectMeta, node: &ObjectMeta) -> bool {
+    let api_version = format!("{}/{}", names::GROUP, names::VERSION);
+    controller_of(object).is_some_and(|owner| {
+        owner.api_version == api_version
+            && owner.kind == "SeiNode"
+            && Some(&owner.name) == node.name.as_ref()
+            && Some(&owner.uid) == node.uid.as_ref()
     })
 }
 

@@ -333,6 +333,7 @@ impl World {
             images: crate::platform::Share::Nodes(1),
             halt_after: 1,
             ready_deadline,
+            min_ready: Duration::from_secs(10),
             outage,
         };
         let pods = self.pods();

@@ -67,6 +67,8 @@ pub struct Received {
     pub request: String,
     /// The bearer token that came with it.
     pub token: Option<String>,
+    /// The audience that the proxy requires of a token.
+    pub audience: Option<String>,
 }
 
 /// An opening of the readiness gate of a pod.
@@ -162,6 +164,12 @@ impl Sidecars {
     pub fn received(&self, namespace: &str, node: &str) -> Vec<Received> {
         let is_of_node = |entry: &&Received| entry.namespace == namespace && entry.node == node;
         lock(&self.received).iter().filter(is_of_node).cloned().collect()
+    }
+
+    /// Every request to pods of this namespace, oldest first.
+    pub fn received_in(&self, namespace: &str) -> Vec<Received> {
+        let is_there = |entry: &&Received| entry.namespace == namespace;
+        lock(&self.received).iter().filter(is_there).cloned().collect()
     }
 
     /// Every submission to pods of this node, oldest first.

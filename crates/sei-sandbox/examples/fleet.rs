@@ -25,7 +25,10 @@ use sei_api::status::SeiNodePhase;
 use sei_rig::{AuditEntry, AuditLog, ControlPlane, Lane, User};
 use serde_json::json;
 
-const CRD: &str = include_str!("../../../config/crd/bases/seinodes.sei.io.yaml");
+const CRDS: [&str; 2] = [
+    include_str!("../../../config/crd/bases/seinodes.sei.io.yaml"),
+    include_str!("../../../config/crd/bases/seinodedeployments.sei.io.yaml"),
+];
 const ROLE: &str = include_str!("../../../config/rbac/cluster-role.yaml");
 const PLATFORM: &str = include_str!("../src/platform.yaml");
 const NAMESPACE: &str = "default";
@@ -110,7 +113,9 @@ async fn main() -> Result<()> {
 
 impl Bench {
     async fn boot(flags: &Flags) -> Result<Self> {
-        let definitions: Vec<CustomResourceDefinition> = vec![serde_saphyr::from_str(CRD)?];
+        let definitions: Result<Vec<CustomResourceDefinition>, _> =
+            CRDS.into_iter().map(serde_saphyr::from_str).collect();
+        let definitions = definitions?;
         let options = sei_rig::Options { definitions, ..sei_rig::Options::default() };
         let plane = ControlPlane::boot(&flags.bin_dir, options).await?;
         println!("Kubernetes {}, {} nodes", plane.version().await?, flags.nodes);

@@ -24,7 +24,7 @@ use tokio::sync::{oneshot, watch};
 use crate::memory::{Key, Server, Store};
 
 /// One node in this many is a validator.
-const VALIDATOR_EVERY: usize = 10;
+pub const VALIDATOR_EVERY: usize = 10;
 
 const NAMESPACE: &str = "default";
 const CHAIN: &str = "bench-1";
@@ -218,6 +218,27 @@ impl Fleet {
         Ok((figures, requests))
     }
 
+    /// Lets others write objects, and waits until the operator rests. `meter` is as in [`Self::run`].
+    pub fn write<T>(
+        &mut self,
+        write: impl Fn(&mut Store) + Send + Sync + 'static,
+        meter: impl FnOnce(&mut dyn FnMut()) -> T,
+    ) -> Result<T> {
+        let write = Arc::new(write);
+        let mut followed = Ok(());
+        let figures = meter(&mut || {
+            let write = write.clone();
+            followed = self.follow(Vec::new(), String::new(), move |store| write(store));
+        });
+        followed?;
+        Ok(figures)
+    }
+
+    /// The objects.
+    pub fn store(&self) -> std::sync::MutexGuard<'_, Store> {
+        self.server.store()
+    }
+
     /// A watch event of the first object of a kind, as the server sends it.
     pub fn watch_event(&self, plural: &str) -> String {
         let object = self.server.store().all(plural).next().cloned().unwrap_or_default();
@@ -306,7 +327,8 @@ fn node_key(name: &str) -> Key {
     Key::new("seinodes", NAMESPACE, name)
 }
 
-fn create_node(store: &mut Store, index: usize) {
+/// Creates the node with this number; one in [`VALIDATOR_EVERY`] is a validator.
+pub fn create_node(store: &mut Store, index: usize) {
     let name = format!("node-{index:03}");
     let mut spec = json!({ "chainId": CHAIN, "image": image(0) });
     if index.is_multiple_of(VALIDATOR_EVERY) {

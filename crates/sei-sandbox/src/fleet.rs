@@ -28,7 +28,10 @@ pub(crate) const CHAIN: &str = "sandbox-1";
 pub(crate) const OLD: &str = "registry.example.org/seid:v6.5.1";
 pub(crate) const NEW: &str = "registry.example.org/seid:v6.6.0";
 
-const CRD: &str = include_str!("../../../config/crd/bases/seinodes.sei.io.yaml");
+const CRDS: [&str; 2] = [
+    include_str!("../../../config/crd/bases/seinodes.sei.io.yaml"),
+    include_str!("../../../config/crd/bases/seinodedeployments.sei.io.yaml"),
+];
 const ROLE: &str = include_str!("../../../config/rbac/cluster-role.yaml");
 const PLATFORM: &str = include_str!("platform.yaml");
 
@@ -51,8 +54,9 @@ pub(crate) struct Member {
 impl Fleet {
     /// Starts the control plane, the kubelet and the operator, without nodes.
     pub(crate) async fn boot(bin_dir: &Path) -> Result<Self> {
-        let crd: CustomResourceDefinition = serde_saphyr::from_str(CRD)?;
-        let options = sei_rig::Options { definitions: vec![crd], ..sei_rig::Options::default() };
+        let crds: Result<Vec<CustomResourceDefinition>, _> =
+            CRDS.into_iter().map(serde_saphyr::from_str).collect();
+        let options = sei_rig::Options { definitions: crds?, ..sei_rig::Options::default() };
         let plane = ControlPlane::boot(bin_dir, options).await?;
         let version = plane.version().await?;
         let admin = plane.client(User::Admin)?;

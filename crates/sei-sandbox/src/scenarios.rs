@@ -165,7 +165,7 @@ async fn until_count(
     fleet: &Fleet,
     view: &mut View,
     claim: &str,
-    required: usize,
+    count: usize,
     holds: impl Fn(&Member) -> bool,
 ) -> Result<Vec<Member>> {
     let deadline = Instant::now() + STEP_DEADLINE;
@@ -173,7 +173,7 @@ async fn until_count(
         let members = fleet.members().await?;
         let done = members.iter().filter(|member| holds(member)).count();
         view.show(&members, done);
-        if done >= required {
+        if done >= count {
             return Ok(members);
         }
         if Instant::now() > deadline {

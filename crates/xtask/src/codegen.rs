@@ -5,9 +5,9 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
-use kube::CustomResourceExt as _;
-use sei_api::SeiNode;
+use kube::CustomResourceExt;
 use sei_api::rbac::{LEADER_RULES, RULES, Rule, SIDECAR_CALLER_RULES, SIDECAR_TOKEN_RULES};
+use sei_api::{SeiNode, SeiNodeDeployment};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -22,34 +22,41 @@ struct Output {
 
 /// Every generated file. A new one is a new entry.
 fn outputs() -> Result<Vec<Output>> {
-    let crd = yaml(&guarded_crd())?;
+    let crd = yaml(&guarded::<SeiNode>())?;
+    let fleet = yaml(&guarded::<SeiNodeDeployment>())?;
     let role = yaml(&role("ClusterRole", "sei-operator", RULES))?;
     let leader = yaml(&self::role("Role", "sei-operator-leader-election", LEADER_RULES))?;
     let token = yaml(&self::role("Role", "sei-operator-sidecar-token", SIDECAR_TOKEN_RULES))?;
     let caller =
         yaml(&self::role("ClusterRole", "sei-operator-sidecar-caller", SIDECAR_CALLER_RULES))?;
-    let policy = wrapped(
-        "admissionregistration.k8s.io/v1",
-        "ValidatingAdmissionPolicy",
-        "sei-operator-one-replica",
-        ADMISSION_POLICY,
-    )?;
+    let policy = |name: &str, spec: &str| {
+        wrapped("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", name, spec)
+    };
     let alerting =
         |name: &str, spec: &str| wrapped("monitoring.coreos.com/v1", "PrometheusRule", name, spec);
     let output = |path, text: &String| Output { path, text: text.clone() };
     Ok(vec![
         output("config/crd/bases/seinodes.sei.io.yaml", &crd),
+        output("config/crd/bases/seinodedeployments.sei.io.yaml", &fleet),
         output("config/rbac/cluster-role.yaml", &role),
         output("config/rbac/leader-election-role.yaml", &leader),
         output("config/rbac/sidecar-token-role.yaml", &token),
         output("config/rbac/sidecar-caller-role.yaml", &caller),
         // A packed chart contains only files of its own folder.
         output("charts/sei-operator/files/crds/seinodes.sei.io.yaml", &crd),
+        output("charts/sei-operator/files/crds/seinodedeployments.sei.io.yaml", &fleet),
         output("charts/sei-operator/files/rbac/cluster-role.yaml", &role),
         output("charts/sei-operator/files/rbac/leader-election-role.yaml", &leader),
         output("charts/sei-operator/files/rbac/sidecar-token-role.yaml", &token),
         output("charts/sei-operator/files/rbac/sidecar-caller-role.yaml", &caller),
-        output("config/components/admission-policy/policy.yaml", &policy),
+        output(
+            "config/components/admission-policy/policy.yaml",
+            &policy("sei-operator-one-replica", ADMISSION_POLICY)?,
+        ),
+        output(
+            "config/components/pod-label-policy/policy.yaml",
+            &policy("sei-operator-pod-labels", POD_LABEL_POLICY)?,
+        ),
         output("config/components/prometheus/rules.yaml", &alerting("sei-operator", RULES_FILE)?),
         output(
             "config/components/statefulset-override/rule.yaml",
@@ -68,6 +75,7 @@ fn outputs() -> Result<Vec<Output>> {
 /// The sources of objects that exist for helm and for kustomize: the chart adds names and labels to
 /// these specs, and [`wrapped`] writes them as objects for kustomize.
 const ADMISSION_POLICY: &str = "charts/sei-operator/files/admission-policy.yaml";
+const POD_LABEL_POLICY: &str = "charts/sei-operator/files/pod-label-policy.yaml";
 pub(crate) const RULES_FILE: &str = "charts/sei-operator/files/rules.yaml";
 pub(crate) const OVERRIDE_FILE: &str = "charts/sei-operator/files/statefulset-override.yaml";
 
@@ -100,8 +108,8 @@ const GUARDS: &[(&str, &str)] = &[
     ("kustomize.toolkit.fluxcd.io/prune", "disabled"),
 ];
 
-fn guarded_crd() -> impl Serialize {
-    let mut crd = SeiNode::crd();
+fn guarded<K: CustomResourceExt>() -> impl Serialize {
+    let mut crd = K::crd();
     let guards = GUARDS.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     crd.metadata.annotations.get_or_insert_default().extend(guards);
     crd
@@ -242,7 +250,7 @@ mod tests {
     #[test]
     fn no_installed_crd_is_pruned() {
         let outputs = outputs().unwrap();
-        let crds = outputs.iter().filter(|output| output.path.ends_with("/seinodes.sei.io.yaml"));
+        let crds = outputs.iter().filter(|output| output.path.ends_with(".sei.io.yaml"));
         let mut seen = 0;
         for Output { path, text } in crds {
             let crd: Value = serde_saphyr::from_str(text).unwrap();
@@ -251,6 +259,6 @@ mod tests {
             }
             seen += 1;
         }
-        assert_eq!(seen, 2);
+        assert_eq!(seen, 4, "two kinds, for kustomize and helm");
     }
 }

@@ -91,8 +91,13 @@ pub(crate) fn status(crd: &Value) -> Result<String> {
         "{NOTICE}# Status of a SeiNode\n\n\
          ## Conditions\n\n\
          A condition is never removed. Its transition time changes with its status only.\n\
-         For the first three conditions, [troubleshooting.md](troubleshooting.md) describes what to do \
-         about each reason.\n"
+         [troubleshooting.md](troubleshooting.md) describes what to do about each reason of \
+         `Stalled`, `PodTemplateDrift` and `NodeUpdateInProgress`.\n\n\
+         `Ready`, `Reconciling`, `Stalled` and `observedGeneration` follow the conventions of kstatus, \
+         so `kubectl wait --for=condition=Ready` and Flux work as they are; for Argo CD see \
+         [gitops.md](gitops.md).\n\
+         While `Stalled` is True, `Ready` is False with the same reason, or with `PodNotReady` if the \
+         pod of a node is down whose change is refused.\n"
     );
     for condition in ConditionType::ALL {
         let _ = write!(

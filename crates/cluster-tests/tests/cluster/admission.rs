@@ -2,10 +2,12 @@
 //! server; these tests check that a real server agrees.
 
 use anyhow::{Context as _, Result};
-use cluster_tests::{SEINODE_CRD, TestContext, test_context};
+use cluster_tests::{SEINODE_CRD, TestContext, test_context, wait_for};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
-use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams, ValidationDirective};
+use kube::api::{
+    ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, ValidationDirective,
+};
 use sei_api::SeiNode;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -146,6 +148,122 @@ async fn the_server_refuses_every_counterexample() -> Result<()> {
         });
         assert!(is_named, "{spec}: expected {path}: {}, got {causes:#?}", server_message(rule));
     }
+    Ok(())
+}
+
+/// A spec that the rules refuse in every field that has a pattern or a range.
+fn outdated() -> Value {
+    json!({
+        "chainId": "demo-1", "image": "not an image", "podLabels": { "team": "not a label" },
+        "externalAddress": "my host", "sidecar": { "image": "not an image", "port": 0 },
+        "peers": [{ "static": { "addresses": ["not-a-peer"] } }],
+        "fullNode": { "snapshot": {
+            "stateSync": {}, "trustPeriod": "two weeks", "backfillBlocks": -5 } },
+    })
+}
+
+/// An object from before the rules is stored under a definition without them, of another kind: the
+/// tests of this program share the definition of nodes.
+#[tokio::test]
+async fn an_object_from_before_the_rules_still_gets_its_status() -> Result<()> {
+    let context = test_context("ratchet").await?;
+    let mut file: Value = serde_saphyr::from_str(SEINODE_CRD)?;
+    file["metadata"]["name"] = json!("oldnodes.ratchet.example.org");
+    file["spec"]["group"] = json!("ratchet.example.org");
+    file["spec"]["names"] = json!({ "kind": "OldNode", "plural": "oldnodes" });
+    let mut before = file.clone();
+    remove_rules(&mut before["spec"]["versions"][0]["schema"]["openAPIV3Schema"]);
+    let crds: Api<CustomResourceDefinition> = Api::all(context.admin.clone());
+    let apply = async |crd: &Value| {
+        let parameters = PatchParams::apply("test").force();
+        crds.patch("oldnodes.ratchet.example.org", &parameters, &Patch::Apply(crd)).await
+    };
+    apply(&before).await?;
+    let kind = kube::api::GroupVersionKind::gvk("ratchet.example.org", "v1alpha1", "OldNode");
+    let nodes: Api<DynamicObject> = Api::namespaced_with(
+        context.admin.clone(),
+        &context.namespace,
+        &ApiResource::from_gvk_with_plural(&kind, "oldnodes"),
+    );
+    let old = json!({ "apiVersion": "ratchet.example.org/v1alpha1", "kind": "OldNode",
+        "metadata": { "name": "9.digit" }, "spec": outdated() });
+    let old: DynamicObject = serde_json::from_value(old)?;
+    wait_for("the definition without rules is served", async || {
+        match nodes.create(&PostParams::default(), &old).await {
+            Err(kube::Error::Api(reply)) if reply.code == 404 => Ok(None),
+            outcome => Ok(Some(outcome?)),
+        }
+    })
+    .await?;
+    apply(&file).await?;
+    let mut new = old.clone();
+    new.metadata.name = Some("new".to_owned());
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    let refusal =
+        wait_for("the rules are in force", async || Ok(nodes.create(&dry, &new).await.err()))
+            .await?
+            .to_string();
+    for field in [
+        "image",
+        "podLabels.team",
+        "externalAddress",
+        "port",
+        "addresses",
+        "trustPeriod",
+        "backfillBlocks",
+    ] {
+        assert!(refusal.contains(field), "{field}: {refusal}");
+    }
+    // The status, a change elsewhere in the spec, and a label.
+    let status =
+        json!({ "status": { "phase": "Running", "chainId": "demo-1", "mode": "fullNode" } });
+    nodes.patch_status("9.digit", &PatchParams::default(), &Patch::Merge(&status)).await?;
+    let elsewhere = json!({ "metadata": { "labels": { "a": "b" } }, "spec": { "paused": true } });
+    nodes.patch("9.digit", &PatchParams::default(), &Patch::Merge(&elsewhere)).await?;
+    for spec in [
+        json!({ "chainId": "demo-2" }),
+        json!({ "fullNode": null, "archive": {} }),
+        json!({ "image": "another bad one" }),
+    ] {
+        let patch = Patch::Merge(json!({ "spec": spec }));
+        let outcome = nodes.patch("9.digit", &PatchParams::default(), &patch).await;
+        assert!(outcome.is_err(), "{spec}");
+    }
+    crds.delete("oldnodes.ratchet.example.org", &DeleteParams::default()).await?;
+    Ok(())
+}
+
+/// Removes what restricts a schema.
+fn remove_rules(schema: &mut Value) {
+    match schema {
+        Value::Object(fields) => {
+            for rule in ["pattern", "minimum", "maximum", "maxLength", "x-kubernetes-validations"] {
+                // A property may have the name of a keyword; its value is an object.
+                if fields.get(rule).is_some_and(|value| !value.is_object()) {
+                    fields.remove(rule);
+                }
+            }
+            fields.values_mut().for_each(remove_rules);
+        }
+        Value::Array(items) => items.iter_mut().for_each(remove_rules),
+        _ => {}
+    }
+}
+
+/// Not every supported server checks the format `int32` itself. The operator could not read such an
+/// object at all.
+#[tokio::test]
+async fn a_number_that_the_operator_cannot_read_is_refused() -> Result<()> {
+    let context = test_context("int32").await?;
+    let resource = ApiResource::erase::<SeiNode>(&());
+    let nodes: Api<DynamicObject> =
+        Api::namespaced_with(context.admin.clone(), &context.namespace, &resource);
+    let generation = json!({ "tendermint": { "keepRecent": 999_999_999_999_i64 } });
+    let spec = json!({ "chainId": "demo-1", "image": "seid:v1",
+        "archive": { "snapshotGeneration": generation } });
+    let node = serde_json::from_value(named("huge", &spec))?;
+    let refusal = nodes.create(&PostParams::default(), &node).await.unwrap_err().to_string();
+    assert!(refusal.contains("keepRecent"), "{refusal}");
     Ok(())
 }
 

@@ -1,13 +1,18 @@
 //! Taking over a fleet from another operator: no pod restarts, and every difference is reported.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, ensure};
 use cluster_tests::operator::{PLATFORM, Setup};
 use cluster_tests::scenario::{Scenario, condition_text, rpc, validator};
-use cluster_tests::wait_for;
+use cluster_tests::{boot, test_context_on, wait_for};
+use futures::StreamExt as _;
 use k8s_openapi::api::apps::v1::StatefulSet;
-use kube::api::{Patch, PatchParams};
+use kube::api::{Patch, PatchParams, WatchEvent, WatchParams};
+use kube::{Api, Resource, ResourceExt as _};
 use sei_api::condition::ConditionType;
 use sei_api::key::ObjectKey;
 use sei_api::names::FIELD_MANAGER;
@@ -18,6 +23,8 @@ use sei_plan::desired::render_desired;
 use sei_plan::platform::Platform;
 use sei_plan::request::{SidecarCall, SidecarRequest};
 use sei_plan::view::PodView;
+use sei_rig::Lane;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 /// The fields that only the other operator renders.
@@ -163,6 +170,81 @@ async fn pods_and_generations(
         all.insert((name.clone(), scenario.uid(name).await?, generation));
     }
     Ok(all)
+}
+
+/// The resource version at which each object first was as requested, which orders the writes to a
+/// server.
+type FirstSeen = Arc<Mutex<BTreeMap<String, u64>>>;
+
+/// Records objects of the namespace from now on.
+fn record<K>(api: Api<K>, is_it: fn(&K) -> bool) -> FirstSeen
+where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let seen = FirstSeen::default();
+    let record = seen.clone();
+    tokio::spawn(async move {
+        let mut events = pin!(api.watch(&WatchParams::default(), "0").await?);
+        while let Some(event) = events.next().await {
+            let (WatchEvent::Added(object) | WatchEvent::Modified(object)) = event? else {
+                continue;
+            };
+            if is_it(&object) {
+                let version = object.resource_version().unwrap_or_default().parse()?;
+                let mut seen = record.lock().unwrap_or_else(PoisonError::into_inner);
+                seen.entry(object.name_any()).or_insert(version);
+            }
+        }
+        anyhow::Ok(())
+    });
+    seen
+}
+
+/// Needs its own plane, because the operator works in two namespaces.
+#[tokio::test]
+async fn signers_that_are_taken_over_are_known_before_another_signer_starts() -> Result<()> {
+    let lane = Arc::new(Lane::start(boot().await?)?);
+    let mut scenario = Scenario::open_on(test_context_on(lane.clone(), "adopt-signers").await?);
+    let elsewhere = Scenario::open_on(test_context_on(lane, "copy").await?);
+    let signers: Vec<String> = (0..4).map(|at| format!("val{at}")).collect();
+    let all: Vec<String> = (0..8).map(|at| format!("rpc{at:02}")).chain(signers.clone()).collect();
+    create_running(&mut scenario, &all).await?;
+    let converted = all.iter().map(|node| convert_to_other_operator(&scenario, node, false));
+    futures::future::try_join_all(converted).await?;
+    let before = pods_and_generations(&scenario, &all).await?;
+    for signer in &signers {
+        ensure!(scenario.status(signer).await?.signing_identity.is_none(), "{signer} has a record");
+    }
+    // At the same time a copy of a key and a signer with a key of its own.
+    elsewhere.copy_validator_keys("val2-signing", "signing", "p2p").await?;
+    elsewhere.create("copy", validator("seid:v1", "signing", "p2p")).await?;
+    scenario.create_validator_keys("new-signing", "new-p2p").await?;
+    scenario.create("new", validator("seid:v1", "new-signing", "new-p2p")).await?;
+    let known = record(scenario.nodes(), |node| {
+        node.status.as_ref().is_some_and(|status| status.signing_identity.is_some())
+    });
+    let started =
+        record(scenario.statefulsets(), |set| set.metadata.name.as_deref() == Some("new"));
+    let setup = Setup { speed: 50, all_namespaces: true, ..Setup::default() };
+    scenario.start_with(setup).await?;
+    scenario.settled("new").await?;
+    elsewhere.until_stalled("copy", "SigningKeyConflict").await?;
+    for node in &all {
+        scenario.until(node, "is adopted with its differences", adopted).await?;
+    }
+    let lock = |seen: &FirstSeen| seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let start = lock(&started).get("new").copied().context("new has no StatefulSet")?;
+    let known = lock(&known);
+    for signer in &signers {
+        let at = known.get(signer).with_context(|| format!("{signer} has no identity"))?;
+        assert!(*at < start, "{signer} was recorded at {at}, and new started at {start}");
+    }
+    assert_eq!(pods_and_generations(&scenario, &all).await?, before, "a pod was restarted");
+    assert_eq!(elsewhere.pods_seen("copy").await?, 0, "a copy of a key has started");
+    // Nothing but the deletion of its owner releases the key.
+    elsewhere.until_stalled("copy", "SigningKeyConflict").await?;
+    elsewhere.close().await?;
+    scenario.close().await
 }
 
 async fn take_over(name: &str, foreign: bool) -> Result<()> {

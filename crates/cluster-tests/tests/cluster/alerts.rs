@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result};
 use cluster_tests::operator::{self, PLATFORM, Setup};
-use cluster_tests::scenario::{Scenario, rpc};
+use cluster_tests::scenario::{Scenario, rpc, validator};
 use cluster_tests::wait_for;
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
@@ -87,6 +87,7 @@ impl Scraped {
 const HEALTHY: &[&str] = &[
     "leader 1",
     "seinode_phase{NS,name=\"rpc\",phase=\"Running\"} 1",
+    "seinode_ready{NS,name=\"rpc\",chain=\"demo-1\",role=\"node\",reason=\"Ready\"} 1",
     "seinode_drifted{NS,name=\"rpc\",reason=\"InSync\"} 0",
     "seinode_stalled{NS,name=\"rpc\",reason=\"Progressing\"} 0",
     "seinode_sidecar_unreachable{NS,name=\"rpc\"} 0",
@@ -246,7 +247,9 @@ async fn a_failing_update_fires_an_alert() -> Result<()> {
     scenario.set_image("rpc", "seid:v3").await?;
     let after = scraped.until(HEALTHY).await?;
     let fires = of_node("SeiNodeUpdateFailing", scraped.namespace(), "rpc", &attempts);
-    check(before, during, after, vec![fires])?;
+    // The gate of its new pod stays closed until the update succeeds.
+    let down = not_ready("SeiNodeNotReady", &scraped, "rpc", Some("node"));
+    check(before, during, after, vec![fires, down])?;
     scraped.scenario.close().await
 }
 
@@ -339,10 +342,60 @@ async fn an_unreachable_sidecar_fires_an_alert() -> Result<()> {
     for rule in hangs {
         scenario.lift(rule);
     }
-    let new = "seinode_stalled{NS,name=\"new\",reason=\"Progressing\"} 0";
-    let after = scraped.until(&[HEALTHY, &[new]].concat()).await?;
+    let new = [
+        "seinode_stalled{NS,name=\"new\",reason=\"Progressing\"} 0",
+        "seinode_ready{NS,name=\"new\",chain=\"demo-1\",role=\"node\",reason=\"Ready\"} 1",
+    ];
+    let after = scraped.until(&[HEALTHY, &new].concat()).await?;
     let of = |name| of_node("SeiNodeSidecarUnreachable", scraped.namespace(), name, "1");
     check(before, during, after, vec![of("rpc"), of("new")])?;
+    scraped.scenario.close().await
+}
+
+/// The expected alert about a node that is not Ready.
+fn not_ready(alert: &'static str, scraped: &Scraped, name: &str, role: Option<&str>) -> Fires {
+    let mut fires = of_node(alert, scraped.namespace(), name, "0");
+    fires.labels.push(("chain", "demo-1".to_owned()));
+    fires.labels.extend(role.map(|role| ("role", role.to_owned())));
+    fires
+}
+
+#[tokio::test]
+async fn a_halted_validator_pages_and_another_halted_node_warns() -> Result<()> {
+    let scraped = Scraped::open("alert-ready").await?;
+    let scenario = &scraped.scenario;
+    scenario.create_validator_keys("signing", "p2p").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    scenario.run("val", validator("seid:v1", "signing", "p2p")).await?;
+    let ready = |role: &str, name: &str, reason: &str, value: u8| {
+        format!(
+            "seinode_ready{{NS,name=\"{name}\",chain=\"demo-1\",role=\"{role}\",reason=\"{reason}\"}} {value}"
+        )
+    };
+    let healthy = [ready("validator", "val", "Ready", 1)];
+    let healthy = [HEALTHY, &[healthy[0].as_str()]].concat();
+    let before = scraped.until(&healthy).await?;
+    let halted = scenario.set_image_behaviour("seid:v1", Behaviour::Halted);
+    let down = [("node", "rpc"), ("validator", "val")]
+        .map(|(role, name)| ready(role, name, "PodNotReady", 0));
+    let during = scraped.until(&down.each_ref().map(String::as_str)).await?;
+    scenario.lift(halted);
+    let after = scraped.until(&healthy).await?;
+    let fires = vec![
+        not_ready("SeiValidatorNotReady", &scraped, "val", None),
+        not_ready("SeiNodeNotReady", &scraped, "rpc", Some("node")),
+    ];
+    check(before, during, after, fires)?;
+    // A node that its user stops is not Ready either, and no alert fires.
+    for name in ["rpc", "val"] {
+        scenario.edit(name, json!({ "spec": { "paused": true } })).await?;
+    }
+    let stopped =
+        [("node", "rpc"), ("validator", "val")].map(|(role, name)| ready(role, name, "Stopped", 0));
+    let stopped = scraped.until(&stopped.each_ref().map(String::as_str)).await?;
+    let mut recording = Recording::default();
+    let minute = recording.hold(stopped, MINUTES);
+    recording.check_alerts(&[file(ALERTS)], &[(minute, Vec::new())])?;
     scraped.scenario.close().await
 }
 

@@ -8,7 +8,8 @@ use anyhow::{Context as _, Result};
 use cluster_tests::install::{
     InstalledOperator, NAMESPACE, POD_NAME, Shell, documents, prometheus_definitions, repository,
 };
-use cluster_tests::{boot, docs, minor, test_context, wait_for};
+use cluster_tests::scenario::{Scenario, rpc};
+use cluster_tests::{boot, docs, minor, test_context, test_context_on, wait_for};
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
@@ -27,7 +28,8 @@ const CHART: &str = "charts/sei-operator";
 const EVERYTHING: &str = "--set metrics.serviceMonitor.enabled=true \
     --set metrics.prometheusRule.enabled=true \
     --set metrics.prometheusRule.statefulSetOverride=true --set networkPolicy.enabled=true \
-    --set admissionPolicy.enabled=true \
+    --set admissionPolicy.enabled=true --set podLabelPolicy.enabled=true \
+    --set 'podLabelPolicy.extraUsers={system:serviceaccount:a:b}' \
     --set sidecarToken.existingSecret=sidecar-caller \
     --set metrics.prometheusRule.runbookBase=https://git.example.org/sei-operator/";
 
@@ -121,7 +123,7 @@ fn helm_and_kustomize_install_the_same() -> Result<()> {
     let shell = Shell::without_cluster()?;
     let names = |objects: &BTreeMap<String, Value>| objects.keys().cloned().collect::<Vec<_>>();
     shell.run("cp -r charts config $HOME")?;
-    for (prepare, parts) in [("true", 19), (UNCOMMENT, 24)] {
+    for (prepare, parts) in [("true", 20), (UNCOMMENT, 27)] {
         let run = |command: &str| shell.run(&format!("cd $HOME; {prepare}; {command}"));
         let helm = by_name(&run(&template("--values config/samples/install/values.yaml"))?)?;
         let mut kustomize = by_name(&run("kubectl kustomize config/samples/install")?)?;
@@ -209,8 +211,10 @@ fn uninstalling_by_kustomize_leaves_the_definitions() -> Result<()> {
     let of = |overlay: &str| by_name(&shell.run(&format!("kubectl kustomize {overlay}"))?);
     let (mut installed, uninstalled) =
         (of("config/samples/install")?, of("config/samples/uninstall")?);
-    let definition = installed.remove("CustomResourceDefinition seinodes.sei.io");
-    assert!(definition.is_some(), "the CRD is not installed");
+    for kind in ["seinodes", "seinodedeployments"] {
+        let definition = installed.remove(&format!("CustomResourceDefinition {kind}.sei.io"));
+        assert!(definition.is_some(), "the CRD of {kind} is not installed");
+    }
     assert_eq!(installed, uninstalled);
     Ok(())
 }
@@ -224,6 +228,7 @@ fn a_wrong_value_is_refused_by_name() -> Result<()> {
         ("--set image.pullPolicy=Sometimes", "at '/image/pullPolicy': value must be one of"),
         ("--set image.digest=latest", "at '/image/digest': 'latest' does not match pattern"),
         ("--set admissionPolicy.enabled=please", "at '/admissionPolicy/enabled': got string"),
+        ("--set \"podLabelPolicy.extraUsers={a'b}\"", "at '/podLabelPolicy/extraUsers/0'"),
         ("--set rbac.nodeServiceAccounts[0].name=a", "missing property 'namespace'"),
         ("--set platform.config.a=b", "set platform.config or platform.existingConfigMap, not"),
         ("--set platform.existingConfigMap=", "set platform.config (config/samples/install/"),
@@ -344,6 +349,68 @@ async fn every_way_to_request_a_second_replica_is_refused() -> Result<()> {
     sets.patch("foreign", &params, &replicas(3)).await?;
     sets.patch_scale("foreign", &params, &replicas(4)).await?;
     Ok(())
+}
+
+fn labelled_pod(name: &str, labels: &Value) -> Value {
+    json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "labels": labels },
+        "spec": { "containers": [{ "name": "seid", "image": "seid:v1" }] } })
+}
+
+/// Needs its own plane: the policy applies to the whole cluster.
+#[tokio::test]
+async fn labels_of_node_pods_are_set_for_nodes_only() -> Result<()> {
+    let lane = Arc::new(Lane::start(boot().await?)?);
+    let shell = Shell::on(lane.plane())?;
+    // The users of this control plane are not those of an installation.
+    let only = "--set podLabelPolicy.enabled=true --show-only templates/pod-label-policy.yaml \
+        --set podLabelPolicy.extraUsers={controller-manager,sei-operator}";
+    let policy = shell.run(&template(&format!("{PLATFORM} {only}")))?;
+    shell.run_with("kubectl apply -f -", &policy)?;
+    let context = test_context_on(lane.clone(), "labels").await?;
+    let mut scenario = Scenario::open_on(context);
+    let pods = scenario.pods();
+    let create = async |labels: &Value, dry_run| {
+        let pod: Pod = serde_json::from_value(labelled_pod("mine", labels))?;
+        anyhow::Ok(pods.create(&PostParams { dry_run, ..PostParams::default() }, &pod).await)
+    };
+    let refused = |result: Result<(), kube::Error>| match result {
+        Err(kube::Error::Api(refusal)) => refusal.message.contains("admin may not set them"),
+        _ => false,
+    };
+    let labels = [json!({ "sei.io/node": "rpc" }), json!({ "sei.io/dedicated-node": "true" })];
+    wait_for("the policy is in force", async || {
+        let result = create(&labels[0], true).await?.map(drop);
+        Ok(refused(result).then_some(()))
+    })
+    .await?;
+    create(&json!({ "app": "mine" }), false).await??;
+    let params = PatchParams::default();
+    for labels in &labels {
+        assert!(refused(create(labels, false).await?.map(drop)), "{labels}");
+        // Neither later, nor by a write of the status.
+        let patch = Patch::Merge(json!({ "metadata": { "labels": labels } }));
+        assert!(refused(pods.patch("mine", &params, &patch).await.map(drop)), "{labels}");
+        assert!(refused(pods.patch_status("mine", &params, &patch).await.map(drop)), "{labels}");
+    }
+    let set = serde_json::from_value(set_of("mine", "sei.io/node", 1))?;
+    let set = scenario.statefulsets().create(&PostParams::default(), &set).await;
+    assert!(refused(set.map(drop)), "its controller would create the pod");
+
+    // Nodes start, are updated and recover.
+    scenario.start_operator(10).await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    scenario.set_image("rpc", "seid:v2").await?;
+    scenario.settled("rpc").await?;
+    let before = scenario.uid("rpc").await?;
+    scenario.evict("rpc").await?;
+    scenario.until_pod("rpc", "it is another pod", |pod| pod.uid != before).await?;
+    scenario.settled("rpc").await?;
+    // What does not set a label may be written.
+    let patch = Patch::Merge(json!({ "metadata": { "labels": { "team": "a" } } }));
+    pods.patch("rpc-0", &params, &patch).await?;
+    let patch = Patch::Merge(json!({ "metadata": { "labels": { "sei.io/node": "other" } } }));
+    assert!(refused(pods.patch("rpc-0", &params, &patch).await.map(drop)), "another value");
+    scenario.close().await
 }
 
 /// A cluster without the operator's objects.
@@ -559,6 +626,7 @@ async fn the_sample_roles_allow_what_they_document() -> Result<()> {
     )?;
     for (group, is_allowed, action) in [
         ("node-authors", true, "delete seinodes"),
+        ("node-authors", true, "create seinodedeployments"),
         ("node-authors", true, "get pods --subresource=log"),
         ("node-authors", false, "update seinodes --subresource=status"),
         ("node-authors", false, "get secrets"),

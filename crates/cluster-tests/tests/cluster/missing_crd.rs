@@ -1,9 +1,12 @@
 //! An operator that was installed before its CRD.
 
 use anyhow::Result;
+use clap::Parser as _;
 use cluster_tests::{SEINODE_CRD, minor, wait_for};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, PostParams};
+use kubectl_sei::CommandContext;
+use kubectl_sei::flags::Flags;
 use sei_rig::{ControlPlane, Options, User};
 
 use crate::process::{get, program, start_as};
@@ -31,6 +34,11 @@ async fn a_leader_without_the_crd_reports_it_until_the_crd_exists() -> Result<()
     let ready = get(health, "/readyz").await?;
     assert!(ready.starts_with("HTTP/1.1 503") && ready.contains("first lists"), "{ready}");
     assert!(get(health, "/healthz").await?.starts_with("HTTP/1.1 200"));
+    let client = Some(plane.client(User::Admin)?);
+    let context = CommandContext { client, ..CommandContext::default() };
+    let status = Flags::try_parse_from(["kubectl-sei", "status"])?;
+    let refused = kubectl_sei::run(&status, &context, &mut Vec::new()).await.unwrap_err();
+    assert!(refused.to_string().starts_with("the SeiNode CRD is not installed"), "{refused}");
 
     let crd: CustomResourceDefinition = serde_saphyr::from_str(SEINODE_CRD)?;
     Api::all(plane.client(User::Admin)?).create(&PostParams::default(), &crd).await?;

@@ -8,9 +8,9 @@ use cluster_tests::wait_for;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
-use sei_api::SeiNode;
 use sei_api::condition::ConditionType;
 use sei_api::rbac::{RULES, SIDECAR_TOKEN_RULES};
+use sei_api::{SeiNode, SeiNodeDeployment};
 use sei_rig::ClaimRule;
 use serde_json::{Value, json};
 
@@ -73,6 +73,24 @@ async fn every_mode_runs_with_no_pod_deleted_and_no_second_plan() -> Result<()> 
 }
 
 /// Causes the operator to use every permission.
+/// A fleet is created, shrinks, and deletes a node.
+async fn use_fleet_permissions(scenario: &Scenario) -> Result<()> {
+    let fleets: Api<SeiNodeDeployment> = Api::namespaced(scenario.admin(), scenario.namespace());
+    let fleet = serde_json::from_value(json!({
+        "metadata": { "name": "edge" },
+        "spec": {
+            "replicas": 2, "updateStrategy": { "type": "InPlace" },
+            "template": { "spec": rpc("seid:v1") },
+        },
+    }))?;
+    fleets.create(&PostParams::default(), &fleet).await?;
+    let created = async || Ok(scenario.nodes().get_opt("edge-1").await?);
+    wait_for("the fleet has its nodes", created).await?;
+    let smaller = Patch::Merge(json!({ "spec": { "replicas": 1 } }));
+    fleets.patch("edge", &PatchParams::default(), &smaller).await?;
+    scenario.until_deleted("edge-1").await
+}
+
 async fn use_every_permission(scenario: &Scenario) -> Result<()> {
     scenario.create_validator_keys("signing", "p2p").await?;
     scenario.kubelet().treat_claims(scenario.namespace(), ClaimRule::BindToVolume);
@@ -93,6 +111,7 @@ async fn use_every_permission(scenario: &Scenario) -> Result<()> {
     for name in ["imported", "signer", "boot"] {
         scenario.settled(name).await?;
     }
+    use_fleet_permissions(scenario).await?;
     scenario.set_image("signer", "seid:v2").await?;
     scenario.settled("signer").await?;
     // Without a recorded template the operator compares by a dry run on the server.

@@ -86,14 +86,17 @@ async fn a_held_update_is_shown_and_released_by_the_right_hash_only() -> Result<
     scenario.run("rpc", held_rpc()).await?;
     let before = scenario.uid("rpc").await?;
     let text = sei(&scenario, "status").await?;
-    assert!(text.contains("Running   seid:v1   InSync"), "{text}");
-    assert_eq!(sei(&scenario, "diff").await?, "Nothing differs on 1 node.\n");
+    assert!(text.contains("fullNode   Running   yes     seid:v1   InSync"), "{text}");
+    assert!(text.ends_with("\n1 node, 1 ready\n"), "{text}");
+    let (text, exit) = sei_as(User::Admin, &scenario, "diff").await?;
+    assert_eq!((text.as_str(), exit), ("Nothing differs on 1 node.\n", Exit::Fine));
     let refused = sei(&scenario, "approve rpc").await.unwrap_err().to_string();
     assert!(refused.ends_with("there is nothing to approve: no update is pending"), "{refused}");
 
     take_over(&mut scenario, &next_platform()).await?;
     let target = until_held(&scenario, "rpc").await?;
-    let text = sei(&scenario, "diff rpc").await?;
+    let (text, exit) = sei_as(User::Admin, &scenario, "diff rpc").await?;
+    assert_eq!(exit, Exit::Differs);
     let release = format!("kubectl sei approve -n {namespace} rpc --hash {target}");
     for part in [
         "cause    Operator: a new operator or platform configuration",
@@ -132,7 +135,11 @@ async fn a_pause_holds_an_update_and_a_resume_releases_it() -> Result<()> {
     let before = scenario.uid("rpc").await?;
     let text = sei(&scenario, "pause rpc").await?;
     assert!(text.contains("The node keeps running"), "{text}");
-    assert!(sei(&scenario, "pause rpc").await?.contains("paused already; nothing was changed"));
+    assert!(sei(&scenario, "pause rpc").await?.contains("unchanged: updates are paused already"));
+    // The pause is visible before it holds anything.
+    let (text, exit) = sei_as(User::Admin, &scenario, "status --check").await?;
+    assert!(text.contains("seid:v1   Paused"), "{text}");
+    assert_eq!(exit, Exit::NeedsAttention);
     scenario.set_image("rpc", "seid:v2").await?;
     scenario
         .until("rpc", "its update is held", |status| {
@@ -166,6 +173,71 @@ async fn a_mistyped_name_changes_nothing() -> Result<()> {
     let refused = sei(&scenario, "explain Stuck").await.unwrap_err().to_string();
     assert!(refused.starts_with("unknown reason Stuck"), "{refused}");
     assert!(sei(&scenario, "explain Held").await?.contains("sei.io/approve-update"));
+    scenario.close().await
+}
+
+#[tokio::test]
+async fn an_image_is_set_on_a_whole_chain_and_waited_for() -> Result<()> {
+    let scenario = Scenario::open("plugin-image").await?;
+    for name in ["rpc-0", "rpc-1"] {
+        scenario.run(name, rpc("seid:v1")).await?;
+    }
+    let mut apart = rpc("seid:v1");
+    apart["chainId"] = json!("other-1");
+    scenario.run("other", apart).await?;
+    let chain = scenario.node("rpc-0").await?.spec.chain_id;
+    let refused = sei(&scenario, "set image seid:v2").await.unwrap_err().to_string();
+    assert_eq!(refused, "name the nodes, or use -l, --chain or --all");
+    let line = format!("set image --chain {chain} seid:v2");
+    let text = sei(&scenario, &format!("{line} --dry-run=server")).await?;
+    assert!(text.ends_with("2 nodes would change, 0 unchanged\n"), "{text}");
+    assert_eq!(scenario.node("rpc-0").await?.spec.image, "seid:v1");
+
+    let text = sei(&scenario, &line).await?;
+    assert!(text.contains("rpc-1: image seid:v1 -> seid:v2\n2 nodes changed"), "{text}");
+    // The status may still be that of the previous edit, which the wait must not mistake for the end.
+    let text = sei(&scenario, &format!("wait --chain {chain} --timeout 2m")).await?;
+    assert_eq!(text.matches("Ready and in sync").count(), 2, "{text}");
+    for name in ["rpc-0", "rpc-1"] {
+        assert_eq!(scenario.status(name).await?.current_image.as_deref(), Some("seid:v2"));
+    }
+    let missing = "wait --chain no-such-chain --timeout 1s";
+    let refused = sei(&scenario, missing).await.unwrap_err().to_string();
+    assert!(refused.starts_with("no SeiNode of chain no-such-chain in"), "{refused}");
+    assert_eq!(scenario.node("other").await?.spec.image, "seid:v1");
+    let text = sei(&scenario, "pause --all").await?;
+    assert!(text.ends_with("3 nodes changed, 0 unchanged\n"), "{text}");
+    let text = sei(&scenario, "set image rpc-0 seid:v3").await?;
+    assert!(text.contains("updates are paused"), "{text}");
+    let late = sei(&scenario, "wait rpc-0 --timeout 1s").await.unwrap_err().to_string();
+    assert!(late.starts_with("timed out after 1 s waiting for"), "{late}");
+    scenario.close().await
+}
+
+#[tokio::test]
+async fn a_report_contains_the_objects_of_a_node_and_no_secret() -> Result<()> {
+    let scenario = Scenario::open("plugin-report").await?;
+    let mut spec = rpc("seid:v1");
+    spec["overrides"] = json!({ "rpc.token": "hidden-value" });
+    scenario.run("rpc", spec).await?;
+    scenario.run("other", rpc("seid:v1")).await?;
+    let folder = tempfile::tempdir()?;
+    let folder = folder.path().join("report");
+    let text = sei(&scenario, &format!("report rpc --folder {}", folder.display())).await?;
+    assert!(!text.contains("not in the report"), "{text}");
+    let mut all = String::new();
+    for name in ["seinodes", "statefulsets", "pods", "persistentvolumeclaims", "events"] {
+        let text = std::fs::read_to_string(folder.join(format!("{name}.yaml")))?;
+        assert!(text.contains("rpc"), "{name}: {text}");
+        all += &text;
+    }
+    for name in ["version", "status"] {
+        all += &std::fs::read_to_string(folder.join(format!("{name}.yaml")))?;
+    }
+    for hidden in ["hidden-value", "name: other", "managedFields"] {
+        assert!(!all.contains(hidden), "{hidden}");
+    }
+    assert!(all.contains("rpc.token"), "names of settings stay");
     scenario.close().await
 }
 
@@ -351,7 +423,7 @@ async fn the_server_compares_a_pod_without_a_recorded_template() -> Result<()> {
     let line = format!("preview --config {}", held.path().display());
     let (text, exit) = sei_as(User::Operator, &scenario, &line).await?;
     assert_eq!(exit, Exit::Fine, "{text}");
-    assert!(text.contains("rpc: the pod was made by another operator; it rolls"), "{text}");
+    assert!(text.contains("  the pod was made by another operator; it rolls"), "{text}");
     assert!(text.contains("chain-default -> chain-next"), "{text}");
 
     let auto = next_platform().replace("settleSeconds: 0", "settleSeconds: 0, adoption: Auto");
@@ -359,7 +431,7 @@ async fn the_server_compares_a_pod_without_a_recorded_template() -> Result<()> {
     let line = format!("preview --config {}", auto.path().display());
     let (text, exit) = sei_as(User::Operator, &scenario, &line).await?;
     assert_eq!(exit, Exit::WouldRoll, "{text}");
-    assert!(text.contains("turn 1, cause Adoption"), "{text}");
+    assert!(text.contains("cause Adoption") && text.contains("rpc: turn 1"), "{text}");
     // The dry runs changed nothing.
     let after = scenario.statefulsets().get("rpc").await?;
     assert_eq!(after.metadata.resource_version, before.metadata.resource_version);
@@ -407,7 +479,7 @@ async fn a_watch_prints_each_change() -> Result<()> {
     scenario.set_image("other", "seid:v2").await?;
     wait_for("the end of the update is printed", async || {
         let text = out.text();
-        let is_final = |line: &&str| line.contains("Running   seid:v2") && line.contains("InSync");
+        let is_final = |line: &&str| line.contains("yes     seid:v2") && line.contains("InSync");
         Ok(text.lines().rev().find(is_final).map(drop))
     })
     .await?;
@@ -421,8 +493,13 @@ async fn a_watch_prints_each_change() -> Result<()> {
 
 /// The plugin's program, built by cargo into the folder of this test.
 fn program() -> Result<PathBuf> {
-    let built = sei_rig::cargo().args(["build", "--quiet", "--package", "kubectl-sei"]).status()?;
-    ensure!(built.success(), "failed to build kubectl-sei");
+    // Once: a second build replaces the file under the tests that run it.
+    static BUILT: OnceLock<bool> = OnceLock::new();
+    let build = || sei_rig::cargo().args(["build", "--quiet", "--package", "kubectl-sei"]).status();
+    ensure!(
+        *BUILT.get_or_init(|| build().is_ok_and(|status| status.success())),
+        "failed to build kubectl-sei"
+    );
     let test = std::env::current_exe()?;
     let folder =
         test.parent().and_then(Path::parent).context("the test program has no parent folder")?;
@@ -452,7 +529,17 @@ async fn kubectl_finds_the_plugin_and_returns_its_exit_code() -> Result<()> {
     let (text, code) = kubectl(&["sei", "status", "-n", namespace])?;
     assert!(text.contains("rpc") && !text.contains('\u{1b}'), "{text}");
     assert_eq!(code, Some(0), "{text}");
-    for line in ["diff", "diff rpc -o json", "handover", "explain Held", "explain"] {
+    for line in [
+        "diff",
+        "diff seinode/rpc -o json",
+        "handover",
+        "explain Held",
+        "explain",
+        "version -o yaml",
+        "completion",
+        "wait --timeout 1m",
+        "status --check --as system:admin --as-group system:masters",
+    ] {
         let arguments: Vec<&str> = line.split(' ').collect();
         let (text, code) = kubectl(&[&["sei", "-n", namespace], &arguments[..]].concat())?;
         assert_eq!(code, Some(0), "{line}: {text}");
@@ -473,7 +560,16 @@ async fn kubectl_finds_the_plugin_and_returns_its_exit_code() -> Result<()> {
     assert_eq!(kubectl(&live)?, kubectl(&offline)?);
     let (text, code) = kubectl(&["sei", "preview", "-n", namespace, "--config", "missing.yaml"])?;
     assert_eq!((text.lines().count(), code), (1, Some(1)), "{text}");
-    let (text, code) = kubectl(&["sei", "status", "--no-such-flag"])?;
+    for (line, expected) in [("status", 1), ("diff", 2)] {
+        let (text, code) = kubectl(&["sei", line, "--no-such-flag"])?;
+        assert_eq!(code, Some(expected), "{text}");
+    }
+    for line in [["approve", "-n", namespace, "r"], ["-n", namespace, "approve", "r"]] {
+        let (text, code) = kubectl(&[&["sei", "__complete"], &line[..]].concat())?;
+        assert_eq!((text.as_str(), code), ("rpc\n:4\n", Some(0)));
+    }
+    let (text, code) = kubectl(&["sei", "status", "--server", "https://127.0.0.1:1"])?;
+    assert!(text.starts_with("error: API server https://127.0.0.1:1: list seinodes: "), "{text}");
     assert_eq!(code, Some(1), "{text}");
     scenario.close().await
 }
@@ -482,12 +578,8 @@ async fn kubectl_finds_the_plugin_and_returns_its_exit_code() -> Result<()> {
 /// minutes.
 const INSTALL_COMMAND: &str = "cargo install --path crates/kubectl-sei";
 
-#[tokio::test]
-async fn the_readme_commands_of_the_plugin_work() -> Result<()> {
-    let mut scenario = Scenario::open_without_operator("plugin-readme").await?;
-    let setup = Setup { version: kubectl_sei::VERSION.to_owned(), ..Setup::default() };
-    scenario.start_with(setup).await?;
-    scenario.run("rpc", rpc("seid:v1")).await?;
+/// Runs these commands of a document with the plugin on the PATH, and returns their number.
+fn run_commands(scenario: &Scenario, lines: &str, exit_codes: &[(&str, &[i32])]) -> Result<usize> {
     let folder = tempfile::tempdir()?;
     std::fs::write(folder.path().join("new.yaml"), next_platform())?;
     let programs = program()?.parent().context("the program has no parent folder")?.to_owned();
@@ -498,7 +590,6 @@ async fn the_readme_commands_of_the_plugin_work() -> Result<()> {
         Path::new("/usr/bin"),
         Path::new("/bin"),
     ])?;
-    let lines = commands("README.md", "From the command line")?;
     let mut ran = 0;
     for line in lines.lines() {
         let command = line.split('#').next().unwrap_or_default().trim();
@@ -511,14 +602,41 @@ async fn the_readme_commands_of_the_plugin_work() -> Result<()> {
             .env("PATH", &path)
             .env("KUBECONFIG", plane.kubeconfig(User::Admin))
             .output()?;
-        // The exit code 2 means that something would roll.
-        let expected = if command.contains("preview") { [0, 2] } else { [0, 0] };
+        let known = exit_codes.iter().find(|(part, _)| command.contains(part));
+        let expected = known.map_or(&[0][..], |(_, codes)| codes);
         let code = output.status.code().context("the command was killed")?;
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(expected.contains(&code), "{command}: {code} {stderr}");
         ran += 1;
     }
+    Ok(ran)
+}
+
+#[tokio::test]
+async fn the_readme_commands_of_the_plugin_work() -> Result<()> {
+    let mut scenario = Scenario::open_without_operator("plugin-readme").await?;
+    let setup = Setup { version: kubectl_sei::VERSION.to_owned(), ..Setup::default() };
+    scenario.start_with(setup).await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let lines = commands("README.md", "From the command line")?;
+    // These two report by their exit codes that something would roll, and that something differs.
+    let ran = run_commands(&scenario, &lines, &[("preview", &[0, 2]), ("diff", &[0, 1])])?;
     assert_eq!(ran, 4);
+    scenario.close().await
+}
+
+#[tokio::test]
+async fn the_commands_of_an_upgrade_night_work_as_written() -> Result<()> {
+    let scenario = Scenario::open("plugin-night").await?;
+    let mut spec = rpc("seid:v1");
+    spec["chainId"] = json!("plugin-night-1");
+    scenario.run("rpc", spec).await?;
+    scenario.until_pod("rpc", "it is ready", |pod| pod.ready).await?;
+    let lines = commands("docs/plugin.md", "An upgrade night")?;
+    let namespace = format!("-n {} --chain plugin-night-1", scenario.namespace());
+    let lines = lines.replace("--chain CHAIN", &namespace).replace("IMAGE", "seid:v2");
+    assert_eq!(run_commands(&scenario, &lines, &[])?, 5);
+    assert_eq!(scenario.status("rpc").await?.current_image.as_deref(), Some("seid:v2"));
     scenario.close().await
 }
 

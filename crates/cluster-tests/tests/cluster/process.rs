@@ -1,14 +1,15 @@
 //! The operator as a process: flags, lease, probes and metrics.
 
 use std::fs::File;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::OnceLock;
 
 use crate::alerts::check;
 use crate::recording::{Fires, Scrape, scrape};
 use anyhow::{Context as _, Result, ensure};
 use cluster_tests::docs::commands;
+use cluster_tests::install::free_port;
 use cluster_tests::operator::PLATFORM;
 use cluster_tests::{boot, minor, wait_for};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -45,19 +46,20 @@ impl Drop for Process {
 
 /// The operator's program, built by cargo into the folder of this test.
 pub(crate) fn program() -> Result<PathBuf> {
-    let built =
-        sei_rig::cargo().args(["build", "--quiet", "--package", "sei-operator"]).status()?;
-    ensure!(built.success(), "failed to build sei-operator");
+    // Once: a second build replaces the file under the tests that run it.
+    static BUILT: OnceLock<bool> = OnceLock::new();
+    let build =
+        || sei_rig::cargo().args(["build", "--quiet", "--package", "sei-operator"]).status();
+    ensure!(
+        *BUILT.get_or_init(|| build().is_ok_and(|status| status.success())),
+        "failed to build sei-operator"
+    );
     let test = std::env::current_exe()?;
     let folder = test
         .parent()
         .and_then(|deps| deps.parent())
         .context("the test program has no parent folder")?;
     Ok(folder.join("sei-operator"))
-}
-
-pub(crate) fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 fn start(program: &Path, plane: &ControlPlane, identity: &str) -> Result<Process> {

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use cluster_tests::operator::{self, Setup};
-use cluster_tests::scenario::{Scenario, format_requests, rpc, validator};
+use cluster_tests::scenario::{Scenario, condition_text, format_requests, rpc, validator};
 use cluster_tests::{boot, test_context_on, wait_for};
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{Api, ListParams};
+use sei_api::condition::ConditionType;
 use sei_rig::Lane;
 
 const SPEED: u32 = 10;
@@ -102,6 +103,16 @@ async fn a_restarted_operator_writes_nothing_for_settled_nodes() -> Result<()> {
     scenario.run("rpc", rpc("seid:v1")).await?;
     scenario.set_image("rpc", "seid:v2").await?;
     scenario.settled("rpc").await?;
+    for name in ["val", "rpc"] {
+        // The last writes: the pod is Ready, and then the update releases its slot.
+        scenario
+            .until(name, "is Ready and holds no slot", |status| {
+                let last = status.last_update.as_ref();
+                condition_text(status, ConditionType::Ready).starts_with("True")
+                    && last.is_none_or(|last| last.slot.is_none() || last.ready_at.is_some())
+            })
+            .await?;
+    }
     // A graceful stop: the operator publishes events after its status writes.
     scenario.operator.take().context("no operator runs")?.stop().await?;
     let (before, events) =

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use cluster_tests::operator::{PLATFORM, Setup};
 use cluster_tests::scenario::{Scenario, condition_text, rpc, validator};
-use cluster_tests::wait_for;
+use cluster_tests::{boot, test_context_on, wait_for};
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::{LimitRange, Pod, ResourceQuota};
 use kube::ResourceExt as _;
@@ -16,10 +16,8 @@ use sei_api::condition::ConditionType;
 use sei_api::status::{Cause, UpdateState};
 use sei_operator::runtime::metrics::Metrics;
 use sei_plan::view::PodView;
-use sei_rig::Behaviour;
+use sei_rig::{Behaviour, Lane};
 use serde_json::{Value, json};
-
-/// The optional role that allows the operator to check pods.
 
 /// A platform that renders this service account.
 fn platform(account: &str) -> String {
@@ -573,7 +571,8 @@ async fn agree(scenario: &Scenario, metrics: &Metrics, node: &str) -> Result<boo
     let drifted = gauge("sei_controller_seinode_drifted");
     let pending = gauge("sei_controller_seinode_pending_update");
     let Some(update) = &status.pending_update else {
-        return Ok(drift.starts_with("False/InSync") && pending.is_empty());
+        let is_in_sync = drift.starts_with("False/InSync") || drift.starts_with("False/Paused");
+        return Ok(is_in_sync && pending.is_empty());
     };
     let reason =
         reasons(update.state).iter().find(|reason| drift.starts_with(&format!("True/{reason}")));
@@ -693,6 +692,31 @@ async fn a_wrong_image_takes_one_validator_of_a_healthy_chain_down() -> Result<(
 }
 
 #[tokio::test]
+async fn an_image_that_crashes_after_it_was_ready_takes_one_node_down() -> Result<()> {
+    let mut scenario = Scenario::open_without_operator("short-ready").await?;
+    // Times of pods are whole seconds: a wait of less than two is none.
+    let rollout = "rollout: { settleSeconds: 0, minReadySeconds: 150 }";
+    let patient = PLATFORM.replace("rollout: { settleSeconds: 0 }", rollout);
+    scenario.start_with(setup(&patient)).await?;
+    let all = names("one", 2, 2);
+    create_fleet(&scenario, &all).await?;
+    scenario.set_image_behaviour("seid:crashes", Behaviour::Crashes);
+    for node in all.iter().rev() {
+        scenario.set_image(node, "seid:crashes").await?;
+    }
+    scenario.until_stalled("one-rpc1", "CrashLooping").await?;
+    for node in all.iter().filter(|node| *node != "one-rpc1") {
+        scenario
+            .until(node, "waits because the chain is halted", |status| {
+                status.pending_update.as_ref().is_some_and(|update| update.halted_by.is_some())
+            })
+            .await?;
+        assert_eq!(scenario.pods_seen(node).await?, 1, "{node} was never touched");
+    }
+    scenario.close().await
+}
+
+#[tokio::test]
 async fn an_image_rolls_a_quarter_of_the_serving_nodes_at_a_time_and_signers_last() -> Result<()> {
     let scenario = Scenario::open("image-in-turn").await?;
     let all = names("one", 8, 2);
@@ -709,5 +733,35 @@ async fn an_image_rolls_a_quarter_of_the_serving_nodes_at_a_time_and_signers_las
     assert_signers_last(&watcher, "one");
     let most = watcher.read(|seen| seen.most_down.get("one").copied());
     assert!(most.is_some_and(|most| (1..=2).contains(&most)), "{most:?} of 8 at a time");
+    scenario.close().await
+}
+
+/// Needs its own plane, because the operator works in two namespaces.
+#[tokio::test]
+async fn a_roll_in_another_namespace_takes_no_slot_if_budgets_are_by_namespace() -> Result<()> {
+    let lane = Arc::new(Lane::start(boot().await?)?);
+    let mut scenario = Scenario::open_on(test_context_on(lane.clone(), "budget").await?);
+    let neighbour = Scenario::open_on(test_context_on(lane, "neighbour").await?);
+    let platform = PLATFORM.replace("rollout: {", "rollout: { budgetScope: Namespace,");
+    let setup = Setup { platform, all_namespaces: true, ..Setup::default() };
+    scenario.start_with(setup).await?;
+    for name in ["a", "b"] {
+        scenario.run(name, rpc("seid:v1")).await?;
+        neighbour.run(name, rpc("seid:v1")).await?;
+    }
+    // Of two nodes one may be down at a time, and this one stays down.
+    scenario.set_image_behaviour("seid:typo", Behaviour::ImageUnpullable);
+    scenario.set_image("a", "seid:typo").await?;
+    scenario.until_pod_of("a", "seid:typo").await?;
+    scenario.set_image("b", "seid:v2").await?;
+    scenario
+        .until("b", "waits for its turn", |status| {
+            status.pending_update.as_ref().is_some_and(|update| update.state == UpdateState::Queued)
+        })
+        .await?;
+    neighbour.set_image("a", "seid:v2").await?;
+    neighbour.settled("a").await?;
+    assert_eq!(scenario.pods_seen("b").await?, 1, "the chain in the other namespace waits");
+    neighbour.close().await?;
     scenario.close().await
 }

@@ -61,3 +61,12 @@ async fn the_troubleshooting_commands_work_as_written() -> Result<()> {
     assert!(annotations.contains_key("sei.io/retry"), "{annotations:?}");
     scenario.close().await
 }
+
+#[tokio::test]
+async fn the_gitops_commands_work_as_written() -> Result<()> {
+    let scenario = Scenario::open("doc-gitops").await?;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let shell = Shell::on(scenario.plane())?;
+    follow_all(&shell, "docs/gitops.md", scenario.namespace())?;
+    scenario.close().await
+}

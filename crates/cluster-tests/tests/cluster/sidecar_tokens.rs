@@ -1,25 +1,17 @@
 //! The tokens that sidecars are shown, and what they are worth.
 
-use anyhow::{Context as _, Result};
-use cluster_tests::scenario::{Scenario, rpc};
-use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
-use kube::api::{Api, Patch, PatchParams, PostParams};
-use sei_api::names::{SIDECAR_CALLER, sidecar_audience};
-use serde_json::json;
+use std::process;
 
-/// The review of a token for this audience; without one, for the API server's own.
-async fn review(
-    scenario: &Scenario,
-    token: &str,
-    audience: Option<String>,
-) -> Result<TokenReviewStatus> {
-    let audiences = audience.map(|audience| vec![audience]);
-    let spec = TokenReviewSpec { audiences, token: token.to_owned() };
-    let review = TokenReview { spec, ..TokenReview::default() };
-    let reviews: Api<TokenReview> = Api::all(scenario.admin());
-    let review = reviews.create(&PostParams::default(), &review).await?;
-    review.status.context("the review has no status")
-}
+use anyhow::{Context as _, Result};
+use cluster_tests::operator::Setup;
+use cluster_tests::scenario::{Scenario, rpc};
+use cluster_tests::wait_for;
+use k8s_openapi::api::authentication::v1::TokenReviewStatus;
+use kube::api::{Patch, PatchParams};
+use sei_api::names::{SIDECAR_CALLER, sidecar_audience};
+use sei_operator::TokenSource;
+use sei_rig::User;
+use serde_json::{Value, json};
 
 fn is_authenticated(status: &TokenReviewStatus) -> bool {
     status.authenticated == Some(true)
@@ -47,13 +39,13 @@ async fn a_sidecar_is_shown_a_token_for_its_own_node_only() -> Result<()> {
     let audience = |node: &str| Some(sidecar_audience(scenario.namespace(), node));
     for (name, neighbour) in [("rpc-a", "rpc-b"), ("rpc-b", "rpc-a")] {
         let [token] = &shown(&scenario, name)[..] else { panic!("one token for one hour") };
-        let own = review(&scenario, token, audience(name)).await?;
+        let own = scenario.review(token, audience(name)).await?;
         assert!(is_authenticated(&own), "{own:?}");
         let user = own.user.and_then(|user| user.username);
         let account = format!("system:serviceaccount:{}:{SIDECAR_CALLER}", scenario.namespace());
         assert_eq!(user, Some(account));
-        assert!(!is_authenticated(&review(&scenario, token, audience(neighbour)).await?));
-        assert!(!is_authenticated(&review(&scenario, token, None).await?), "the API server");
+        assert!(!is_authenticated(&scenario.review(token, audience(neighbour)).await?));
+        assert!(!is_authenticated(&scenario.review(token, None).await?), "the API server");
     }
     for name in names {
         let received = scenario.sidecars().received(scenario.namespace(), name);
@@ -92,8 +84,30 @@ async fn a_pod_of_an_earlier_template_is_called_by_its_flags() -> Result<()> {
     let received = scenario.sidecars().received(scenario.namespace(), "rpc");
     let token = received.into_iter().rfind(|call| call.pod_uid == pod.uid && call.token.is_some());
     let token = token.and_then(|call| call.token).context("the pod was shown no token")?;
-    let status = review(&scenario, &token, None).await?;
+    let status = scenario.review(&token, None).await?;
     let user = status.user.and_then(|user| user.username).unwrap_or_default();
     assert!(user.ends_with(SIDECAR_CALLER), "{user}");
     scenario.close().await
+}
+
+/// What every scenario is checked for when it is closed.
+#[tokio::test]
+async fn a_scenario_fails_in_which_a_pod_was_shown_the_operators_own_token() -> Result<()> {
+    let mut scenario = Scenario::open_without_operator("tokens-own").await?;
+    let kubeconfig = std::fs::read_to_string(scenario.plane().kubeconfig(User::Operator))?;
+    let kubeconfig: Value = serde_saphyr::from_str(&kubeconfig)?;
+    let token = kubeconfig["users"][0]["user"]["token"].as_str().context("no token")?;
+    let path = std::env::temp_dir().join(format!("{}-{}", scenario.namespace(), process::id()));
+    std::fs::write(&path, token)?;
+    let tokens = Some(TokenSource::File(path.clone()));
+    scenario.start_with(Setup { tokens, ..Setup::default() }).await?;
+    scenario.create("rpc", rpc("seid:v1")).await?;
+    wait_for("a pod is shown a token", async || {
+        Ok((!shown(&scenario, "rpc").is_empty()).then_some(()))
+    })
+    .await?;
+    std::fs::remove_file(path)?;
+    let error = scenario.close().await.expect_err("the token is the operator's own");
+    assert!(error.to_string().contains("rpc was shown a token of"), "{error}");
+    Ok(())
 }

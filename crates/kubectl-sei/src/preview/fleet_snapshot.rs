@@ -100,6 +100,7 @@ impl FleetSnapshot {
                 on_image_change: platform.rollout.on_image_change,
                 adopt_automatically: platform.rollout.adoption == Adoption::Auto,
                 ready_deadline: candidate.budget.ready_deadline,
+                min_ready: candidate.budget.min_ready,
                 ..Rollout::default()
             },
             desired: desired.map(Shared::new).map_err(|error| error.to_string()),

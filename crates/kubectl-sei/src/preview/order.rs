@@ -31,8 +31,8 @@ pub(super) fn sort_by_turn(mut nodes: Vec<RankedNode>, budget: &Budget) -> Vec<N
     for (node, why) in nodes.into_iter().zip(waits) {
         let mut preview = node.preview;
         if preview.effect == Effect::RollsInTurn {
-            if turns.0 != preview.chain {
-                turns = (preview.chain.clone(), 0);
+            if turns.0 != preview.budget {
+                turns = (preview.budget.clone(), 0);
             }
             turns.1 += 1;
             preview.turn = Some(turns.1);
@@ -46,7 +46,12 @@ pub(super) fn sort_by_turn(mut nodes: Vec<RankedNode>, budget: &Budget) -> Vec<N
 fn compare(left: &RankedNode, right: &RankedNode) -> Ordering {
     let key = |node: &RankedNode| {
         let preview = &node.preview;
-        (!preview.effect.rolls(), preview.chain.clone(), rank(preview.effect), takes_its_turn(node))
+        (
+            !preview.effect.rolls(),
+            preview.budget.clone(),
+            rank(preview.effect),
+            takes_its_turn(node),
+        )
     };
     key(left).cmp(&key(right)).then_with(|| left.member.turn(&right.member))
 }
@@ -65,11 +70,12 @@ fn waits_for(node: &RankedNode, nodes: &[RankedNode], budget: &Budget) -> Option
     let peers: Vec<Member> = nodes
         .iter()
         .filter(|peer| {
-            peer.preview.chain == node.preview.chain && peer.member.name != node.member.name
+            peer.preview.budget == node.preview.budget && peer.member.name != node.member.name
         })
         .map(|peer| peer.member.clone())
         .collect();
-    match budget::grant(&node.member, Roll::Template, &peers, budget) {
+    let roll = if node.preview.rolls_image() { Roll::Image } else { Roll::Template };
+    match budget::grant(&node.member, roll, &peers, budget) {
         Slot::Halted { by } => Some(halted(&by)),
         Slot::Taken { by } => Some(format!("waits: {by}")),
         Slot::Granted | Slot::InLine { .. } => None,

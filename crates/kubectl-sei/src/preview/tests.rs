@@ -3,6 +3,7 @@ use std::path::PathBuf;
 use expect_test::{Expect, expect};
 use sei_api::status::SeiNodeStatus;
 use sei_plan::desired::{Desired, render_desired};
+use sei_plan::request::ClaimView;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -232,16 +233,16 @@ fn signers_roll_last_and_each_field_is_printed() {
                The first roll starts when the operator has been the leader for 120 s.
 
         Chain atlantic-2
-          demo/other: turn 1, cause Operator: a new operator or platform configuration
+          cause Operator: a new operator or platform configuration
               initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
+            demo/other: turn 1
 
         Chain pacific-1
-          demo/rpc-0: turn 1, cause Operator: a new operator or platform configuration
+          cause Operator: a new operator or platform configuration
               initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
-          demo/rpc-1: turn 2, cause Operator: a new operator or platform configuration
-              initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
-          demo/a-val: turn 3, signs, cause Operator: a new operator or platform configuration
-              initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
+            demo/rpc-0: turn 1
+            demo/rpc-1: turn 2
+            demo/a-val: turn 3, signs
         exit 2
     "#]]);
 }
@@ -251,8 +252,8 @@ fn a_node_that_is_down_rolls_before_the_others() {
     let mut fleet = fleet();
     fleet.pod("rpc-1");
     let (text, _) = fleet.preview(&fleet.flags(&next())).unwrap();
-    assert!(text.contains("demo/rpc-1: turn 1, cause Operator"), "{text}");
-    assert!(text.contains("demo/rpc-0: turn 2, cause Operator"), "{text}");
+    assert!(text.contains("demo/rpc-1: turn 1\n"), "{text}");
+    assert!(text.contains("demo/rpc-0: turn 2\n"), "{text}");
 }
 
 #[test]
@@ -268,7 +269,7 @@ fn a_halted_chain_names_the_failed_node() {
     let halted = "(the chain's rolls are halted: the roll of demo/rpc-0 failed)";
     let waits: Vec<&str> = text.lines().filter(|line| line.ends_with(halted)).collect();
     assert_eq!(waits.len(), 2, "{text}");
-    assert!(text.contains("demo/rpc-0: turn 1, cause Operator"), "{text}");
+    assert!(text.contains("demo/rpc-0: turn 1\n"), "{text}");
     assert_eq!(exit, Exit::WouldRoll);
 }
 
@@ -285,10 +286,12 @@ fn a_hold_of_the_node_or_of_the_platform_is_kept() {
             With DIR/next.yaml nothing would roll (2 nodes checked).
 
             Held: they differ, and do not roll automatically
-              demo/rpc-0: changes of the operator wait for an approval
+              changes of the operator wait for an approval
                   initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
-              demo/rpc-1: spec.update.paused
+                demo/rpc-0
+              spec.update.paused
                   initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
+                demo/rpc-1
             exit 0
         "#]],
     );
@@ -300,8 +303,9 @@ fn a_hold_of_the_node_or_of_the_platform_is_kept() {
             With DIR/next.yaml nothing would roll (1 node checked).
 
             Held: they differ, and do not roll automatically
-              demo/other: changes of the operator wait for an approval
+              changes of the operator wait for an approval
                   initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
+                demo/other
             exit 0
         "#]],
     );
@@ -337,12 +341,68 @@ fn an_image_in_the_spec_rolls_in_turn_whatever_the_config() {
                    The first roll starts when the operator has been the leader for 120 s.
 
             Chain pacific-1
-              demo/a-val: turn 1, signs, cause Spec: the spec was changed
+              cause Spec: the spec was changed
                   containers[seid].image: seid:v1 -> seid:v2
                   initContainers[seid-init].image: seid:v1 -> seid:v2
+                demo/a-val: turn 1, signs
             exit 2
         "#]],
     );
+}
+
+#[test]
+fn images_have_a_limit_of_their_own_and_a_budget_may_end_at_its_namespace() {
+    let mut fleet = fleet();
+    fleet.objects[1]["spec"]["image"] = json!("seid:v2");
+    fleet.objects[2]["spec"]["image"] = json!("seid:v2");
+    fleet.objects[2]["metadata"]["namespace"] = json!("other");
+    let rollout = "rollout: { maxUnavailable: 3, budgetScope: Namespace }";
+    fleet.check(&format!("{PLATFORM}{rollout}\n"), &expect![[r#"
+        With DIR/next.yaml 2 of 4 nodes would roll.
+        Turns: at most 1 node of a chain in a namespace at a time, each until it is Ready again.
+               To another image: 3 of the nodes that do not sign at a time, then the signers.
+               A node that is not Ready within 1800 s has failed; after 1 failed node no further node of the chain starts.
+               The first roll starts when the operator has been the leader for 120 s.
+
+        Chain pacific-1 in namespace demo
+          cause Spec: the spec was changed
+              containers[seid].image: seid:v1 -> seid:v2
+              initContainers[seid-init].image: seid:v1 -> seid:v2
+            demo/rpc-0: turn 1
+
+        Chain pacific-1 in namespace other
+          cause Spec: the spec was changed
+              containers[seid].image: seid:v1 -> seid:v2
+            other/rpc-1: turn 1
+        exit 2
+    "#]]);
+}
+
+#[test]
+fn a_volume_keeps_its_size() {
+    let node: SeiNode = serde_json::from_value(fleet().objects[1].clone()).unwrap();
+    let claim = |size: &str| ClaimView { capacity: Some(size.into()), ..ClaimView::default() };
+    let key = ("demo".to_owned(), "data-rpc-0".to_owned());
+    let preview = |size: &str| {
+        let claims = Some([(key.clone(), claim(size))].into());
+        let fleet = FleetSnapshot { nodes: vec![node.clone()], claims, ..FleetSnapshot::default() };
+        let platform = Platform::parse(PLATFORM, "next.yaml").unwrap();
+        let candidate = Candidate {
+            platform: &platform,
+            version: "1.0.0",
+            budget: Budget::of(&platform.rollout, Timing::default()),
+            now: fixtures::now(),
+        };
+        let snapshot = fleet.observe(&node, &candidate);
+        node_preview(&snapshot, predict(&snapshot))
+    };
+    assert_eq!(preview("1024Mi").volume, None, "the same size in another unit");
+    expect![[r#"
+
+        Only new volumes get the configured size; these keep theirs
+          500Mi, new ones 1Gi: demo/rpc-0
+    "#]]
+    .assert_eq(&text::volumes(&[preview("500Mi")]));
 }
 
 #[test]
@@ -357,8 +417,9 @@ fn without_a_template_the_rolling_nodes_are_known_but_not_the_fields() {
                The first roll starts when the operator has been the leader for 120 s.
 
         Chain pacific-1
-          demo/rpc-0: turn 1, cause Operator: a new operator or platform configuration
+          cause Operator: a new operator or platform configuration
               fields unknown: add the StatefulSet or the ControllerRevision to the manifests
+            demo/rpc-0: turn 1
         exit 2
     "#]]);
     // The status records the images.
@@ -369,8 +430,9 @@ fn without_a_template_the_rolling_nodes_are_known_but_not_the_fields() {
                The first roll starts when the operator has been the leader for 120 s.
 
         Chain pacific-1
-          demo/rpc-0: turn 1, cause Operator: a new operator or platform configuration
+          cause Operator: a new operator or platform configuration
               initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
+            demo/rpc-0: turn 1
         exit 2
     "#]]);
     // The revision of the pod has the whole template.
@@ -382,9 +444,10 @@ fn without_a_template_the_rolling_nodes_are_known_but_not_the_fields() {
                The first roll starts when the operator has been the leader for 120 s.
 
         Chain pacific-1
-          demo/rpc-0: turn 1, cause Operator: a new operator or platform configuration
+          cause Operator: a new operator or platform configuration
               affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].values[0]: chain-default -> chain-other
               tolerations[example.org/chain].value: chain-default -> chain-other
+            demo/rpc-0: turn 1
         exit 2
     "#]]);
 }
@@ -400,7 +463,8 @@ fn a_pod_that_only_a_server_can_compare_is_reported_as_unknown() {
             With DIR/next.yaml nothing would roll (4 nodes checked).
 
             Unknown: only the API server can compare their pods with the desired template
-              demo/rpc-0: only an API server can compare its pod with the desired template
+              only an API server can compare its pod with the desired template
+                demo/rpc-0
             exit 0
         "#]],
     );
@@ -423,8 +487,9 @@ fn an_older_operator_rolls_nothing_back_by_itself() {
             With DIR/next.yaml nothing would roll (1 node checked).
 
             Held: they differ, and do not roll automatically
-              demo/rpc-0: the pod was rolled by the newer operator 1.1.0; this is 1.0.0
+              the pod was rolled by the newer operator 1.1.0; this is 1.0.0
                   initContainers[sei-sidecar].image: seictl:v1 -> seictl:v2
+                demo/rpc-0
             exit 0
         "#]],
     );
@@ -441,10 +506,12 @@ fn stopped_and_refused_nodes_are_listed_with_the_reason() {
         With DIR/next.yaml nothing would roll (2 nodes checked).
 
         Cannot be changed
-          demo/rpc-1: spec.chainId of a running node cannot change from pacific-1 to atlantic-2; set it back to pacific-1
+          spec.chainId of a running node cannot change from pacific-1 to atlantic-2; set it back to pacific-1
+            demo/rpc-1
 
-        Without a pod to roll
-          demo/rpc-0: is stopped: spec.paused
+        No pod
+          is stopped: spec.paused
+            demo/rpc-0
         exit 0
     "#]]);
 }
@@ -511,6 +578,8 @@ fn the_json_output_has_all_fields() {
               "wouldRoll": 1,
               "budget": {
                 "maxConcurrentPerChain": 1,
+                "maxUnavailable": "25%",
+                "budgetScope": "Cluster",
                 "readyDeadlineSeconds": 1800,
                 "haltAfterFailures": 1,
                 "settleSeconds": 120
@@ -524,6 +593,7 @@ fn the_json_output_has_all_fields() {
                   "effect": "RollsInTurn",
                   "turn": 3,
                   "cause": "Operator",
+                  "why": null,
                   "targetHash": "v1:d02a2b957f30bf09d7496057cebe1da2f5d313f9f917dad0cb32497319611786",
                   "changes": [
                     {
@@ -531,7 +601,8 @@ fn the_json_output_has_all_fields() {
                       "from": "seictl:v1",
                       "to": "seictl:v2"
                     }
-                  ]
+                  ],
+                  "volume": null
                 }
               ]
             }

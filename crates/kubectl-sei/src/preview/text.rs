@@ -1,33 +1,92 @@
 //! The text output of a preview.
 
+use std::collections::BTreeMap;
+
 use sei_api::status::FieldChange;
 
-use super::{Effect, NodePreview, Report, Rules};
+use super::{Effect, NodePreview, Report, Rules, VolumeSize};
 use crate::diff::cause_text;
 use crate::format::{changes, count};
 
 pub(super) fn text(report: &Report) -> String {
     let mut text = summary(report);
-    let mut printed: Vec<(String, &[FieldChange])> = Vec::new();
-    let mut chain = None;
+    let mut printed = Vec::new();
     let (rolling, others): (Vec<_>, Vec<_>) =
         report.nodes.iter().partition(|node| node.effect.rolls());
-    for node in rolling {
-        if chain != Some(&node.chain) {
-            text.extend([format!("\nChain {}\n", node.chain)]);
-            chain = Some(&node.chain);
+    for nodes in rolling.chunk_by(|left, right| left.budget == right.budget) {
+        text.extend(["\nChain ", &nodes[0].budget, "\n"]);
+        let same = |left: &&NodePreview, right: &&NodePreview| {
+            left.cause == right.cause && left.changes == right.changes
+        };
+        for nodes in nodes.chunk_by(same) {
+            let cause = nodes[0].cause;
+            let cause = cause.map(|cause| format!("cause {cause:?}: {}", cause_text(cause)));
+            text.push_str(&group(nodes, cause.as_deref(), &mut printed, roll_text));
         }
-        text.push_str(&entry(node, &roll_text(node), &mut printed));
     }
-    let mut effect = None;
-    for node in others {
-        if effect != Some(node.effect) {
-            text.extend([format!("\n{}\n", heading(node.effect))]);
-            effect = Some(node.effect);
+    let stays = |node: &&&NodePreview| node.effect == Effect::Nothing && node.volume.is_some();
+    let hidden = !report.lists_unchanged;
+    let others: Vec<&NodePreview> =
+        others.iter().filter(|node| !(hidden && stays(node))).copied().collect();
+    for nodes in others.chunk_by(|left, right| left.effect == right.effect) {
+        text.extend(["\n", heading(nodes[0].effect), "\n"]);
+        let same = |left: &&NodePreview, right: &&NodePreview| {
+            left.why == right.why && left.changes == right.changes
+        };
+        for nodes in nodes.chunk_by(same) {
+            text.push_str(&group(nodes, nodes[0].why.as_deref(), &mut printed, NodePreview::name));
         }
-        let why = node.why.clone().unwrap_or_default();
-        text.push_str(&entry(node, &why, &mut printed));
     }
+    text.push_str(&volumes(&report.nodes));
+    text
+}
+
+/// Nodes with equal changes: the common lines, and a line for each node. A list of fields that was
+/// printed for another group is not repeated.
+fn group<'a>(
+    nodes: &[&'a NodePreview],
+    common: Option<&str>,
+    printed: &mut Vec<(String, &'a [FieldChange])>,
+    line: impl Fn(&NodePreview) -> String,
+) -> String {
+    let Some(first) = nodes.first() else { return String::new() };
+    let mut text = String::new();
+    text.extend(common.map(|common| format!("  {common}\n")));
+    match &first.changes {
+        None if first.cause.is_some() => text.push_str(
+            "      fields unknown: add the StatefulSet or the ControllerRevision to the manifests\n",
+        ),
+        None => {}
+        Some(fields) => match printed.iter().find(|(_, before)| before == fields) {
+            Some((before, _)) if fields.len() > 1 => {
+                text.extend([format!("      the same {} fields as {before}\n", fields.len())]);
+            }
+            _ => {
+                text.push_str(&changes(fields, "      "));
+                printed.push((first.name(), fields));
+            }
+        },
+    }
+    let indent = if text.is_empty() { "  " } else { "    " };
+    text.extend(nodes.iter().map(|node| format!("{indent}{}\n", line(node))));
+    text
+}
+
+/// The volumes whose size is not that of the configuration.
+pub(super) fn volumes(nodes: &[NodePreview]) -> String {
+    let mut sizes: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
+    for node in nodes {
+        if let Some(VolumeSize { current, new }) = &node.volume {
+            sizes.entry((current, new)).or_default().push(node.name());
+        }
+    }
+    if sizes.is_empty() {
+        return String::new();
+    }
+    let mut text = "\nOnly new volumes get the configured size; these keep theirs\n".to_owned();
+    text.extend(sizes.into_iter().map(|((current, new), nodes)| {
+        format!("  {current}, new ones {new}: {}\n", nodes.join(", "))
+    }));
     text
 }
 
@@ -38,7 +97,8 @@ fn summary(report: &Report) -> String {
         some => format!("With {} {some} of {of} would roll.\n", report.config),
     };
     if report.nodes.iter().any(|node| node.effect == Effect::RollsInTurn) {
-        text.push_str(&budget(&report.budget));
+        let rolls_image = |node: &NodePreview| node.rolls_image() && !node.signs;
+        text.push_str(&budget(&report.budget, report.nodes.iter().any(rolls_image)));
     }
     if let Some(namespace) = &report.scope {
         text.extend([format!(
@@ -49,20 +109,31 @@ fn summary(report: &Report) -> String {
     text
 }
 
-fn budget(budget: &Rules) -> String {
+fn budget(budget: &Rules, rolls_image: bool) -> String {
     let Rules {
         max_concurrent_per_chain,
+        max_unavailable,
+        budget_scope,
         ready_deadline_seconds,
         halt_after_failures,
         settle_seconds,
     } = budget;
     let at_once = count(usize::try_from(*max_concurrent_per_chain).unwrap_or(usize::MAX), "node");
     let failed = count(usize::try_from(*halt_after_failures).unwrap_or(usize::MAX), "failed node");
+    let of = if *budget_scope == "Namespace" { "a chain in a namespace" } else { "a chain" };
+    let image = if rolls_image {
+        format!(
+            "       To another image: {max_unavailable} of the nodes that do not sign at a time, \
+             then the signers.\n"
+        )
+    } else {
+        String::new()
+    };
     format!(
-        "Turns: at most {at_once} of a chain at a time, each until it is Ready again.\n       A node \
-         that is not Ready within {ready_deadline_seconds} s has failed; after {failed} no further \
-         node of the chain starts.\n       The first roll starts when the operator has been the \
-         leader for {settle_seconds} s.\n"
+        "Turns: at most {at_once} of {of} at a time, each until it is Ready again.\n{image}       A \
+         node that is not Ready within {ready_deadline_seconds} s has failed; after {failed} no \
+         further node of the chain starts.\n       The first roll starts when the operator has \
+         been the leader for {settle_seconds} s.\n"
     )
 }
 
@@ -75,9 +146,8 @@ fn roll_text(node: &NodePreview) -> String {
         _ => "at once".to_owned(),
     };
     let signs = if node.signs { ", signs" } else { "" };
-    let cause = node.cause.map(|cause| format!(", cause {cause:?}: {}", cause_text(cause)));
     let why = node.why.as_ref().map(|why| format!(" ({why})"));
-    format!("{how}{signs}{}{}", cause.unwrap_or_default(), why.unwrap_or_default())
+    format!("{}: {how}{signs}{}", node.name(), why.unwrap_or_default())
 }
 
 fn heading(effect: Effect) -> &'static str {
@@ -87,36 +157,7 @@ fn heading(effect: Effect) -> &'static str {
             "Unknown: only the API server can compare their pods with the desired template"
         }
         Effect::Stuck => "Cannot be changed",
-        Effect::NoPod => "Without a pod to roll",
+        Effect::NoPod => "No pod",
         _ => "Unchanged",
     }
-}
-
-/// A node with its differing fields. The nodes of a fleet mostly differ in the same fields, so
-/// equal lists are printed once.
-fn entry<'a>(
-    node: &'a NodePreview,
-    what: &str,
-    printed: &mut Vec<(String, &'a [FieldChange])>,
-) -> String {
-    let name = node.name();
-    let separator = if what.is_empty() { "" } else { ": " };
-    let mut text = format!("  {name}{separator}{what}\n");
-    let has_fields = node.cause.is_some();
-    match &node.changes {
-        None if has_fields => text.push_str(
-            "      fields unknown: add the StatefulSet or the ControllerRevision to the manifests\n",
-        ),
-        None => {}
-        Some(fields) => match printed.iter().find(|(_, before)| before == fields) {
-            Some((before, _)) if fields.len() > 1 => {
-                text.extend([format!("      the same {} fields as {before}\n", fields.len())]);
-            }
-            _ => {
-                text.push_str(&changes(fields, "      "));
-                printed.push((name, fields));
-            }
-        },
-    }
-    text
 }

@@ -340,14 +340,17 @@ fn the_crd_has_the_names_of_the_go_operator() {
     }
     expect![[r#"
         "seinodes.sei.io" "sei.io" "v1alpha1" scope "Namespaced"
-        "SeiNode" "seinodes" "seinode" ["snode"] null
+        "SeiNode" "seinodes" "seinode" ["snode"] ["sei"]
         served true storage true subresources {"status":{}}
+        "Ready" "string" null ".status.conditions[?(@.type==\"Ready\")].status"
+        "Reason" "string" null ".status.conditions[?(@.type==\"Ready\")].reason"
         "Phase" "string" null ".status.phase"
         "Image" "string" null ".status.currentImage"
         "Update" "string" null ".status.conditions[?(@.type==\"PodTemplateDrift\")].reason"
-        "Chain" "string" null ".spec.chainId"
+        "Chain" "string" null ".status.chainId"
         "Age" "date" null ".metadata.creationTimestamp"
         "Mode" "string" 1 ".status.mode"
+        "Paused" "string" 1 ".status.conditions[?(@.type==\"Paused\")].status"
         "StatefulSet" "string" 1 ".status.statefulSet.name"
         "Revision" "string" 1 ".status.podTemplate.revision"
     "#]]

@@ -158,21 +158,21 @@ fn exactly_one_mode_is_set() {
 #[test]
 fn a_replayer_has_peers() {
     accepted(
-        "{peers: [{static: {addresses: [a]}}], replayer: {snapshot: {s3: {targetHeight: 1}}}}",
+        "{peers: [{static: {addresses: ['a@b:1']}}], replayer: {snapshot: {s3: {targetHeight: 1}}}}",
     );
     accepted("{peers: [], fullNode: {}}");
     check(
         &[
             "replayer: {snapshot: {s3: {targetHeight: 1}}}",
             "{peers: [], replayer: {snapshot: {s3: {targetHeight: 1}}}}",
-            "{peers: [{static: {addresses: [a]}}], replayer: {}}",
+            "{peers: [{static: {addresses: ['a@b:1']}}], replayer: {}}",
         ],
         &expect![[r#"
             replayer: {snapshot: {s3: {targetHeight: 1}}}
               spec: a replayer needs at least one entry in peers
             {peers: [], replayer: {snapshot: {s3: {targetHeight: 1}}}}
               spec: a replayer needs at least one entry in peers
-            {peers: [{static: {addresses: [a]}}], replayer: {}}
+            {peers: [{static: {addresses: ['a@b:1']}}], replayer: {}}
               spec.replayer.snapshot: required
         "#]],
     );
@@ -183,7 +183,7 @@ fn a_peer_source_has_one_variant() {
     for peer in [
         "{label: {selector: {a: b}}}",
         "{label: {selector: {a: b}, namespace: edge}}",
-        "{static: {addresses: [a]}}",
+        "{static: {addresses: ['a@b:1']}}",
         "{ec2Tags: {region: eu, tags: {a: b}}}",
     ] {
         accepted(&format!("{{fullNode: {{}}, peers: [{peer}]}}"));
@@ -191,7 +191,7 @@ fn a_peer_source_has_one_variant() {
     check(
         &[
             "{fullNode: {}, peers: [{}]}",
-            "{fullNode: {}, peers: [{label: {selector: {a: b}}, static: {addresses: [a]}}]}",
+            "{fullNode: {}, peers: [{label: {selector: {a: b}}, static: {addresses: ['a@b:1']}}]}",
             "{fullNode: {}, peers: [{static: {addresses: []}}]}",
             "{fullNode: {}, peers: [{label: {selector: {}}}]}",
             "{fullNode: {}, peers: [{label: {}}]}",
@@ -201,7 +201,7 @@ fn a_peer_source_has_one_variant() {
         &expect![[r#"
             {fullNode: {}, peers: [{}]}
               spec.peers[0]: exactly one of label, static or ec2Tags must be set in a peer source
-            {fullNode: {}, peers: [{label: {selector: {a: b}}, static: {addresses: [a]}}]}
+            {fullNode: {}, peers: [{label: {selector: {a: b}}, static: {addresses: ['a@b:1']}}]}
               spec.peers[0]: exactly one of label, static or ec2Tags must be set in a peer source
             {fullNode: {}, peers: [{static: {addresses: []}}]}
               spec.peers[0].static.addresses: minItems
@@ -223,7 +223,7 @@ fn a_peer_source_has_one_variant() {
 fn a_snapshot_has_one_source() {
     accepted("fullNode: {snapshot: {stateSync: {}}}");
     accepted(
-        "fullNode: {snapshot: {s3: {targetHeight: 1}, trustPeriod: any text, backfillBlocks: -1}}",
+        "fullNode: {snapshot: {s3: {targetHeight: 1}, trustPeriod: 168h0m0s, backfillBlocks: 0}}",
     );
     check(
         &[
@@ -557,14 +557,57 @@ fn a_name_has_at_most_52_characters() {
 }
 
 #[test]
+fn a_name_is_that_of_a_service() {
+    let spec = node("fullNode: {}")["spec"].clone();
+    for name in ["9digit", "dots.in.name", "-a", "a-"] {
+        let refusal = text_of(admit(&named(name, spec.clone()), None));
+        assert!(refusal.contains("metadata.name must start with a-z"), "{name}: {refusal}");
+    }
+    let old = named("9digit", spec);
+    let mut new = old.clone();
+    new["status"] = json!({ "phase": "Pending" });
+    assert_eq!(text_of(admit(&new, Some(&old))), "accepted");
+}
+
+/// Once the operator has recorded them, chain and mode stay; what runs can be set again.
+#[test]
+fn chain_and_mode_cannot_change_except_back() {
+    let recorded = |spec: &str, status: &Value| {
+        let mut stored = node(spec);
+        stored["status"] = status.clone();
+        stored
+    };
+    let change = |old: &str, new: &str, status: &Value| {
+        text_of(admit(&recorded(new, status), Some(&recorded(old, status))))
+    };
+    let runs = json!({ "chainId": "demo-1", "mode": "fullNode" });
+    let (full, archive) = ("fullNode: {}", "archive: {}");
+    let moved = "{fullNode: {}, chainId: demo-2}";
+    let chain = ".spec.chainId: chainId cannot change: create another node instead";
+    let mode = ".spec: the mode cannot change: create another node instead";
+    assert_eq!(change(full, moved, &runs), chain);
+    assert_eq!(change(full, archive, &runs), mode);
+    // Stored before there was a rule.
+    for refused in [moved, archive] {
+        assert_eq!(change(refused, refused, &runs), "accepted");
+        assert_eq!(change(refused, full, &runs), "accepted");
+    }
+    assert_eq!(change("{fullNode: {}, chainId: demo-3}", moved, &runs), chain);
+    // Nothing runs yet.
+    for new in [moved, archive] {
+        assert_eq!(change(full, new, &json!({ "phase": "Pending" })), "accepted");
+    }
+}
+
+#[test]
 fn the_sidecar_port_is_a_port() {
     let port = |number: i32| format!("{{fullNode: {{}}, sidecar: {{port: {number}}}}}");
-    accepted(&port(0));
+    accepted(&port(1));
     accepted(&port(65535));
     check(
-        &[&port(-1), &port(65536)],
+        &[&port(0), &port(65536)],
         &expect![[r#"
-        {fullNode: {}, sidecar: {port: -1}}
+        {fullNode: {}, sidecar: {port: 0}}
           spec.sidecar.port: minimum
         {fullNode: {}, sidecar: {port: 65536}}
           spec.sidecar.port: maximum

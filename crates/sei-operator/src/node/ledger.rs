@@ -17,8 +17,8 @@ use sei_plan::view::own_pod;
 
 use super::reconcile::NodeController;
 use super::snapshot::decoded;
-use super::state::is_current;
 use crate::runtime::controller::reference;
+use crate::runtime::state::is_current;
 
 /// Grants and standings of all nodes.
 #[derive(Debug, Default)]
@@ -195,6 +195,6 @@ fn member(
     let pod = own_pod(&pods, statefulset.as_deref(), uid).map(|pod| &**pod);
     let pod = pod.filter(|pod| !pod.is_terminating());
     let latest = controller.states.find(key, |state| state.latest.clone()).flatten();
-    let newest = latest.as_deref().filter(|latest| is_current(latest, cached)).unwrap_or(cached);
+    let newest = latest.as_deref().filter(|latest| is_current(*latest, cached)).unwrap_or(cached);
     Member::of(newest, pod, budget, jiff::Timestamp::now())
 }

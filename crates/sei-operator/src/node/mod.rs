@@ -6,14 +6,16 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::Context as _;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Client;
 use kube::runtime::events::{Recorder, Reporter};
-use kube::{Api, Client};
 use sei_api::SeiNode;
-use sei_api::names::{EVENT_COMPONENT, label};
+use sei_api::names::{
+    EVENT_COMPONENT, bootstrap_job, data_claim, label, pre_pull_pod, proxy_config,
+};
 use sei_exec::lean::Lean;
 use sei_exec::perform::claim_view;
 use sei_exec::sidecar::Sidecar;
@@ -21,13 +23,15 @@ use sei_exec::token::Tokens;
 use sei_exec::watched_pod::WatchedPod;
 use sei_plan::pre_pull::PrePullView;
 use sei_plan::request::ClaimView;
-use sei_plan::view::{JobView, ObjectView, PodView, StatefulSetView};
+use sei_plan::view::{
+    JobView, ObjectView, PodView, StatefulSetView, is_controlled_by, is_made_for,
+};
 use serde_json::Value;
 use tokio::sync::watch;
 
 use crate::Options;
-use crate::runtime::cache::{Cache, Scope, View};
-use crate::runtime::controller::{self, Queue, Runtime, Source};
+use crate::runtime::cache::{Cache, Scope, View, any_closed, filled};
+use crate::runtime::controller::{self, Runtime, Source};
 use crate::runtime::events::Events;
 use crate::runtime::metrics::Metrics;
 
@@ -39,7 +43,6 @@ mod platform_file;
 mod reconcile;
 mod snapshot;
 mod state;
-mod write_log;
 
 use platform_file::PlatformFile;
 pub use platform_file::read_platform;
@@ -97,54 +100,80 @@ impl Caches {
         &self,
         client: &Client,
         namespace: Option<&str>,
-        queue: &Queue<SeiNode>,
+        nodes: &Source<SeiNode>,
         metrics: &Metrics,
     ) -> Vec<watch::Receiver<bool>> {
-        let scope = Scope { client, namespace, owner_label: label::NODE, queue, metrics };
+        let owner_label = label::NODE;
+        let scope = Scope { client, namespace, owner_label, owners: nodes, metrics };
+        let statefulset = |set: &Lean<StatefulSet>| (&set.0).into();
+        let service = |service: &Lean<Service>| object_json(&service.0);
+        let config_map = |map: &Lean<ConfigMap>| object_json(&map.0);
+        let job = |job: &Lean<Job>| (&job.0).into();
         let pulling = Scope { owner_label: label::PRE_PULL, ..scope };
+        let pre_pull = |pod: &Lean<Pod>| (&pod.0).into();
         vec![
-            scope.follow(&self.statefulsets, |set: &Lean<StatefulSet>| (&set.0).into()),
-            scope.follow(&self.pods, WatchedPod::view),
-            pulling.follow(&self.pre_pulls, |pod: &Lean<Pod>| (&pod.0).into()),
-            scope.follow(&self.services, |service: &Lean<Service>| object_json(&service.0)),
-            scope.follow(&self.config_maps, |map: &Lean<ConfigMap>| object_json(&map.0)),
-            scope.follow(&self.claims, |claim: &Lean<_>| claim_view(&claim.0)),
-            scope.follow(&self.jobs, |job: &Lean<Job>| (&job.0).into()),
+            scope.follow(&self.statefulsets, |set, node| is_own(set, node, node_name), statefulset),
+            scope.follow(&self.pods, is_own_pod, WatchedPod::view),
+            scope.follow(&self.services, |found, node| is_own(found, node, node_name), service),
+            scope.follow(
+                &self.config_maps,
+                |map, node| is_own(map, node, proxy_config),
+                config_map,
+            ),
+            scope.follow(&self.claims, is_own_claim, |claim: &Lean<_>| claim_view(&claim.0)),
+            scope.follow(&self.jobs, |job, node| is_own(job, node, bootstrap_job), job),
+            pulling.follow(&self.pre_pulls, |pod, node| is_own(pod, node, pre_pull_pod), pre_pull),
         ]
     }
 }
 
-/// Ends when one of the tasks that hold the other ends of these channels has ended.
-async fn any_closed(channels: Vec<watch::Receiver<bool>>) {
-    let closed = |mut channel: watch::Receiver<bool>| {
-        Box::pin(async move { while channel.changed().await.is_ok() {} })
-    };
-    futures::future::select_all(channels.into_iter().map(closed)).await;
+/// Whether the object has the name that the node gives to its object of this kind, and is controlled
+/// by the node.
+fn is_own(object: &ObjectMeta, node: &ObjectMeta, name: fn(&str) -> String) -> bool {
+    object.name == node.name.as_deref().map(name) && is_controlled_by(object, node)
 }
+
+fn node_name(node: &str) -> String {
+    node.to_owned()
+}
+
+/// A claim is the node's by its name alone: one that was kept from an earlier node has no owner.
+fn is_own_claim(claim: &ObjectMeta, node: &ObjectMeta) -> bool {
+    claim.name == node.name.as_deref().map(data_claim)
+}
+
+/// Whether the pod was made for this node, by the owner that it claims. Whether it is the node's own
+/// is decided with the StatefulSet.
+fn is_own_pod(pod: &ObjectMeta, node: &ObjectMeta) -> bool {
+    let mut owners = pod.owner_references.iter().flatten();
+    owners.all(|owner| owner.uid.len() <= UID_MAX)
+        && node.name.as_deref().is_some_and(|node| is_made_for(node, pod))
+}
+
+/// Length of a uid. The server accepts longer ones in a reference.
+const UID_MAX: usize = 36;
 
 /// Runs the controller of nodes until `stop` turns true.
 pub(crate) async fn run(
     runtime: &Arc<Runtime>,
     client: Client,
     options: Options,
+    source: Source<SeiNode>,
     mut stop: watch::Receiver<bool>,
     ready: watch::Sender<bool>,
 ) -> anyhow::Result<()> {
-    let api = match &options.namespace {
-        Some(namespace) => Api::namespaced(client.clone(), namespace),
-        None => Api::all(client.clone()),
-    };
-    let source = Source::new(api);
     let (caches, namespace) = (Caches::default(), options.namespace.as_deref());
-    let mut lists = caches.start(&client, namespace, &source.queue(), &options.metrics);
-    // Nothing is decided before the first lists are in: what is missing from a half-filled cache
-    // would appear deleted.
-    for list in &mut lists {
-        tokio::select! {
-            filled = list.wait_for(|filled| *filled) => drop(filled.context("a watch ended")?),
-            _ = stop.wait_for(|stop| *stop) => return Ok(()),
-        }
+    // Nodes come first: of other objects only those of a known node are kept. Nothing is decided
+    // before the first lists are in: what is missing from a half-filled cache would appear deleted.
+    let mut lists = vec![source.listed()];
+    if !filled(&mut lists, &mut stop).await? {
+        return Ok(());
     }
+    lists.extend(caches.start(&client, namespace, &source, &options.metrics));
+    if !filled(&mut lists, &mut stop).await? {
+        return Ok(());
+    }
+    ready.send_replace(true);
     let reporter = Reporter { controller: EVENT_COMPONENT.to_owned(), instance: None };
     let controller = Arc::new(NodeController {
         sidecar: Sidecar::new(Tokens::new(&options.sidecar_token, &client)),
@@ -162,33 +191,11 @@ pub(crate) async fn run(
         options,
     });
     tokio::select! {
-        () = controller::run(runtime.clone(), controller.clone(), source, stop, ready) => {}
+        () = controller::run(runtime.clone(), controller.clone(), source, stop) => {}
         // Its cache would stay as it is for ever, and decisions would be based on it.
         () = any_closed(lists) => anyhow::bail!("the task of a watch has ended"),
     }
     runtime.finish().await;
     controller.events.flush().await;
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn the_end_of_one_watch_task_is_noticed() {
-        let tasks = [true, false].map(|panics| {
-            let (sender, receiver) = watch::channel(false);
-            tokio::spawn(async move {
-                sender.send_replace(true);
-                assert!(!panics, "a defect");
-                std::future::pending::<()>().await;
-            });
-            receiver
-        });
-        let ended = tokio::time::timeout(Duration::from_secs(10), any_closed(tasks.into()));
-        ended.await.expect("the end of the first task");
-    }
 }

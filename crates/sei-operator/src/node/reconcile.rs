@@ -23,12 +23,12 @@ use super::ledger::Ledger;
 use super::peer_ids::PeerIds;
 use super::platform_file::PlatformFile;
 use super::state::NodeState;
-use super::write_log::LoggedWrite;
 use crate::Options;
 use crate::runtime::controller::{Error, Permit, Queue, Reconcile, reference};
 use crate::runtime::events::Events;
 use crate::runtime::guarded::Guarded;
 use crate::runtime::state::States;
+use crate::runtime::write_log::LoggedWrite;
 
 /// The controller of nodes, with everything its reconciles share.
 pub(crate) struct NodeController {

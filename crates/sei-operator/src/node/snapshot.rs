@@ -174,6 +174,7 @@ impl NodeController {
 
     fn rollout(&self) -> Rollout {
         let rollout = &self.options.platform.rollout;
+        let budget = self.budget();
         Rollout {
             on_operator_change: rollout.on_operator_change,
             on_image_change: rollout.on_image_change,
@@ -181,7 +182,8 @@ impl NodeController {
             settles_in: self.settles_in(),
             checks_pods: rollout.pod_check == PodCheck::DryRun,
             pre_pulls: rollout.pre_pull == PrePull::Auto,
-            ready_deadline: self.budget().ready_deadline,
+            ready_deadline: budget.ready_deadline,
+            min_ready: budget.min_ready,
         }
     }
 

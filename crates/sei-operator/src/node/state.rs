@@ -10,6 +10,7 @@ use sei_plan::shared::Shared;
 
 use super::health::Probe;
 use super::snapshot::{Compared, Rendered};
+use crate::runtime::state::is_current;
 
 /// The state of one node. All of it can be lost.
 #[derive(Debug, Default)]
@@ -45,7 +46,7 @@ impl NodeState {
     /// behind our own writes.
     pub(crate) fn newest(&mut self, cached: &Shared<SeiNode>) -> Shared<SeiNode> {
         if let Some(latest) = &self.latest
-            && is_current(latest, cached)
+            && is_current(&**latest, &**cached)
         {
             return latest.clone();
         }
@@ -111,14 +112,6 @@ impl NodeState {
         let rendered = self.rendered.as_ref().filter(|rendered| rendered.has_inputs_of(like))?;
         Some(rendered.desired.clone())
     }
-}
-
-/// Whether `ours` is the same object as `cached`, and no older.
-pub(crate) fn is_current(ours: &SeiNode, cached: &SeiNode) -> bool {
-    let version = |node: &SeiNode| -> u64 {
-        node.metadata.resource_version.as_ref().and_then(|text| text.parse().ok()).unwrap_or(0)
-    };
-    ours.metadata.uid == cached.metadata.uid && version(ours) >= version(cached)
 }
 
 #[cfg(test)]

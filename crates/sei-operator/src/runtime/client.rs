@@ -65,9 +65,9 @@ mod tests {
         let (address, mut requests) = unresponsive_server().await;
         let config = Config::new(address.parse().unwrap());
         let client = Client::try_from(hardened_for(config, Duration::from_millis(100))).unwrap();
-        let source = Source::new(kube::Api::all(client.clone()));
         let metrics = Metrics::new();
-        let _listed = Caches::default().start(&client, None, &source.queue(), &metrics);
+        let source = Source::start(kube::Api::all(client.clone()), &metrics);
+        let _listed = Caches::default().start(&client, None, &source, &metrics);
         let twice = async {
             let mut lists = 0;
             while lists < 2 {

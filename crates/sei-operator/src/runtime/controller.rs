@@ -15,20 +15,21 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures::{FutureExt as _, StreamExt as _, future};
+use futures::{FutureExt as _, Stream, StreamExt as _, future};
 use k8s_openapi::NamespaceResourceScope;
 use kube::runtime::controller::{Action, Config, Controller};
 use kube::runtime::reflector::{self, ObjectRef, Store, store::Writer};
-use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::runtime::watcher;
 use kube::{Api, Resource};
 use sei_api::key::ObjectKey;
 use sei_plan::request::Failure;
 use sei_plan::shared::Shared;
 use serde::de::DeserializeOwned;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
@@ -129,7 +130,15 @@ impl<K: Kind> Clone for Queue<K> {
     }
 }
 
+/// The other end of a queue.
+pub(super) type Enqueued<K> = mpsc::UnboundedReceiver<ObjectRef<Guarded<K>>>;
+
 impl<K: Kind> Queue<K> {
+    pub(super) fn new() -> (Self, Enqueued<K>) {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        (Self(sender), receiver)
+    }
+
     /// Reconciles this object soon.
     pub fn enqueue(&self, key: &ObjectKey) {
         // The receiver ends only with the process.
@@ -239,20 +248,58 @@ impl Permit {
     }
 }
 
+/// Is shown every object that a watch shows, also one that was deleted.
+type Observer<K> = Box<dyn Fn(&Guarded<K>) + Send>;
+
 /// The watch of a kind: its store, its queue and its events.
 pub struct Source<K: Kind> {
-    api: Api<Guarded<K>>,
     store: Store<Guarded<K>>,
-    writer: Writer<Guarded<K>>,
     queue: Queue<K>,
-    enqueued: mpsc::UnboundedReceiver<ObjectRef<Guarded<K>>>,
+    enqueued: Enqueued<K>,
+    /// Objects that were created or changed.
+    applied: mpsc::UnboundedReceiver<Guarded<K>>,
+    /// Objects may have been deleted.
+    deleted: Arc<Notify>,
+    listed: watch::Receiver<bool>,
+    appeared: broadcast::Sender<ObjectKey>,
 }
 
+/// How many objects may appear before those who follow are behind. They list everything then.
+const APPEARED_MAX: usize = 1024;
+
 impl<K: Kind> Source<K> {
-    pub fn new(api: Api<Guarded<K>>) -> Self {
+    /// Starts the watch. It ends with the source.
+    pub fn start(api: Api<Guarded<K>>, metrics: &Metrics) -> Self {
+        Self::start_observed(api, metrics, |_| {})
+    }
+
+    /// The same; `observer` is shown every object that the watch shows, also one that was deleted.
+    pub fn start_observed(
+        api: Api<Guarded<K>>,
+        metrics: &Metrics,
+        observer: impl Fn(&Guarded<K>) + Send + 'static,
+    ) -> Self {
         let (store, writer) = reflector::store();
-        let (sender, enqueued) = mpsc::unbounded_channel();
-        Self { api, store, writer, queue: Queue(sender), enqueued }
+        let (queue, enqueued) = Queue::new();
+        let (changes, applied) = mpsc::unbounded_channel();
+        let (listed, is_listed) = watch::channel(false);
+        let (appeared, _) = broadcast::channel(APPEARED_MAX);
+        let deleted = Arc::new(Notify::new());
+        let sink = Sink {
+            store: store.clone(),
+            writer,
+            observer: Box::new(observer),
+            changes,
+            deleted: deleted.clone(),
+            listed,
+            appeared: appeared.downgrade(),
+            new: Vec::new(),
+        };
+        // Errors are handled here: a controller that receives one delays all other requests.
+        let events = watcher(api, watcher::Config::default());
+        let events = cache::persistent(events, K::kind(&()), metrics.clone());
+        tokio::spawn(sink.fill(events));
+        Self { store, queue, enqueued, applied, deleted, listed: is_listed, appeared }
     }
 
     /// The objects that the watch has shown so far.
@@ -263,26 +310,106 @@ impl<K: Kind> Source<K> {
     pub fn queue(&self) -> Queue<K> {
         self.queue.clone()
     }
+
+    /// Turns true with the first list.
+    pub fn listed(&self) -> watch::Receiver<bool> {
+        self.listed.clone()
+    }
+
+    /// The keys of objects that appear, when the store has them.
+    pub fn appeared(&self) -> broadcast::Receiver<ObjectKey> {
+        self.appeared.subscribe()
+    }
 }
 
-/// Runs a kind's controller until `stop` turns true. `listed` turns true with its first list.
+/// Where the events of a watch go.
+struct Sink<K: Kind> {
+    store: Store<Guarded<K>>,
+    writer: Writer<Guarded<K>>,
+    observer: Observer<K>,
+    changes: mpsc::UnboundedSender<Guarded<K>>,
+    deleted: Arc<Notify>,
+    listed: watch::Sender<bool>,
+    appeared: broadcast::WeakSender<ObjectKey>,
+    /// New objects of a list that is not complete yet.
+    new: Vec<ObjectKey>,
+}
+
+impl<K: Kind> Sink<K> {
+    async fn fill(mut self, events: impl Stream<Item = watcher::Event<Guarded<K>>>) {
+        let changes = self.changes.clone();
+        let mut events = pin!(events);
+        loop {
+            let event = tokio::select! {
+                event = events.next() => event,
+                () = changes.closed() => return,
+            };
+            let Some(event) = event else { return };
+            self.absorb(event);
+        }
+    }
+
+    fn absorb(&mut self, event: watcher::Event<Guarded<K>>) {
+        if let watcher::Event::Apply(object) | watcher::Event::InitApply(object) = &event
+            && self.is_new(object)
+        {
+            self.new.push(ObjectKey::of(object.meta()));
+        }
+        self.writer.apply_watcher_event(&event);
+        if let watcher::Event::Apply(object)
+        | watcher::Event::InitApply(object)
+        | watcher::Event::Delete(object) = &event
+        {
+            (self.observer)(object);
+        }
+        match event {
+            watcher::Event::Apply(object) => {
+                self.announce();
+                self.change(object);
+            }
+            watcher::Event::Delete(_) => self.deleted.notify_one(),
+            watcher::Event::Init => self.new.clear(),
+            watcher::Event::InitApply(object) => self.change(object),
+            watcher::Event::InitDone => {
+                self.announce();
+                self.listed.send_replace(true);
+                self.deleted.notify_one();
+            }
+        }
+    }
+
+    fn is_new(&self, object: &Guarded<K>) -> bool {
+        let known = self.store.get(&ObjectRef::from_obj(object));
+        known.is_none_or(|known| known.meta().uid != object.meta().uid)
+    }
+
+    fn announce(&mut self) {
+        let Some(appeared) = self.appeared.upgrade() else { return };
+        for key in self.new.drain(..) {
+            // Without a receiver no cache waits for it.
+            let _ = appeared.send(key);
+        }
+    }
+
+    fn change(&self, object: Guarded<K>) {
+        // The receiver ends with the controller, and then `fill` ends too.
+        let _ = self.changes.send(object);
+    }
+}
+
+/// Runs a kind's controller until `stop` turns true.
 pub async fn run<R: Reconcile>(
     runtime: Arc<Runtime>,
     reconciler: Arc<R>,
     source: Source<R::Kind>,
     mut stop: watch::Receiver<bool>,
-    listed: watch::Sender<bool>,
 ) {
-    let Source { api, store, writer, mut enqueued, queue: _queue } = source;
-    let deleted = Arc::new(Notify::new());
-    let is_listed = listed.subscribe();
-    let kind = R::Kind::kind(&());
-    // Errors are handled here: a controller that receives one delays all other requests.
-    let events = watcher(api, watcher::Config::default());
-    let events = cache::persistent(events, kind, runtime.metrics.clone()).map(Ok).reflect(writer);
-    let events = events.inspect(on_list(listed, deleted.clone())).applied_objects();
+    let Source { store, mut enqueued, mut applied, deleted, listed, appeared, queue } = source;
+    // What follows this kind ends with it.
+    let _alive = (queue, appeared);
     let own = reconciler.clone();
-    let news = events.filter(move |event| {
+    let events = futures::stream::poll_fn(move |context| applied.poll_recv(context));
+    let news = events.map(Ok).filter(move |event: &watcher::Result<Guarded<R::Kind>>| {
         let object = event.as_ref().ok().and_then(|object| object.decoded());
         future::ready(!object.is_some_and(|object| own.is_own_write(object)))
     });
@@ -315,7 +442,7 @@ pub async fn run<R: Reconcile>(
     // longer reads, for ever.
     let stopped_early = async {
         let _ = stop.wait_for(|stop| *stop).await;
-        if *is_listed.borrow() {
+        if *listed.borrow() {
             future::pending::<()>().await;
         }
     };
@@ -323,22 +450,6 @@ pub async fn run<R: Reconcile>(
         () = controller => {}
         () = sweeps => {}
         () = stopped_early => {}
-    }
-}
-
-/// Reports the first list, and every event after which objects may be missing: the controller
-/// itself is only shown what exists.
-fn on_list<K: Kind>(
-    listed: watch::Sender<bool>,
-    deleted: Arc<Notify>,
-) -> impl FnMut(&watcher::Result<watcher::Event<Guarded<K>>>) + Send + 'static {
-    move |event| match event {
-        Ok(watcher::Event::InitDone) => {
-            listed.send_replace(true);
-            deleted.notify_one();
-        }
-        Ok(watcher::Event::Delete(_)) => deleted.notify_one(),
-        _ => {}
     }
 }
 

@@ -27,7 +27,7 @@ use sei_api::metric::{self, Metric};
 use sei_api::plan::PlanPhase;
 use sei_api::status::{Cause, PendingUpdate, SeiNodePhase, UpdateOutcome, UpdateState};
 use sei_api::task::TaskType;
-use sei_api::{SeiNode, SeiNodeStatus, TaskPlan};
+use sei_api::{Mode, SeiNode, SeiNodeStatus, TaskPlan};
 use sei_exec::sidecar::Health;
 use sei_plan::planner::kind::rules;
 
@@ -333,7 +333,9 @@ struct ErrorLabels {
 #[derive(Debug)]
 struct NodeGauges {
     chain_id: String,
+    role: &'static str,
     phase: SeiNodePhase,
+    ready: Option<(bool, &'static str)>,
     has_active_plan: bool,
     sidecar_ready: Option<bool>,
     sidecar_unreachable: Option<bool>,
@@ -365,7 +367,9 @@ impl NodeGauges {
         let sidecar = condition_value(ConditionType::SidecarReady);
         Self {
             chain_id: escaped(&node.spec.chain_id),
+            role: node.spec.mode().map_or("none", Mode::role),
             phase: phase_of(status),
+            ready: condition_value(ConditionType::Ready),
             has_active_plan: status.plan.as_ref().is_some_and(TaskPlan::is_active),
             sidecar_ready: sidecar.map(|(is_ready, _)| is_ready),
             sidecar_unreachable: sidecar.map(|(_, reason)| reason == Reason::Unreachable.as_str()),
@@ -423,6 +427,7 @@ impl Collector for Nodes {
         let nodes = self.lock();
         let encoder = &mut encoder;
         encode_phases(&nodes, encoder)?;
+        encode_ready(&nodes, encoder)?;
         encode_active_plans(&nodes, encoder)?;
         encode_conditions(&nodes, encoder, &metric::SEINODE_DRIFTED, |gauges| gauges.drifted)?;
         encode_pending_updates(&nodes, encoder)?;
@@ -462,6 +467,23 @@ fn encode_phases(nodes: &NodeMap, encoder: &mut DescriptorEncoder) -> Result<(),
                 ("phase", phase.as_str()),
             ];
             family.encode_family(&labels)?.encode_gauge(&i64::from(phase == gauges.phase))?;
+        }
+    }
+    Ok(())
+}
+
+fn encode_ready(nodes: &NodeMap, encoder: &mut DescriptorEncoder) -> Result<(), fmt::Error> {
+    let mut family = gauge_family(encoder, &metric::SEINODE_READY)?;
+    for (ObjectKey { namespace, name }, gauges) in nodes {
+        if let Some((is_ready, reason)) = gauges.ready {
+            let labels = [
+                ("namespace", namespace.as_str()),
+                ("name", name.as_str()),
+                ("chain", gauges.chain_id.as_str()),
+                ("role", gauges.role),
+                ("reason", reason),
+            ];
+            family.encode_family(&labels)?.encode_gauge(&i64::from(is_ready))?;
         }
     }
     Ok(())

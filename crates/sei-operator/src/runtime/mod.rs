@@ -10,6 +10,7 @@ pub mod lease;
 pub mod metrics;
 pub mod serve;
 pub mod state;
+pub mod write_log;
 
 #[cfg(test)]
 mod tests;

@@ -13,10 +13,12 @@ use kube::client::Body;
 use kube::{Api, Client, ResourceExt as _};
 use sei_api::key::ObjectKey;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::{Notify, watch};
 
 use super::controller::{self, Error, InFlight, Kind, Permit, Reconcile, Runtime, Source};
 use super::metrics::Metrics;
+use super::serve;
 
 /// A server that lists these objects of every kind and reports no change.
 fn server(names: &'static [&'static str]) -> Client {
@@ -138,9 +140,8 @@ struct Running {
 
 fn start<R: Reconcile>(client: &Client, runtime: &Arc<Runtime>, reconciler: &Arc<R>) -> Running {
     let (stop, stopped) = watch::channel(false);
-    let source = Source::new(Api::all(client.clone()));
-    let (listed, _) = watch::channel(false);
-    let run = controller::run(runtime.clone(), reconciler.clone(), source, stopped, listed);
+    let source = Source::start(Api::all(client.clone()), &runtime.metrics);
+    let run = controller::run(runtime.clone(), reconciler.clone(), source, stopped);
     Running { stop, task: tokio::spawn(run) }
 }
 
@@ -168,11 +169,10 @@ async fn an_object_is_never_reconciled_twice_at_once() {
         tokio::time::sleep(Duration::from_millis(2)).await;
         Some(Duration::ZERO)
     });
-    let source = Source::new(Api::all(client.clone()));
+    let source = Source::start(Api::all(client.clone()), &runtime.metrics);
     let queue = source.queue();
     let (_stop, stopped) = watch::channel(false);
-    let (listed, _) = watch::channel(false);
-    tokio::spawn(controller::run(runtime.clone(), maps.clone(), source, stopped, listed));
+    tokio::spawn(controller::run(runtime.clone(), maps.clone(), source, stopped));
     for round in 0..50 {
         queue.enqueue(&ObjectKey::new("ns", "a"));
         maps.until(|_, ended| ended > round).await;
@@ -255,6 +255,41 @@ async fn a_reconcile_that_takes_too_long_is_stuck() {
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(1100)).await;
     assert_eq!(in_flight.stuck().as_deref(), Some("ConfigMap ns/a is reconciled since 1100 s"));
+}
+
+#[tokio::test]
+async fn the_health_probe_of_a_leader_that_is_stuck_fails() {
+    let client = server(&["a"]);
+    let in_flight = InFlight::default();
+    let runtime = Runtime::new(Metrics::new(), in_flight.clone());
+    let maps = Probe::<ConfigMap, _>::new(|_| async {
+        futures::future::pending::<()>().await;
+        None
+    });
+    let _running = start(&client, &runtime, &maps);
+    maps.until(|started, _| started == 1).await;
+    let ready = serve::Ready::waiting("never");
+    ready.set();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let router = serve::health_router(ready, in_flight);
+    tokio::spawn(serve::serve_on(listener, router, futures::future::pending()));
+    let probe = async || {
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let request = b"GET /healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+        stream.write_all(request).await.unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await.unwrap();
+        response
+    };
+    let response = probe().await;
+    assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(1100)).await;
+    tokio::time::resume();
+    let response = probe().await;
+    assert!(response.starts_with("HTTP/1.1 500 "), "{response}");
+    assert!(response.ends_with("ConfigMap ns/a is reconciled since 1100 s"), "{response}");
 }
 
 #[tokio::test]

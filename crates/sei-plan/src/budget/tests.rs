@@ -14,7 +14,8 @@ use crate::planner::{PlanMove, plan};
 
 fn budget(limit: usize) -> Budget {
     let (ready_deadline, outage) = (Duration::from_secs(600), Duration::from_secs(300));
-    Budget { limit, images: Share::Nodes(1), halt_after: 1, ready_deadline, outage }
+    let min_ready = Duration::from_secs(10);
+    Budget { limit, images: Share::Nodes(1), halt_after: 1, ready_deadline, min_ready, outage }
 }
 
 /// One node per line: name, `signs` or `serves`, `up` or `out`, and its standing. Compares the slot
@@ -307,6 +308,27 @@ fn being_ready_again_is_recorded_once() {
     let decision = plan(&unready);
     assert_eq!(decision.last_update, None);
     assert!(decision.requeue <= Some(Duration::from_secs(1800)), "reconciled at the deadline");
+}
+
+#[test]
+fn a_slot_is_released_after_the_node_was_ready_for_a_while() {
+    let young = rolled(full_node()).with(|seen| {
+        seen.now = at(100);
+        seen.pods[0].ready_since = Some(at(95));
+    });
+    assert_eq!(standing(&young), Standing::Rolls);
+    let decision = plan(&young);
+    assert_eq!(decision.last_update, None);
+    assert_eq!(decision.requeue, Some(Duration::from_secs(5)), "reconciled when it counts");
+    let crashed = young.clone().with(|seen| seen.pods[0].ready = false);
+    assert_eq!(standing(&crashed), Standing::Rolls, "a short Ready releases nothing");
+    let lasting = young.clone().with(|seen| seen.now = at(105));
+    assert_eq!(standing(&lasting), Standing::Idle);
+    assert!(plan(&lasting).last_update.unwrap().ready_at.is_some());
+    // The clock of the machine is ahead.
+    let ahead = young.with(|seen| seen.pods[0].ready_since = Some(at(3000)));
+    assert_eq!(standing(&ahead), Standing::Idle);
+    assert!(plan(&ahead).last_update.is_some());
 }
 
 #[test]

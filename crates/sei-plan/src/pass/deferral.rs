@@ -29,6 +29,7 @@ pub fn is_deferrable(stored: &SeiNodeStatus, status: &SeiNodeStatus) -> bool {
         phase,
         phase_transition_time,
         observed_generation,
+        chain_id,
         mode,
         current_image,
         current_sidecar_image,
@@ -48,6 +49,7 @@ pub fn is_deferrable(stored: &SeiNodeStatus, status: &SeiNodeStatus) -> bool {
         && *phase == stored.phase
         && *phase_transition_time == stored.phase_transition_time
         && *observed_generation == stored.observed_generation
+        && *chain_id == stored.chain_id
         && *mode == stored.mode
         && *current_image == stored.current_image
         && *current_sidecar_image == stored.current_sidecar_image

@@ -1,7 +1,7 @@
 //! What a pass finds out and records before it decides.
 
-use sei_api::condition;
 use sei_api::status::{ClaimRef, SeiNodePhase};
+use sei_api::{Mode, condition};
 
 use super::Pass;
 use crate::planner::stall;
@@ -9,6 +9,7 @@ use crate::request::{Outcome, Read, Request};
 use crate::signing_key::SigningKey;
 use crate::snapshot::{Claim, Snapshot};
 use crate::tasks::signing_key_not_ready;
+use crate::view::StatefulSetView;
 
 impl Pass {
     /// A claim that has to be read: caches show only own claims, and only a live read proves that a
@@ -73,13 +74,19 @@ impl Pass {
 }
 
 impl Snapshot {
-    /// Records in the status what the snapshot itself shows: mode, resolved peers, and the claim of
+    /// Records in the status what the snapshot itself shows: chain, mode, resolved peers, and the claim of
     /// a node that ran before claims were recorded.
     pub(super) fn record_facts(&mut self) {
         if let Some(peers) = self.peers.take() {
             self.status.resolved_peers = (!peers.is_empty()).then_some(peers);
         }
-        let mode = self.node.spec.mode().map(sei_api::Mode::as_str);
+        let chain = self.own_statefulset().and_then(StatefulSetView::chain);
+        let chain = chain.unwrap_or(&self.node.spec.chain_id);
+        if self.status.chain_id.as_deref() != Some(chain) {
+            self.status.chain_id = Some(chain.to_owned());
+        }
+        let runs = self.own_statefulset().and_then(StatefulSetView::role).and_then(Mode::of_role);
+        let mode = runs.or_else(|| self.node.spec.mode()).map(Mode::as_str);
         if self.status.mode.as_deref() != mode {
             self.status.mode = mode.map(str::to_owned);
         }

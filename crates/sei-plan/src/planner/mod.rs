@@ -26,6 +26,7 @@ pub mod drift;
 mod init;
 pub mod kind;
 mod note;
+pub(crate) mod ready;
 pub mod repair;
 mod running;
 pub mod stall;
@@ -296,8 +297,8 @@ pub(crate) fn ended(
     }
 }
 
-/// Releases the slot of the last roll once the node is Ready. Until then the node is requeued for
-/// the deadline by which it should be Ready.
+/// Releases the slot of the last roll once the node has been Ready for a while. Until then the node is
+/// requeued for that time, or for the deadline by which it should be Ready.
 fn release_slot(snapshot: &Snapshot, decision: Decision) -> Decision {
     let status = snapshot.status();
     let plan = match &decision.plan {
@@ -312,24 +313,30 @@ fn release_slot(snapshot: &Snapshot, decision: Decision) -> Decision {
         pod_template: status.pod_template.clone(),
         ..SeiNodeStatus::default()
     };
+    let deadline = snapshot.rollout.ready_deadline;
     let since = match (roll, budget::open_roll(&after)) {
-        (Some(roll), _) if budget::has_slot(roll) => roll.started_at(),
+        (Some(roll), _) if budget::has_slot(roll) => roll.started_at().map(|at| (at, deadline)),
         (None, Some(open)) => {
             let failed = budget::failed_attempts(decision.pending_update.as_ref()) > 0;
-            let back = snapshot.pod().is_some_and(|pod| budget::is_back(&after, pod));
+            let back = snapshot.pod().and_then(|pod| budget::back_since(&after, pod));
+            let min_ready = snapshot.rollout.min_ready;
+            let lasts = back.is_some_and(|since| budget::lasts(since, min_ready, snapshot.now));
             // A node that its user stops keeps no slot.
-            if snapshot.node.spec.is_paused() || (back && !failed) {
+            if snapshot.node.spec.is_paused() || (lasts && !failed) {
                 let ready_at = Some(Time(snapshot.now));
                 let last_update = last.map(|last| LastUpdate { ready_at, ..last });
                 return Decision { last_update, ..decision };
             }
-            Some(open.finished_at.0)
+            match back.filter(|_| !failed) {
+                Some(since) => Some((since, min_ready)),
+                None => Some((open.finished_at.0, deadline)),
+            }
         }
         _ => None,
     };
-    let due = since.map(|since| later(since, snapshot.rollout.ready_deadline));
-    let longest = snapshot.rollout.ready_deadline;
-    match due.and_then(|due| wait_until(due, snapshot.now, longest)) {
+    let left =
+        since.and_then(|(since, longest)| wait_until(later(since, longest), snapshot.now, longest));
+    match left {
         Some(left) => decision.requeue_within(left),
         None => decision,
     }

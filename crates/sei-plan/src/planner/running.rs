@@ -158,9 +158,14 @@ fn in_sync(snapshot: &Snapshot) -> Decision {
         let (own, newest) = (pod.revision.clone()?, statefulset.observed_revision()?.to_owned());
         (own != newest).then_some(Note::RevisionMovedExternally { pod: own, statefulset: newest })
     });
-    let message = moved.as_ref().map(ToString::to_string).unwrap_or_default();
+    // A pause that holds nothing yet is reported too, or the next update is held by surprise.
+    let (reason, message) = if snapshot.node.spec.updates_are_paused() {
+        (Reason::Paused, "in sync; spec.update.paused holds the next update".to_owned())
+    } else {
+        (Reason::InSync, moved.as_ref().map(ToString::to_string).unwrap_or_default())
+    };
     Decision { pending_update: None, ..Decision::keep(snapshot) }
-        .condition(drift_is(ConditionStatus::False, Reason::InSync, message))
+        .condition(drift_is(ConditionStatus::False, reason, message))
         .note(moved.unwrap_or(Note::InSync))
 }
 

@@ -1,6 +1,7 @@
 //! What blocks a node, and since when.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use sei_api::Mode;
 use sei_api::condition::{ConditionStatus, ConditionType, Reason, Verdict};
 use sei_api::status::{Blocked, SeiNodePhase};
 
@@ -148,7 +149,7 @@ pub(super) fn changed_identity(snapshot: &Snapshot, desired: &Desired) -> Option
     let desired = desired.identity();
     let fields = [
         ("spec.chainId", now.chain, desired.chain),
-        ("the mode", now.role, desired.role),
+        ("the mode", now.role.map(mode_of), desired.role.map(mode_of)),
         ("validator.signingKey", now.signing_secret, desired.signing_secret),
         ("dataVolume.import", now.claim, desired.claim),
     ];
@@ -161,6 +162,11 @@ pub(super) fn changed_identity(snapshot: &Snapshot, desired: &Desired) -> Option
             )
         })
     })
+}
+
+/// The field of the spec that gives a node this role.
+fn mode_of(role: String) -> String {
+    Mode::of_role(&role).map_or(role, |mode| mode.as_str().to_owned())
 }
 
 /// Whether the node's claim is terminating. Kubernetes deletes it once its pod stops, so nothing

@@ -3,6 +3,7 @@
 mod drift;
 mod init;
 mod lifecycle;
+mod ready;
 mod reasons;
 mod repairs;
 mod safety;
@@ -16,9 +17,10 @@ use crate::check_plan::check_plan;
 
 /// The status after a decision.
 fn after(snapshot: &Snapshot) -> SeiNodeStatus {
-    let mut status = snapshot.status().clone();
-    plan(snapshot).apply(&mut status, snapshot.generation(), snapshot.now);
-    status
+    let mut after = snapshot.clone();
+    plan(snapshot).apply(&mut after.status, snapshot.generation(), snapshot.now);
+    super::ready::record(&mut after);
+    after.status
 }
 
 /// The plan that a decision starts; every plan is linted.

@@ -79,6 +79,7 @@ pub(super) const SCHEMA: &[(&str, &[&str])] = &[
             "maxConcurrentPerChain",
             "budgetScope",
             "readyDeadlineSeconds",
+            "minReadySeconds",
             "haltAfterFailures",
             "settleSeconds",
             "adoption",

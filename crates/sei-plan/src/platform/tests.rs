@@ -70,6 +70,7 @@ fn every_key_can_be_set() {
             max_unavailable: Share::Percent(10),
             budget_scope: BudgetScope::Namespace,
             ready_deadline_seconds: 900,
+            min_ready_seconds: 30,
             halt_after_failures: 3,
             settle_seconds: 0,
             adoption: Adoption::Auto,
@@ -133,7 +134,7 @@ fn unknown_keys_fail_with_the_nearest_known_name() {
     check(
         &format!("{MINIMAL}rollout: {{ budget: 1 }}\n"),
         expect![
-            "rollout.budget: unknown key; known here: onOperatorChange, onImageChange, maxUnavailable, maxConcurrentPerChain, budgetScope, readyDeadlineSeconds, haltAfterFailures, settleSeconds, adoption, podCheck, prePull"
+            "rollout.budget: unknown key; known here: onOperatorChange, onImageChange, maxUnavailable, maxConcurrentPerChain, budgetScope, readyDeadlineSeconds, minReadySeconds, haltAfterFailures, settleSeconds, adoption, podCheck, prePull"
         ],
     );
     check(

@@ -57,7 +57,9 @@ fn a_pod_that_its_machine_does_not_run_proves_nothing() {
     assert_eq!(pull_of(refused), Pull::Refused("OutOfpods: full".to_owned()));
     let lost = json!({ "state": { "terminated": { "exitCode": 137, "reason": "ContainerStatusUnknown" } } });
     assert_eq!(containers(lost.clone(), lost), Pull::Pending);
-    assert_eq!(pull_of(json!({ "phase": "Pending" })), Pull::Pending);
+    assert_eq!(pull_of(json!({ "phase": "Pending" })), Pull::Unclaimed);
+    let taken = json!({ "phase": "Pending", "startTime": "2026-01-01T00:00:00Z" });
+    assert_eq!(pull_of(taken), Pull::Pending);
     let unscheduled = json!({ "phase": "Pending", "conditions": [{ "type": "PodScheduled",
         "status": "False", "reason": "Unschedulable", "message": "0/1" }] });
     assert_eq!(pull_of(unscheduled), Pull::Unschedulable("0/1".to_owned()));

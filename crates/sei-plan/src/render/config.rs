@@ -9,10 +9,8 @@ use std::fmt::Write as _;
 use sei_api::SeiNode;
 use sei_api::node::SeiNodeSpec;
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 
-/// Bytes of a digest that are kept: enough to see a change, short enough for a message.
-const DIGEST_BYTES: usize = 8;
+use crate::fingerprint::short_digest;
 
 /// Parameters of `config-apply`, which writes the whole configuration at init.
 pub fn config_apply_params(node: &SeiNode, resolved_peers: &[String]) -> Value {
@@ -49,9 +47,9 @@ pub fn config_digests(node: &SeiNode, resolved_peers: &[String]) -> BTreeMap<Str
         let _ = write!(overrides, "{}:{key}{}:{value}", key.len(), value.len());
     }
     BTreeMap::from([
-        ("externalAddress".to_owned(), digest(external_address(&node.spec))),
-        ("overrides".to_owned(), digest(&overrides)),
-        ("peers".to_owned(), digest(&joined(resolved_peers))),
+        ("externalAddress".to_owned(), short_digest(external_address(&node.spec))),
+        ("overrides".to_owned(), short_digest(&overrides)),
+        ("peers".to_owned(), short_digest(&joined(resolved_peers))),
     ])
 }
 
@@ -134,12 +132,4 @@ fn external_address(spec: &SeiNodeSpec) -> &str {
 fn joined(peers: &[String]) -> String {
     let unique: BTreeSet<&str> = peers.iter().map(String::as_str).collect();
     unique.into_iter().collect::<Vec<_>>().join(",")
-}
-
-fn digest(text: &str) -> String {
-    let hash = Sha256::digest(text.as_bytes());
-    hash.iter().take(DIGEST_BYTES).fold(String::new(), |mut hex, byte| {
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
 }

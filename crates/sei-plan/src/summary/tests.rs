@@ -88,7 +88,7 @@ fn a_node_at_rest_is_summarized_by_phase_and_conditions() {
         new: Waiting { on: FirstReconcile } |  |  | the first reconcile |
         pending: Waiting { on: FirstPlan } |  |  | its first plan |
         no witnesses: Waiting { on: StateSync } |  | 1 witness of 2 | state-sync witnesses | 2026-11-01T11:50:00Z
-        in sync: InSync |  |  |  | 2026-10-01T00:00:00Z
+        in sync: InSync |  |  |  | 2026-11-01T11:50:00Z
         not compared: Waiting { on: Comparison } |  |  | the comparison of its pod | 2026-10-01T00:00:00Z
         blocked: Waiting { on: Blocker { reason: "SidecarUnreachable" } } |  | the sidecar is down | the end of SidecarUnreachable | 2026-11-01T11:50:00Z
         stopped: Stopped |  | spec.paused | the removal of spec.paused | 2026-11-01T11:50:00Z
@@ -178,8 +178,30 @@ fn deletion_and_a_stall_take_precedence() {
     let text = line("stalled", &stalled) + &line("deleting", &deleting);
     expect![[r#"
         stalled: Stalled { reason: "ImagePullFailed" } | replace-pod 2/2 | ImagePullFailed: seid: ErrImagePull | the end of ImagePullFailed | 2026-11-01T11:50:00Z
-        deleting: Deleting | replace-pod 2/2 | ImagePullFailed: seid: ErrImagePull |  | 2026-11-01T11:50:00Z
+        deleting: Deleting | replace-pod 2/2 | ImagePullFailed: seid: ErrImagePull |  | 2026-11-01T12:00:00Z
     "#]].assert_eq(&text);
+}
+
+#[test]
+fn a_state_is_dated_from_its_own_begin() {
+    let earlier = "2026-11-01T10:00:00Z";
+    let mut last = json!({
+        "planID": "1", "cause": "Spec", "outcome": "Complete", "finishedAt": EARLIER,
+    });
+    let mut in_sync = running(json!({ "lastUpdate": last }));
+    in_sync["conditions"][0]["lastTransitionTime"] = json!(earlier);
+    last["outcome"] = json!("Failed");
+    let mut failed = running(json!({ "plan": plan("NodeUpdate", "Failed"), "lastUpdate": last }));
+    failed["plan"]["createdAt"] = json!(earlier);
+    let ended = condition("NodeUpdateInProgress", "False", "UpdateFailed", "");
+    failed["conditions"].as_array_mut().unwrap().push(ended);
+    let mut update = pending("Rolling", None);
+    update["since"] = json!(earlier);
+    let rolling = running(json!({ "plan": plan("NodeUpdate", "Active"), "pendingUpdate": update }));
+    for (name, status) in [("in sync", in_sync), ("failed", failed), ("rolling", rolling)] {
+        let since = summarize(&node(&status), NOW.parse().unwrap()).since;
+        assert_eq!(since, Some(EARLIER.parse().unwrap()), "{name}");
+    }
 }
 
 #[test]

@@ -28,9 +28,10 @@ pub(super) fn step_service(seen: &Seen) -> Next {
 pub(super) fn step_job(seen: &Seen) -> Next {
     let Some(bootstrap) = &seen.desired.bootstrap else { return not_desired() };
     let Reading::Live(found) = &seen.job else { return read(Read::Job) };
-    let own_pod = seen.pods.any().into_iter().flatten().any(|pod| is_named(pod, seen.name()));
     let Some(job) = found else {
-        if own_pod {
+        // Live: a cache does not show pods of others.
+        let Reading::Live(pods) = &seen.pods else { return read(Read::Pods) };
+        if pods.iter().flatten().any(|pod| is_named(pod, seen.name())) {
             let message = "the node's own pod still uses the volume";
             return wait(Reason::PodTerminating, message);
         }

@@ -159,7 +159,7 @@ fn large_enough(capacity: &str, required: &str) -> Result<(), String> {
 fn not_ready(seen: &Seen, message: &str) -> Next {
     let message = bounded(message);
     Next::Wait(Waiting {
-        reason: None,
+        reason: Some(Reason::PvcNotReady),
         again: Some(seen.timing.poll()),
         verdict: Some(Verdict::new(
             ConditionType::ImportPvcReady,

@@ -56,7 +56,7 @@ fn check_node_key(name: &str, seen: &Seen) -> Next {
     };
     match secret(NODE, name, seen).map(content) {
         Ok(Ok(())) => valid(NODE, name),
-        Ok(Err(text)) => invalid(NODE, &format!("Secret {name}: {text}")),
+        Ok(Err(text)) => malformed(NODE, seen, &format!("Secret {name}: {text}")),
         Err(next) => next,
     }
 }
@@ -64,7 +64,7 @@ fn check_node_key(name: &str, seen: &Seen) -> Next {
 fn check_signing_key(name: &str, seen: &Seen) -> Next {
     let key = match secret(SIGNING, name, seen).map(SigningKey::read) {
         Ok(Ok(key)) => key,
-        Ok(Err(text)) => return invalid(SIGNING, &format!("Secret {name}: {text}")),
+        Ok(Err(text)) => return malformed(SIGNING, seen, &format!("Secret {name}: {text}")),
         Err(next) => return next,
     };
     if let Some(field) = key.disagrees {
@@ -106,7 +106,7 @@ fn check_keyring(task: &PlannedTask, seen: &Seen) -> Next {
         Err(next) => return next,
     };
     if let Err(text) = check_keyring_files(keyring, text_param(task, "keyName")) {
-        return invalid(KEYRING, &format!("Secret {name}: {text}"));
+        return malformed(KEYRING, seen, &format!("Secret {name}: {text}"));
     }
     let passphrase_name = text_param(task, "passphraseSecretName");
     let passphrase = match secret(KEYRING, passphrase_name, seen) {
@@ -118,9 +118,9 @@ fn check_keyring(task: &PlannedTask, seen: &Seen) -> Next {
         return invalid(KEYRING, "the key of the passphrase Secret is empty");
     }
     match passphrase.data.get(key) {
-        None => invalid(KEYRING, &format!("Secret {passphrase_name} has no key {key}")),
+        None => malformed(KEYRING, seen, &format!("Secret {passphrase_name} has no key {key}")),
         Some(value) if value.is_empty() => {
-            invalid(KEYRING, &format!("key {key} of Secret {passphrase_name} is empty"))
+            malformed(KEYRING, seen, &format!("key {key} of Secret {passphrase_name} is empty"))
         }
         Some(_) => valid(KEYRING, name),
     }
@@ -154,6 +154,12 @@ fn valid(kind: KeyKind, name: &str) -> Next {
 
 fn missing(kind: KeyKind, seen: &Seen, message: &str) -> Next {
     not_ready(kind, kind.not_ready, Reason::SecretMissing, seen, message)
+}
+
+/// The Secret lacks what the node needs of it. The plan waits as for a missing one, and resumes once
+/// it is corrected.
+fn malformed(kind: KeyKind, seen: &Seen, message: &str) -> Next {
+    not_ready(kind, kind.invalid, Reason::SecretMissing, seen, message)
 }
 
 fn not_ready(kind: KeyKind, why: Reason, stalls: Reason, seen: &Seen, message: &str) -> Next {

@@ -90,6 +90,10 @@ fn wait_for(found: &PrePullView, running: Option<&PodView>, seen: &Seen) -> Opti
             };
             wait(Some(Reason::ImageNotPullable), message, deadline, seen)
         }
+        Pull::Unclaimed => {
+            let deadline = later(created, timing.pre_pull_claim());
+            wait(None, "is not taken by its machine yet", Some(deadline), seen)
+        }
         Pull::Unschedulable(message) => wait(None, message, short(created), seen),
         Pull::Pending => {
             let deadline = Some(later(created, timing.pre_pull())).filter(|_| is_ready);
@@ -180,6 +184,7 @@ pub(super) fn skipped(plan: &TaskPlan, seen: &Seen) -> Option<Verdict> {
         }
         (None, Some(found)) => match &found.pull {
             Pull::Pulled => return None,
+            Pull::Unclaimed => "the machine did not take the pod in time".to_owned(),
             Pull::Pending => "the pull did not end in time".to_owned(),
             Pull::Failed(message) | Pull::Refused(message) | Pull::Unschedulable(message) => {
                 message.clone()

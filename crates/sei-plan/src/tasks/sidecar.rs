@@ -54,7 +54,7 @@ pub(super) fn step(plan: &TaskPlan, index: usize, task: &PlannedTask, seen: &See
     let id = attempt_id(plan, index, task);
     match seen.tasks.get(&id) {
         None => call(SidecarCall::Poll { id }),
-        Some(None) => unproved(pod, seen).unwrap_or_else(|| {
+        Some(None) => unproved(task_type, pod, seen).unwrap_or_else(|| {
             call(SidecarCall::Submit { id, task_type: task_type.as_str().to_owned(), params })
         }),
         Some(Some(record)) => match &record.state {
@@ -116,14 +116,16 @@ pub(super) fn after_failure(task: &PlannedTask) -> String {
     format!("{} failed and is run again: {error}", task.r#type)
 }
 
-/// What has to happen before a task is submitted to this pod: it must be seen running, at this
-/// address, by a live read. A pod may have ended since it was cached, and another pod may have its
-/// address.
+/// What has to happen before a task is submitted to this pod: it must be seen at this address by a live
+/// read. A pod may have ended since it was cached, and another pod may have its address.
 ///
 /// A proxy with an audience of its own needs no read, because the proxy of another node rejects the
-/// token.
-fn unproved(pod: &PodView, seen: &Seen) -> Option<Next> {
-    if pod.proxy.own_audience {
+/// token. The task that lets the chain process start is proved in any case; in an update it uses what
+/// `observe-image` has read. Such a proxy has accepted the token of the poll before, so its sidecar
+/// runs, even if the kubelet has not reported it yet.
+fn unproved(task_type: TaskType, pod: &PodView, seen: &Seen) -> Option<Next> {
+    let is_own = pod.proxy.own_audience;
+    if is_own && task_type != TaskType::MarkReady {
         return None;
     }
     let live = match (&seen.pod, &seen.pods) {
@@ -132,7 +134,10 @@ fn unproved(pod: &PodView, seen: &Seen) -> Option<Next> {
         _ => return Some(read(Read::Pod(pod.name.clone()))),
     };
     let runs = live.is_some_and(|live| {
-        live.uid == pod.uid && live.ip == pod.ip && live.sidecar.running && !live.is_terminating()
+        live.uid == pod.uid
+            && live.ip == pod.ip
+            && (live.sidecar.running || is_own)
+            && !live.is_terminating()
     });
     (!runs).then(|| {
         let message = format!("pod {} was replaced, or its sidecar does not run", pod.name);

@@ -506,3 +506,26 @@ fn fields_that_a_create_owns_are_transferred_to_our_applies() {
     ];
     assert_eq!(actual, expected);
 }
+
+#[test]
+fn a_node_controls_an_object_by_every_field_of_the_reference() {
+    let node = ObjectMeta {
+        name: Some("n".to_owned()),
+        uid: Some("node-uid".to_owned()),
+        ..ObjectMeta::default()
+    };
+    let right = json!({ "apiVersion": "sei.io/v1alpha1", "kind": "SeiNode", "name": "n",
+        "uid": "node-uid", "controller": true });
+    let controls = |reference: &Value| {
+        let object = json!({ "ownerReferences": [reference] });
+        is_controlled_by(&serde_json::from_value(object).unwrap(), &node)
+    };
+    assert!(controls(&right));
+    let others = ["apiVersion", "kind", "name", "uid"].map(|field| (field, json!("other")));
+    for (field, value) in others.into_iter().chain([("controller", json!(false))]) {
+        let mut wrong = right.clone();
+        wrong[field] = value;
+        assert!(!controls(&wrong), "{wrong}");
+    }
+    assert!(!is_controlled_by(&ObjectMeta::default(), &node));
+}

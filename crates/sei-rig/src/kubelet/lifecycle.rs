@@ -404,8 +404,10 @@ impl Lifecycle {
 
     /// Derives readiness, phase and conditions of the pod from its containers.
     fn update_conditions(&mut self, rules: &Rules) {
-        let halted =
-            rules.has(self.key(), &Behaviour::Halted) || self.catches_up_until(rules).is_some();
+        // A process that ends at once answers no probe.
+        let never_ready = [Behaviour::Halted, Behaviour::CrashesAtOnce];
+        let halted = never_ready.iter().any(|behaviour| rules.has(self.key(), behaviour))
+            || self.catches_up_until(rules).is_some();
         let is_bootstrap = self.subject.is_bootstrap;
         let Gate { is_open, is_passed, was_passed } = self.gate;
         for container in &mut self.subject.containers {

@@ -51,6 +51,7 @@ async fn answer(inner: &Arc<Inner>, request: Request<Incoming>) -> Answer {
         pod_uid: inner.host.pod_uid.clone(),
         request: format!("{} {path}", parts.method),
         token: token.map(str::to_owned),
+        audience: inner.host.audience.clone(),
     });
     // The proxy responds with plain text, the sidecar with JSON.
     if !is_authenticated(inner, path, token) {

@@ -151,6 +151,12 @@ const CONFLICT: Refusal = Refusal(StatusCode::CONFLICT, "Conflict");
 const UNKNOWN_METHOD: Refusal = Refusal(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed");
 
 impl Store {
+    pub(super) fn leaves_unanswered(&self, request: &Request) -> bool {
+        request.origin == Origin::Operator
+            && !request.is_watch()
+            && self.unanswered.contains(&request.summary())
+    }
+
     pub(super) fn answer(&mut self, request: &Request) -> Reply {
         if request.is_watch() {
             let after = request.query("resourceVersion").and_then(|text| text.parse().ok());

@@ -125,10 +125,17 @@ fn client(origin: Origin, calls: mpsc::UnboundedSender<Call>) -> Client {
 
 /// Answers calls in the order in which they arrive.
 async fn serve(store: &Mutex<Store>, mut calls: mpsc::UnboundedReceiver<Call>) {
+    // Without its sender a call would fail.
+    let mut unanswered = Vec::new();
     while let Some(call) = calls.recv().await {
         let Call { origin, method, uri, is_apply, body, reply } = call;
         let request = answer::Request::read(origin, &method, &uri, is_apply, &body);
-        let answer = lock(store).answer(&request);
+        let mut store = lock(store);
+        if store.leaves_unanswered(&request) {
+            unanswered.push(reply);
+            continue;
+        }
+        let answer = store.answer(&request);
         // The caller may have given up.
         let _ = reply.send(answer);
     }

@@ -114,6 +114,13 @@ fn write_status(store: &mut Store, key: &Key, pod_key: &Key, revision: &str) {
     store.update(key, set);
 }
 
+impl Store {
+    /// Evicts a pod.
+    pub fn evict(&mut self, pod: &Key) {
+        begin_deletion(self, pod);
+    }
+}
+
 /// Marks a pod as deleted; the kubelet removes it when its containers have stopped.
 pub(super) fn begin_deletion(store: &mut Store, key: &Key) {
     let Some(mut pod) = store.get(key).cloned() else { return };

@@ -34,6 +34,8 @@ pub struct Store {
     watchers: Vec<Watcher>,
     /// What the operator has requested, watches aside: method and resource, with the count.
     requests: BTreeMap<String, usize>,
+    /// Requests of the operator that get no answer: method and resource.
+    pub(super) unanswered: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -89,6 +91,11 @@ impl Store {
     /// What the operator has requested since the last call, watches aside.
     pub fn take_requests(&mut self) -> BTreeMap<String, usize> {
         std::mem::take(&mut self.requests)
+    }
+
+    /// Leaves requests of the operator without an answer from now on: `LIST seinodes`.
+    pub fn stop_answering(&mut self, request: &str) {
+        self.unanswered.push(request.to_owned());
     }
 
     pub(super) fn count_request(&mut self, request: String) {

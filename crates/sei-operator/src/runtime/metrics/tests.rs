@@ -51,6 +51,7 @@ fn observed() -> Metrics {
                 "since": "2026-08-05T10:00:00Z",
             },
             "conditions": [
+                condition("Ready", "False", "ImagePullFailed"),
                 condition("PodTemplateDrift", "True", "Rolling"),
                 condition("Stalled", "True", "ImagePullFailed"),
                 condition("SidecarReady", "True", "Ready"),
@@ -62,6 +63,7 @@ fn observed() -> Metrics {
 
 const GAUGES: &[&str] = &[
     "seinode_phase{",
+    "seinode_ready{",
     "plan_active",
     "seinode_sidecar_ready",
     "seinode_drifted",
@@ -88,6 +90,7 @@ fn a_node_shows_in_every_gauge() {
             sei_controller_seinode_phase{namespace="sei",name="a",phase="Pending"} 0
             sei_controller_seinode_phase{namespace="sei",name="a",phase="Running"} 1
             sei_controller_seinode_phase{namespace="sei",name="a",phase="Terminating"} 0
+            sei_controller_seinode_ready{namespace="sei",name="a",chain="pacific-1",role="node",reason="ImagePullFailed"} 0
             sei_controller_seinode_sidecar_ready{namespace="sei",name="a"} 1
             sei_controller_seinode_sidecar_unreachable{namespace="sei",name="a"} 0
             sei_controller_seinode_stalled{namespace="sei",name="a",reason="ImagePullFailed"} 1
@@ -126,6 +129,7 @@ fn series_of_older_label_values_disappear() {
             "phase": "Failed",
             "plan": { "id": "p", "phase": "Failed", "tasks": [] },
             "conditions": [
+                condition("Ready", "True", "Ready"),
                 condition("PodTemplateDrift", "False", "InSync"),
                 condition("Stalled", "Unknown", "UnknownReason"),
                 condition("SidecarReady", "False", "NotReady"),
@@ -144,6 +148,7 @@ fn series_of_older_label_values_disappear() {
             sei_controller_seinode_phase{namespace="sei",name="a",phase="Pending"} 0
             sei_controller_seinode_phase{namespace="sei",name="a",phase="Running"} 0
             sei_controller_seinode_phase{namespace="sei",name="a",phase="Terminating"} 0
+            sei_controller_seinode_ready{namespace="sei",name="a",chain="pacific-1",role="node",reason="Ready"} 1
             sei_controller_seinode_sidecar_ready{namespace="sei",name="a"} 0
             sei_controller_seinode_sidecar_unreachable{namespace="sei",name="a"} 0
             sei_controller_seinode_stalled{namespace="sei",name="a",reason="Other"} 0

@@ -44,6 +44,10 @@ fn ended(phase: PlanPhase) -> Snapshot {
     stored(bumped()).with(|seen| seen.status_mut().plan.as_mut().unwrap().phase = phase)
 }
 
+fn phase(phase: SeiNodePhase) -> Snapshot {
+    new_node(full_node()).with(|seen| seen.status_mut().phase = Some(phase))
+}
+
 fn updates() -> Vec<Snapshot> {
     let mut removed = stored(bumped()).edit(|spec| spec.image = "seid:1".into());
     removed.status_mut().plan = None;
@@ -68,6 +72,11 @@ fn updates() -> Vec<Snapshot> {
             .platform("b")
             .with(|seen| seen.rollout.on_operator_change = OnOperatorChange::Hold),
         bumped().edit(|spec| spec.update.get_or_insert_default().paused = Some(true)),
+        running(full_node()).edit(|spec| spec.update.get_or_insert_default().paused = Some(true)),
+        stored(bumped()).with(|seen| seen.pods[0].ready = false),
+        running(full_node()).with(|seen| seen.pods[0].ready = false),
+        phase(SeiNodePhase::Failed),
+        phase(SeiNodePhase::Terminating),
         running(full_node()).with(|seen| {
             let status = seen.status_mut();
             (status.pod_template, status.pod_template_hash) = (None, None);
@@ -150,6 +159,7 @@ fn stalls() -> Vec<Snapshot> {
             Reason::SidecarAuth,
             Reason::SidecarTaskFailed,
             Reason::SecretMissing,
+            Reason::PvcNotReady,
             Reason::ApplyRejected,
             Reason::FieldConflict,
             Reason::Forbidden,

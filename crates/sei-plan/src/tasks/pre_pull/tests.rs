@@ -107,6 +107,8 @@ fn a_ready_node_is_held_by_an_error_and_waits_ten_minutes_for_a_pull() {
     assert_eq!(with(true, Pull::Pulled, 1), "continue");
     assert_eq!(with(true, failed(), 1), "wait ImageNotPullable -");
     assert_eq!(with(true, failed(), 86_400), "wait ImageNotPullable -");
+    assert_eq!(with(true, Pull::Unclaimed, 2), "wait - 3");
+    assert_eq!(with(true, Pull::Unclaimed, 5), "continue");
     assert_eq!(with(true, Pull::Pending, 100), "wait - 500");
     assert_eq!(with(true, Pull::Pending, 600), "continue");
     assert_eq!(with(true, Pull::Unschedulable("full".to_owned()), 10), "wait - 50");

@@ -113,10 +113,12 @@ fn an_existing_service_counts_if_it_is_this_nodes() {
 #[test]
 fn the_job_is_created_once() {
     let mut world = at(T::DeployBootstrapJob);
-    let answers =
-        [Outcome::Job(None), Outcome::Accepted, Outcome::Job(Some(job(JobState::Active)))];
+    let pods = Outcome::Pods(Vec::new());
+    let found = Outcome::Job(Some(job(JobState::Active)));
+    let answers = [Outcome::Job(None), pods, Outcome::Accepted, found];
     let lines = world.transcript(answers);
-    assert_transcript(&lines, &["read Job", "create Job n-bootstrap", "read Job", "done"]);
+    let expected = ["read Job", "read Pods", "create Job n-bootstrap", "read Job", "done"];
+    assert_transcript(&lines, &expected);
 }
 
 // B4
@@ -176,6 +178,7 @@ fn an_existing_job_counts_if_it_is_as_desired_or_complete() {
     );
     let mut world = at(T::DeployBootstrapJob);
     world.seen.job = Reading::Live(None);
+    world.seen.pods = Reading::Live(None);
     let found = Outcome::Job(Some(job(JobState::Active)));
     let lines = world.transcript([Outcome::Failed(Failure::AlreadyExists), found]);
     assert_transcript(&lines, &["create Job n-bootstrap", "read Job", "done"]);

@@ -249,42 +249,42 @@ fn an_import_that_may_become_valid_is_waited_for() {
             (
                 "not there",
                 |world| world.seen.claim = Reading::Live(None),
-                "wait - again 5s [ImportPVCReady=False/PVCNotReady]: claim theirs not found",
+                "wait PVCNotReady again 5s [ImportPVCReady=False/PVCNotReady]: claim theirs not found",
             ),
             (
                 "terminating",
                 |world| claim(world).terminating = true,
-                "wait - again 5s [ImportPVCReady=False/PVCNotReady]: …being deleted",
+                "wait PVCNotReady again 5s [ImportPVCReady=False/PVCNotReady]: …being deleted",
             ),
             (
                 "Pending",
                 |world| claim(world).phase = "Pending".to_owned(),
-                "wait - again 5s [ImportPVCReady=False/PVCNotReady]: …phase Pending, not Bound",
+                "wait PVCNotReady again 5s [ImportPVCReady=False/PVCNotReady]: …phase Pending, not Bound",
             ),
             (
                 "Released",
                 |world| claim(world).phase = "Released".to_owned(),
-                "wait - again 5s [ImportPVCReady=False/PVCNotReady]: …phase Released, not Bound",
+                "wait PVCNotReady again 5s [ImportPVCReady=False/PVCNotReady]: …phase Released, not Bound",
             ),
             (
                 "no capacity",
                 |world| claim(world).capacity = None,
-                "wait - again 5s [ImportPVCReady=False/PVCNotReady]: …reports no capacity yet",
+                "wait PVCNotReady again 5s [ImportPVCReady=False/PVCNotReady]: …reports no capacity yet",
             ),
             (
                 "no volume",
                 |world| claim(world).volume = None,
-                "wait - again 5s [ImportPVCReady=False/PVCNotReady]: …names no volume yet",
+                "wait PVCNotReady again 5s [ImportPVCReady=False/PVCNotReady]: …names no volume yet",
             ),
             (
                 "an empty volume",
                 |world| claim(world).volume = Some(String::new()),
-                "wait - again 5s [ImportPVCReady=False/PVCNotReady]: …names no volume yet",
+                "wait PVCNotReady again 5s [ImportPVCReady=False/PVCNotReady]: …names no volume yet",
             ),
             (
                 "the volume is missing",
                 |world| world.seen.volume = Reading::Live(None),
-                "wait - again 5s [ImportPVCReady=False/PVCNotReady]: volume pv-1 not found",
+                "wait PVCNotReady again 5s [ImportPVCReady=False/PVCNotReady]: volume pv-1 not found",
             ),
         ],
     );
@@ -353,7 +353,7 @@ fn each_step_of_an_import_reads_each_object_once() {
     world.seen.claim = Reading::Unread;
     world.seen.volume = Reading::Unread;
     let lines = world.transcript([Outcome::Claim(None)]);
-    assert_transcript(&lines, &["read Claim(\"theirs\")", "wait - again 5s …"]);
+    assert_transcript(&lines, &["read Claim(\"theirs\")", "wait PVCNotReady again 5s …"]);
 
     world.seen.claim = Reading::Unread;
     let answers = [

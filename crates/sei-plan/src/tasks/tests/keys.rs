@@ -106,7 +106,7 @@ fn a_signing_key_is_waited_for() {
 
 // K4, K5, K6, K7, K8
 #[test]
-fn a_signing_key_of_the_wrong_shape_fails_the_plan() {
+fn a_signing_key_of_the_wrong_shape_is_waited_for() {
     let file = "priv_validator_key.json";
     let mut cases = vec![
         (None, format!("data key {file} is missing")),
@@ -131,7 +131,9 @@ fn a_signing_key_of_the_wrong_shape_fails_the_plan() {
         check_key(
             TaskType::ValidateSigningKey,
             &files,
-            &format!("fail [SigningKeyReady=False/SigningKeyInvalid]: Secret key: {text}"),
+            &format!(
+                "wait SecretMissing again 5s [SigningKeyReady=False/SigningKeyInvalid]: Secret key: {text}"
+            ),
         );
     }
 }
@@ -196,9 +198,12 @@ fn a_node_key_is_waited_for() {
 
 // K15, K16, K17
 #[test]
-fn a_node_key_of_the_wrong_shape_fails_the_plan() {
-    let fails =
-        |text: &str| format!("fail [NodeKeyReady=False/NodeKeyInvalid]: Secret key: {text}");
+fn a_node_key_of_the_wrong_shape_is_waited_for() {
+    let fails = |text: &str| {
+        format!(
+            "wait SecretMissing again 5s [NodeKeyReady=False/NodeKeyInvalid]: Secret key: {text}"
+        )
+    };
     let task = TaskType::ValidateNodeKey;
     check_key(task, &[], &fails("data key node_key.json is missing"));
     check_key(task, &[("node_key.json", "")], &fails("data key node_key.json is empty"));
@@ -249,7 +254,7 @@ fn a_keyring_and_its_passphrase_are_waited_for() {
 
 // K21
 #[test]
-fn a_keyring_of_the_wrong_shape_fails_the_plan() {
+fn a_keyring_of_the_wrong_shape_is_waited_for() {
     for (files, text) in [
         (&[][..], "no *.info entry"),
         (&[("a.address", "x")], "no *.info entry"),
@@ -259,7 +264,7 @@ fn a_keyring_of_the_wrong_shape_fails_the_plan() {
         (&[("other.info", "x"), ("a.address", "x")], "no entry node_admin.info"),
     ] {
         let expected = format!(
-            "fail [OperatorKeyringReady=False/OperatorKeyringInvalid]: Secret keyring: {text}"
+            "wait SecretMissing again 5s [OperatorKeyringReady=False/OperatorKeyringInvalid]: Secret keyring: {text}"
         );
         // Also while the passphrase is missing: the keyring is checked first.
         check_keyring(Some(secret(files)), Some(secret(PASSPHRASE)), &expected);
@@ -269,8 +274,9 @@ fn a_keyring_of_the_wrong_shape_fails_the_plan() {
 
 // K22
 #[test]
-fn a_passphrase_of_the_wrong_shape_fails_the_plan() {
-    let invalid = "fail [OperatorKeyringReady=False/OperatorKeyringInvalid]: ";
+fn a_passphrase_of_the_wrong_shape_is_waited_for() {
+    let invalid =
+        "wait SecretMissing again 5s [OperatorKeyringReady=False/OperatorKeyringInvalid]: ";
     for (files, text) in [
         (&[][..], "Secret passphrase-secret has no key passphrase"),
         (&[("other", "x")], "Secret passphrase-secret has no key passphrase"),

@@ -507,9 +507,17 @@ fn a_task_is_submitted_to_a_pod_that_was_seen_running() {
         assert_transcript(&lines, &[polls, reads, expected]);
         assert_eq!(lines.len(), 3, "{case}");
     }
-    // The proxy of another node would reject the token.
-    let mut world = cached(|pod| pod.proxy.own_audience = true);
-    assert_transcript(&world.transcript([Outcome::Task(None)]), &[polls, submits]);
+    // The proxy of another node would reject the token. It has accepted the poll, so its sidecar
+    // runs, whatever the kubelet has reported so far.
+    for (case, found, expected) in [
+        ("not reported yet", live(|pod| pod.sidecar.running = false), submits),
+        ("another pod", live(|pod| pod.uid = "later".to_owned()), "wait SidecarUnreachable…"),
+    ] {
+        let mut world = cached(|pod| pod.proxy.own_audience = true);
+        let lines = world.transcript([Outcome::Task(None), found]);
+        assert_transcript(&lines, &[polls, reads, expected]);
+        assert_eq!(lines.len(), 3, "{case}");
+    }
 }
 
 /// A task of the bootstrap pod, whose Job runs.

@@ -6,18 +6,18 @@ use sei_api::key::ObjectKey;
 use sei_plan::request::{Purpose, Write};
 
 /// A write that is in progress.
-pub(super) struct LoggedWrite {
+pub struct LoggedWrite {
     write: Write,
     purpose: Purpose,
     begun: Instant,
 }
 
 impl LoggedWrite {
-    pub(super) fn begin(write: Write, purpose: Purpose) -> Self {
+    pub fn begin(write: Write, purpose: Purpose) -> Self {
         Self { write, purpose, begun: Instant::now() }
     }
 
-    pub(super) fn end(self, node: &ObjectKey, failure: Option<&str>) {
+    pub fn end(self, node: &ObjectKey, failure: Option<&str>) {
         let Write { verb, kind, name, uid } = self.write;
         let Purpose { plan, task, why } = self.purpose;
         let outcome = failure.unwrap_or("accepted");

@@ -1,0 +1,211 @@
+use expect_test::expect;
+use sei_api::status::{Blocked, UpdateState};
+
+use super::table::View;
+use super::*;
+use crate::cluster::Unreadable;
+use crate::fixtures::{ago, condition, node, now, pending, plan, ready, with};
+use crate::terminal::Terminal;
+
+fn fleet() -> Fleet {
+    let stalled = condition(
+        ConditionType::Stalled,
+        "True",
+        "ImagePullFailed",
+        "pod rpc-1-0: seid: ErrImagePull:\n  not found",
+    );
+    let held = "changes of the operator wait for an approval";
+    let updating = condition(
+        ConditionType::NodeUpdateInProgress,
+        "True",
+        "UpdateStarted",
+        "image drift detected: spec=v2 current=v1",
+    );
+    let mut rolling = with(pending(node("rpc-2"), UpdateState::Rolling, "Rolling", ""), updating);
+    rolling.spec.image = "registry.example.org/seid:v6.6.0".into();
+    rolling.status.get_or_insert_default().plan =
+        Some(plan(&[("apply-statefulset", true), ("replace-pod", false), ("mark-ready", false)]));
+    let mut new = node("rpc-3");
+    new.status = None;
+    let mut blocked = node("rpc-4");
+    blocked.status.get_or_insert_default().blocked = Some(Blocked {
+        reason: "SidecarUnreachable".into(),
+        since: ago(12),
+        message: "the sidecar of pod rpc-4-0 does not run".into(),
+    });
+    let mut paused = ready(node("rpc-6"), "True", "");
+    paused.spec.update.get_or_insert_default().paused = Some(true);
+    let stopped = condition(ConditionType::Paused, "True", "Paused", "spec.paused");
+    let nodes = vec![
+        Ok(ready(node("archive-0"), "True", "")),
+        Ok(ready(pending(node("rpc-0"), UpdateState::Held, "Held", held), "True", "")),
+        Ok(ready(with(node("rpc-1"), stalled), "False", "pod rpc-1-0 does not run")),
+        Ok(rolling),
+        Ok(new),
+        Ok(blocked),
+        Err(Unreadable {
+            namespace: "demo".into(),
+            name: "rpc-5".into(),
+            message: "missing field `image`".into(),
+        }),
+        Ok(paused),
+        Ok(ready(node("rpc-7"), "False", "pod rpc-7-0: seid is not Ready")),
+        Ok(ready(with(node("rpc-8"), stopped), "False", "")),
+    ];
+    let mut fleet = Fleet::default();
+    fleet.nodes.extend(nodes.into_iter().map(|found| (crate::cluster::key_of(&found), found)));
+    fleet
+}
+
+pub(super) fn rows() -> Vec<Row> {
+    super::rows(&fleet(), now())
+}
+
+/// A table without a terminal.
+pub(super) fn view() -> View {
+    View {
+        scope: Scope::Namespace("demo".into()),
+        is_filtered: false,
+        is_wide: false,
+        uses_color: false,
+        terminal: None,
+    }
+}
+
+#[test]
+fn a_fleet_is_printed_as_one_table_with_trouble_first() {
+    expect![[r#"
+        NODE        CHAIN       MODE       PHASE     READY   IMAGE                        UPDATE    TASK              SINCE   WHY
+        rpc-5       -           -          ?         -       -                            -         -                 -       cannot be decoded: missing field `image`
+        rpc-1       pacific-1   fullNode   Running   no      seid:v6.5.1                  InSync    -                 5m      ImagePullFailed: pod rpc-1-0: seid: ErrImagePull: not found
+        rpc-7       pacific-1   fullNode   Running   no      seid:v6.5.1                  InSync    -                 5m      pod rpc-7-0: seid is not Ready
+        rpc-0       pacific-1   fullNode   Running   yes     seid:v6.5.1                  Held      -                 30m     changes of the operator wait for an approval
+        rpc-6       pacific-1   fullNode   Running   yes     seid:v6.5.1                  Paused    -                 -       spec.update.paused holds the next update
+        rpc-8       pacific-1   fullNode   Stopped   no      seid:v6.5.1                  InSync    -                 5m      spec.paused
+        rpc-2       pacific-1   fullNode   Running   -       seid:v6.5.1 -> seid:v6.6.0   Rolling   replace-pod 2/3   20s     image drift detected: spec=v2 current=v1
+        rpc-3       pacific-1   fullNode   -         -       -> seid:v6.5.1               -         -                 -
+        rpc-4       pacific-1   fullNode   Running   -       seid:v6.5.1                  InSync    -                 12s     the sidecar of pod rpc-4-0 does not run
+        archive-0   pacific-1   fullNode   Running   yes     seid:v6.5.1                  InSync    -                 5m
+
+        10 nodes, 3 ready, 1 unreadable, 1 stalled, 1 not ready, 1 held, 1 paused, 1 stopped, 1 updating, 2 waiting
+    "#]].assert_eq(&view().text(&rows(), now()));
+}
+
+#[test]
+fn all_namespaces_and_wide_add_columns() {
+    let view = View { scope: Scope::All, is_wide: true, ..view() };
+    expect![[r#"
+        NAMESPACE   NODE    CHAIN       MODE       PHASE     READY   IMAGE                              UPDATE   TASK   SINCE   REVISION   WAITS FOR     WHY
+        demo        rpc-0   pacific-1   fullNode   Running   yes     registry.example.org/seid:v6.5.1   Held     -      30m     -          an approval   changes of the operator wait for an approval
+
+        1 node, 1 ready, 1 held
+    "#]].assert_eq(&view.text(&rows()[1..2], now()));
+}
+
+#[test]
+fn an_explanation_uses_the_width_of_the_terminal() {
+    let at = |width| View { terminal: Some(Terminal { width, height: 50 }), ..view() };
+    expect![[r#"
+        NODE    CHAIN       MODE       PHASE     READY   IMAGE         UPDATE   TASK   SINCE   WHY
+        rpc-1   pacific-1   fullNode   Running   no      seid:v6.5.1   InSync   -      5m      ImagePullFailed: pod rpc-1-0: seid: ErrImagePull: not
+                                                                                               found
+        rpc-0   pacific-1   fullNode   Running   yes     seid:v6.5.1   Held     -      30m     changes of the operator wait for an approval
+
+        2 nodes, 1 ready, 1 stalled, 1 held
+    "#]].assert_eq(&at(140).text(&rows()[1..3], now()));
+    expect![[r#"
+        NODE    CHAIN       MODE       PHASE     READY   IMAGE         UPDATE   TASK   SINCE   WHY
+        rpc-0   pacific-1   fullNode   Running   yes     seid:v6.5.1   Held     -      30m
+            changes of the operator wait for an approval
+
+        1 node, 1 ready, 1 held
+    "#]]
+    .assert_eq(&at(60).text(&rows()[1..2], now()));
+}
+
+#[test]
+fn colours_mark_readiness_and_trouble() {
+    let view = View { uses_color: true, ..view() };
+    let text = view.text(&rows()[2..3], now());
+    assert!(text.contains("\u{1b}[31mno\u{1b}[0m"), "{text:?}");
+    assert!(text.contains("\u{1b}[31mImagePullFailed: pod"), "{text:?}");
+    let mut row = rows().remove(2);
+    row.why = Some("\u{1b}[2Jgone".into());
+    assert!(view.text(&[row], now()).contains("\\u{1b}[2Jgone"));
+}
+
+#[test]
+fn an_empty_fleet_is_reported_in_a_sentence() {
+    expect![[r#"
+        No SeiNode found in namespace demo; -A shows all namespaces.
+    "#]]
+    .assert_eq(&view().text(&[], now()));
+    let filtered = View { is_filtered: true, scope: Scope::All, ..view() };
+    expect![[r#"
+        No matching SeiNode found in any namespace.
+    "#]]
+    .assert_eq(&filtered.text(&[], now()));
+}
+
+#[test]
+fn a_node_needs_attention_unless_it_rests_or_makes_progress() {
+    let needs: Vec<String> =
+        rows().into_iter().filter(|row| row.needs_attention).map(|row| row.describe()).collect();
+    expect![[r#"
+        [
+            "demo/rpc-0 is held: changes of the operator wait for an approval",
+            "demo/rpc-1 is stalled: ImagePullFailed: pod rpc-1-0: seid: ErrImagePull: not found",
+            "demo/rpc-5 is unreadable: cannot be decoded: missing field `image`",
+            "demo/rpc-6 is paused: spec.update.paused holds the next update",
+            "demo/rpc-7 is not ready: pod rpc-7-0: seid is not Ready",
+            "demo/rpc-8 is stopped: spec.paused",
+        ]
+    "#]]
+    .assert_debug_eq(&needs);
+}
+
+#[test]
+fn a_node_is_in_sync_once_its_last_edit_was_reconciled() {
+    let mut edited = ready(node("rpc-0"), "True", "");
+    let check = |node: &SeiNode| {
+        let fleet = Fleet::default();
+        row_of(node, fleet.readiness(node), now()).is_in_sync()
+    };
+    assert!(check(&edited));
+    edited.metadata.generation = Some(2);
+    edited.status.get_or_insert_default().observed_generation = Some(1);
+    assert!(!check(&edited), "the operator has not reconciled the edit");
+    edited.status.get_or_insert_default().observed_generation = Some(2);
+    assert!(check(&edited));
+    edited.spec.image = "seid:next".into();
+    assert!(!check(&edited), "another image runs");
+    let template = &mut edited.status.get_or_insert_default().pod_template;
+    template.get_or_insert_default().desired_image = Some("seid:next".into());
+    assert!(check(&edited), "admission has rewritten the image");
+    let held = pending(edited, UpdateState::Held, "Paused", "spec.update.paused");
+    assert!(!check(&held), "an update is pending");
+}
+
+#[test]
+fn the_json_output_has_all_fields() {
+    expect![[r#"
+        {
+          "namespace": "demo",
+          "node": "rpc-1",
+          "chain": "pacific-1",
+          "mode": "fullNode",
+          "phase": "Running",
+          "state": "Stalled",
+          "needsAttention": true,
+          "ready": false,
+          "image": "registry.example.org/seid:v6.5.1",
+          "desiredImage": null,
+          "update": "InSync",
+          "task": null,
+          "revision": null,
+          "since": "2027-01-15T07:55:00Z",
+          "waitsFor": "the end of ImagePullFailed",
+          "why": "ImagePullFailed: pod rpc-1-0: seid: ErrImagePull: not found"
+        }"#]]
+    .assert_eq(&json(&rows()[2]));
+}

@@ -1,0 +1,598 @@
+//! What is decided about a fleet: which nodes it has, which of them get a changed template, and what
+//! its status reports.
+//!
+//! A pass has no stages. Its next request follows from the snapshot alone, and the outcome goes into
+//! the snapshot; so a crash after any request resumes where it stopped.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use sei_api::SeiNode;
+use sei_api::fleet::{DeletionPolicy, SeiNodeDeployment, SeiNodeDeploymentStatus};
+use sei_api::names::{FLEET_FINALIZER, ORPHAN_FINALIZER, fleet_node, label};
+use serde_json::{Value, json};
+
+use crate::planner::later;
+use crate::request::{Failure, Purpose, Write};
+use crate::shared::Shared;
+use crate::view::controller_of;
+
+mod child;
+mod rollout;
+mod service;
+mod status;
+
+use child::{Target, guarded, ordinal_in, stamp};
+use rollout::{Context, Flight, Limits, Member, Next, Release};
+pub use service::ServiceView;
+
+#[cfg(test)]
+mod tests;
+
+/// After what time a refused write is tried again.
+const REFUSED_RETRY: Duration = Duration::from_secs(60);
+
+/// What a decision about a fleet is made from.
+#[derive(Clone, Debug)]
+pub struct FleetSnapshot {
+    pub fleet: Shared<SeiNodeDeployment>,
+    /// Nodes in the fleet's namespace that it controls, or that have the name or label of one of its
+    /// nodes.
+    pub nodes: Vec<Shared<SeiNode>>,
+    /// The Service of the fleet's name.
+    pub service: Option<ServiceView>,
+    pub now: Timestamp,
+}
+
+/// One call for a fleet.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FleetRequest {
+    CreateNode(Box<SeiNode>),
+    /// Merge patch with the uid and resourceVersion that it was decided on.
+    PatchNode {
+        name: String,
+        patch: Value,
+    },
+    DeleteNode {
+        name: String,
+        uid: String,
+    },
+    CreateService(Box<Service>),
+    /// Merge patch with the uid and resourceVersion that it was decided on.
+    PatchService {
+        name: String,
+        patch: Value,
+    },
+    PatchFinalizers {
+        resource_version: Option<String>,
+        finalizers: Vec<String>,
+    },
+}
+
+impl FleetRequest {
+    /// What the request changes.
+    pub fn write(&self, fleet: &str) -> Write {
+        let of = |verb, kind, name: &str, uid: Option<&str>| Write {
+            verb,
+            kind,
+            name: name.to_owned(),
+            uid: uid.map(str::to_owned),
+        };
+        let name = request_name(self);
+        match self {
+            Self::CreateNode(_) => of("create", "SeiNode", name, None),
+            Self::PatchNode { patch, .. } => {
+                of("patch", "SeiNode", name, patch["metadata"]["uid"].as_str())
+            }
+            Self::DeleteNode { uid, .. } => of("delete", "SeiNode", name, Some(uid)),
+            Self::CreateService(_) => of("create", "Service", name, None),
+            Self::PatchService { patch, .. } => {
+                of("patch", "Service", name, patch["metadata"]["uid"].as_str())
+            }
+            Self::PatchFinalizers { .. } => of("patch", "SeiNodeDeployment", fleet, None),
+        }
+    }
+}
+
+/// The outcome of a call.
+#[derive(Clone, Debug)]
+pub enum FleetOutcome {
+    Node(Box<SeiNode>),
+    Service(ServiceView),
+    Fleet(Box<SeiNodeDeployment>),
+    Deleted,
+    Failed(Failure),
+}
+
+impl FleetOutcome {
+    /// Why the call failed, if it did.
+    pub fn failure(&self) -> Option<&Failure> {
+        match self {
+            Self::Failed(failure) => Some(failure),
+            _ => None,
+        }
+    }
+}
+
+/// What a pass asks the shell for.
+#[derive(Clone, Debug)]
+pub enum FleetAsk {
+    Perform(FleetRequest),
+    Write(Box<SeiNodeDeploymentStatus>),
+    Done(FleetEnding),
+}
+
+/// How a pass ended.
+#[derive(Clone, Debug, Default)]
+pub struct FleetEnding {
+    /// When to reconcile again although nothing changes.
+    pub due: Option<Timestamp>,
+    /// A call failed; the fleet is reconciled again later.
+    pub failure: Option<Failure>,
+    /// The fleet's finalizer was removed.
+    pub is_released: bool,
+    pub events: Vec<FleetEvent>,
+}
+
+/// Something that people should see.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FleetEvent {
+    pub is_warning: bool,
+    pub reason: &'static str,
+    pub note: String,
+}
+
+/// One reconcile of a fleet.
+#[derive(Clone, Debug)]
+pub struct FleetPass {
+    snapshot: FleetSnapshot,
+    target: Target,
+    /// What the server refused in this pass, by the name of the object.
+    refused: BTreeMap<String, String>,
+    /// Nodes that this pass released while they were down.
+    released_down: Vec<String>,
+    asked: Option<FleetRequest>,
+    is_reported: bool,
+    ending: FleetEnding,
+}
+
+impl FleetPass {
+    pub fn begin(snapshot: FleetSnapshot) -> Self {
+        Self {
+            target: Target::of(&snapshot.fleet),
+            snapshot,
+            refused: BTreeMap::new(),
+            released_down: Vec::new(),
+            asked: None,
+            is_reported: false,
+            ending: FleetEnding::default(),
+        }
+    }
+
+    pub fn fleet(&self) -> &Shared<SeiNodeDeployment> {
+        &self.snapshot.fleet
+    }
+
+    /// The nodes, as this pass knows them.
+    pub fn nodes(&self) -> &[Shared<SeiNode>] {
+        &self.snapshot.nodes
+    }
+
+    /// The node of this name, as this pass knows it.
+    fn node(&self, name: &str) -> Option<&Shared<SeiNode>> {
+        self.snapshot.nodes.iter().find(|node| node.metadata.name.as_deref() == Some(name))
+    }
+
+    /// Why the next request is made.
+    pub fn purpose(&self) -> Purpose {
+        let why = if self.snapshot.is_deleted() {
+            "the fleet is deleted".to_owned()
+        } else {
+            format!("template {} of the fleet", self.target.hash)
+        };
+        Purpose { why, ..Purpose::default() }
+    }
+
+    pub fn ask(&mut self) -> FleetAsk {
+        if self.ending.failure.is_none() {
+            if let Some(request) = self.next_request() {
+                self.asked = Some(request.clone());
+                return FleetAsk::Perform(request);
+            }
+            if !self.is_reported && !self.ending.is_released {
+                self.is_reported = true;
+                let plan = self.survey();
+                // No event reports that an object of another owner was deleted, or a quota raised.
+                let is_refused = !self.refused.is_empty() || self.snapshot.has_conflict();
+                let again = is_refused.then(|| later(self.snapshot.now, REFUSED_RETRY));
+                let dues = plan.members.iter().filter_map(|member| member.due);
+                self.ending.due = dues.chain(again).min();
+                let status = status::report(&self.snapshot, &plan, &self.refused);
+                self.ending.events.extend(status::events(&self.snapshot, &status));
+                return FleetAsk::Write(Box::new(status));
+            }
+        }
+        FleetAsk::Done(std::mem::take(&mut self.ending))
+    }
+
+    pub fn absorb(&mut self, outcome: FleetOutcome) {
+        let asked = self.asked.take();
+        match outcome {
+            FleetOutcome::Node(node) => {
+                self.report_write(asked.as_ref(), &node);
+                self.snapshot.put(*node);
+            }
+            FleetOutcome::Service(service) => self.snapshot.service = Some(service),
+            FleetOutcome::Fleet(fleet) => {
+                let finalizers = fleet.metadata.finalizers.as_ref();
+                let held = finalizers.is_some_and(|all| all.iter().any(is_ours));
+                self.ending.is_released = self.snapshot.is_deleted() && !held;
+                self.snapshot.fleet = Shared::new(*fleet);
+            }
+            FleetOutcome::Deleted => {
+                if let Some(FleetRequest::DeleteNode { name, .. }) = asked {
+                    self.event(false, "SeiNodeDeleted", format!("deleted SeiNode {name}"));
+                    let deleted_at = Some(Time(self.snapshot.now));
+                    for node in &mut self.snapshot.nodes {
+                        if node.metadata.name.as_deref() == Some(name.as_str()) {
+                            node.metadata.deletion_timestamp.clone_from(&deleted_at);
+                        }
+                    }
+                } else if matches!(asked, Some(FleetRequest::PatchFinalizers { .. })) {
+                    self.ending.is_released = true;
+                }
+            }
+            FleetOutcome::Failed(failure) => self.failed(asked.as_ref(), failure),
+        }
+    }
+
+    fn event(&mut self, is_warning: bool, reason: &'static str, note: String) {
+        self.ending.events.push(FleetEvent { is_warning, reason, note });
+    }
+
+    fn report_write(&mut self, asked: Option<&FleetRequest>, node: &SeiNode) {
+        let name = node.metadata.name.clone().unwrap_or_default();
+        match asked {
+            // One that existed before may be another owner's.
+            Some(FleetRequest::CreateNode(_)) if self.snapshot.controls(node) => {
+                self.event(false, "SeiNodeCreated", format!("created SeiNode {name}"));
+            }
+            Some(FleetRequest::PatchNode { patch, .. }) => match &patch["spec"]["paused"] {
+                Value::Bool(true) => {
+                    self.event(false, "ChildPaused", format!("stopped SeiNode {name}"));
+                }
+                Value::Bool(false) => {
+                    self.event(false, "ChildResumed", format!("started SeiNode {name}"));
+                }
+                _ => {}
+            },
+            _ => {}
+        }
+    }
+
+    /// What the server refuses is reported and not tried again in this pass; everything else is
+    /// tried again later.
+    fn failed(&mut self, asked: Option<&FleetRequest>, failure: Failure) {
+        let object = asked.map(request_name).filter(|name| !name.is_empty());
+        match (object, failure) {
+            (Some(name), Failure::Rejected(text) | Failure::Forbidden(text)) => {
+                self.refused.insert(name.to_owned(), text);
+            }
+            (_, failure) => self.ending.failure = Some(failure),
+        }
+    }
+
+    fn next_request(&mut self) -> Option<FleetRequest> {
+        if self.snapshot.is_deleted() {
+            return self.next_of_deletion();
+        }
+        let fleet = &self.snapshot.fleet;
+        let finalizers = fleet.metadata.finalizers.clone().unwrap_or_default();
+        if !finalizers.iter().any(is_ours) {
+            let finalizers = finalizers.into_iter().chain([FLEET_FINALIZER.to_owned()]).collect();
+            let resource_version = fleet.metadata.resource_version.clone();
+            return Some(FleetRequest::PatchFinalizers { resource_version, finalizers });
+        }
+        let target = &self.target;
+        let adopted = self.snapshot.orphans().find(|node| self.may_write(node));
+        if let Some(orphan) = adopted {
+            let owner = serde_json::to_value(target.owner()).unwrap_or_default();
+            return Some(patch(orphan, json!({ "metadata": { "ownerReferences": [owner] } })));
+        }
+        // First, and also during a rollout: a fleet that cannot be started again would be stuck.
+        let paused = self.snapshot.is_paused();
+        let wrong = |node: &SeiNode| node.spec.is_paused() != paused;
+        let nodes = self.snapshot.own();
+        if let Some((_, node)) = nodes.iter().find(|(_, node)| wrong(node) && self.may_write(node))
+        {
+            return Some(patch(node, json!({ "spec": { "paused": paused } })));
+        }
+        if let Some(request) = service::next(&self.snapshot, target)
+            && !self.refused.contains_key(request_name(&request))
+        {
+            return Some(request);
+        }
+        if paused {
+            return None;
+        }
+        self.next_node(&nodes)
+    }
+
+    /// Creates what is missing, deletes what is too much, and passes the template on.
+    fn next_node(&mut self, nodes: &[(usize, Shared<SeiNode>)]) -> Option<FleetRequest> {
+        let target = &self.target;
+        let namespace = self.snapshot.fleet.metadata.namespace.clone().unwrap_or_default();
+        let replicas = self.snapshot.replicas();
+        for ordinal in 0..replicas {
+            let name = fleet_node(&self.snapshot.name(), ordinal);
+            if self.node(&name).is_none() && !self.refused.contains_key(&name) {
+                let node = target.create(&namespace, ordinal);
+                return Some(FleetRequest::CreateNode(Box::new(node)));
+            }
+        }
+        let surplus = nodes
+            .iter()
+            .rev()
+            .find(|(ordinal, node)| *ordinal >= replicas && self.may_write(node) && is_alive(node));
+        if let Some((_, node)) = surplus {
+            if let Some(retained) = target.retain_volume(node) {
+                let name = node.metadata.name.clone().unwrap_or_default();
+                return Some(FleetRequest::PatchNode { name, patch: retained });
+            }
+            let (name, uid) = (node.metadata.name.clone(), node.metadata.uid.clone());
+            let (name, uid) = (name.unwrap_or_default(), uid.unwrap_or_default());
+            return Some(FleetRequest::DeleteNode { name, uid });
+        }
+        let plan = self.survey();
+        let Next::Release { ordinal } = plan.next else { return None };
+        let (_, node) = nodes.iter().find(|(at, _)| *at == ordinal)?;
+        let name = node.metadata.name.clone().unwrap_or_default();
+        let member = plan.members.iter().find(|member| member.ordinal == ordinal)?;
+        let patch = target.release(ordinal, node);
+        if member.is_down && member.flight == Flight::No {
+            self.released_down.push(name.clone());
+        }
+        Some(FleetRequest::PatchNode { name, patch })
+    }
+
+    /// The server has not refused a write of this object in this pass.
+    fn may_write(&self, node: &SeiNode) -> bool {
+        !node.metadata.name.as_ref().is_some_and(|name| self.refused.contains_key(name))
+    }
+
+    fn next_of_deletion(&self) -> Option<FleetRequest> {
+        let fleet = &self.snapshot.fleet;
+        let finalizers = fleet.metadata.finalizers.clone().unwrap_or_default();
+        if !finalizers.iter().any(is_ours) {
+            return None;
+        }
+        let orphans = finalizers.iter().any(|name| name == ORPHAN_FINALIZER);
+        if fleet.spec.deletion_policy == DeletionPolicy::Retain && !orphans {
+            // Without the finalizer, what could not be released would be deleted.
+            if !self.refused.is_empty() {
+                return None;
+            }
+            let uid = fleet.metadata.uid.as_deref();
+            if let Some((_, node)) =
+                self.snapshot.own().into_iter().find(|(_, node)| is_alive(node))
+            {
+                let owners = node.metadata.owner_references.clone().unwrap_or_default();
+                let others: Vec<_> =
+                    owners.iter().filter(|owner| Some(owner.uid.as_str()) != uid).collect();
+                let metadata = json!({ "metadata": { "ownerReferences": others } });
+                return Some(patch(&node, metadata));
+            }
+            if let Some(request) = service::release(&self.snapshot) {
+                return Some(request);
+            }
+        }
+        let finalizers = finalizers.into_iter().filter(|name| !is_ours(name)).collect();
+        let resource_version = fleet.metadata.resource_version.clone();
+        Some(FleetRequest::PatchFinalizers { resource_version, finalizers })
+    }
+
+    /// How far the template has reached the nodes.
+    fn survey(&self) -> Survey {
+        let snapshot = &self.snapshot;
+        let target = self.target.clone();
+        let replicas = snapshot.replicas();
+        let limits = Limits::of(snapshot.fleet.spec.update_strategy.in_place.as_ref(), replicas);
+        let nodes: BTreeMap<usize, Shared<SeiNode>> =
+            snapshot.own().into_iter().filter(|(at, _)| *at < replicas).collect();
+        let order = rollout::in_order(&limits, nodes.keys().copied());
+        let members = order.iter().enumerate().filter_map(|(place, ordinal)| {
+            let node = nodes.get(ordinal)?;
+            let is_of_target = snapshot.target_hash() == Some(target.hash.as_str());
+            let record = snapshot.record(node).and_then(|record| {
+                let (at, was_down) =
+                    (record.released_at.as_ref()?.0, record.was_down == Some(true));
+                Some(Release { at, is_of_target, was_down })
+            });
+            let now = self.released_down.contains(&name_of(node)).then_some(Release {
+                at: snapshot.now,
+                is_of_target: true,
+                was_down: true,
+            });
+            let mut member = Member::of(
+                node,
+                *ordinal,
+                Context {
+                    limits: &limits,
+                    has_template: snapshot.has_template(&target, *ordinal, node),
+                    is_stamped: stamp(node).is_some(),
+                    release: now.or(record),
+                    place,
+                    now: snapshot.now,
+                },
+            );
+            if let Some(why) = self.refused.get(&member.name) {
+                member.message.clone_from(why);
+            }
+            Some(member)
+        });
+        let members: Vec<Member> = members.collect();
+        // A node whose write the server refuses would be released again and again.
+        let open: Vec<Member> = members
+            .iter()
+            .filter(|member| !self.refused.contains_key(&member.name))
+            .cloned()
+            .collect();
+        let next = rollout::next(&open, &limits);
+        Survey { target, members, next, has_limits: snapshot.has_limits() }
+    }
+}
+
+/// How far the template has reached the nodes, and what comes next.
+#[derive(Clone, Debug)]
+struct Survey {
+    target: Target,
+    /// The nodes below `spec.replicas`, in the order of the rollout.
+    members: Vec<Member>,
+    next: Next,
+    has_limits: bool,
+}
+
+impl FleetSnapshot {
+    fn name(&self) -> String {
+        self.fleet.metadata.name.clone().unwrap_or_default()
+    }
+
+    fn replicas(&self) -> usize {
+        usize::try_from(self.fleet.spec.replicas).unwrap_or(0)
+    }
+
+    fn is_deleted(&self) -> bool {
+        self.fleet.metadata.deletion_timestamp.is_some()
+    }
+
+    fn is_paused(&self) -> bool {
+        self.fleet.spec.paused == Some(true)
+    }
+
+    fn has_limits(&self) -> bool {
+        self.fleet.spec.update_strategy.in_place.is_some()
+    }
+
+    fn status(&self) -> Option<&SeiNodeDeploymentStatus> {
+        self.fleet.status.as_ref()
+    }
+
+    /// The hash that the records of nodes in the status are about.
+    fn target_hash(&self) -> Option<&str> {
+        let status = self.status()?;
+        let rollout = status.rollout.as_ref().map(|rollout| rollout.target_hash.as_str());
+        rollout.or(status.template_hash.as_deref())
+    }
+
+    fn record(&self, node: &SeiNode) -> Option<&sei_api::fleet::FleetNode> {
+        let name = node.metadata.name.as_deref()?;
+        self.status()?.nodes.iter().find(|record| record.name == name)
+    }
+
+    /// The nodes that the fleet controls, by ordinal.
+    fn own(&self) -> Vec<(usize, Shared<SeiNode>)> {
+        let name = self.name();
+        let mut own: Vec<_> = self
+            .nodes
+            .iter()
+            .filter(|node| self.controls(node))
+            .filter_map(|node| Some((ordinal_in(&name, node)?, node.clone())))
+            .collect();
+        own.sort_by_key(|(ordinal, _)| *ordinal);
+        own
+    }
+
+    fn controls(&self, node: &SeiNode) -> bool {
+        let uid = self.fleet.metadata.uid.as_deref();
+        uid.is_some() && controller_of(&node.metadata).map(|owner| owner.uid.as_str()) == uid
+    }
+
+    /// Nodes of this fleet without a controller: a fleet of this name retained them.
+    fn orphans(&self) -> impl Iterator<Item = &Shared<SeiNode>> {
+        let name = self.name();
+        self.nodes.iter().filter(move |node| {
+            let labels = node.metadata.labels.as_ref();
+            let of = labels.and_then(|labels| labels.get(label::NODE_DEPLOYMENT));
+            let ordinal = ordinal_in(&name, node);
+            controller_of(&node.metadata).is_none()
+                && is_alive(node)
+                && of == Some(&name)
+                && ordinal.is_some_and(|ordinal| ordinal < self.replicas())
+        })
+    }
+
+    /// Nodes with the names of this fleet's nodes that others control.
+    fn foreign(&self) -> Vec<String> {
+        let name = self.name();
+        let foreign = self.nodes.iter().filter(|node| {
+            let ordinal = ordinal_in(&name, node);
+            ordinal.is_some_and(|ordinal| ordinal < self.replicas()) && !self.controls(node)
+        });
+        let describe = |node: &Shared<SeiNode>| match controller_of(&node.metadata) {
+            Some(owner) => {
+                format!("{} is controlled by {} {}", name_of(node), owner.kind, owner.name)
+            }
+            None => format!("{} is not of this fleet", name_of(node)),
+        };
+        foreign.map(describe).collect()
+    }
+
+    /// An object of another owner has the name of one of the fleet's.
+    fn has_conflict(&self) -> bool {
+        let uid = self.fleet.metadata.uid.as_deref();
+        let service = self.service.as_ref();
+        service.is_some_and(|service| !service.is_controlled_by(uid)) || !self.foreign().is_empty()
+    }
+
+    /// Whether the node was given the target, and still has it.
+    fn has_template(&self, target: &Target, ordinal: usize, node: &SeiNode) -> bool {
+        if let Some(stamp) = stamp(node) {
+            return stamp == target.hash && target.matches(ordinal, node);
+        }
+        // Another operator made it: what that one never passed on waits for the next template.
+        let adopted = self.status().and_then(|status| status.adopted_template.as_deref());
+        adopted.is_none_or(|adopted| adopted == target.hash)
+            && target.matches_as_passed_on(ordinal, node)
+    }
+
+    /// Replaces a node, or adds it.
+    fn put(&mut self, node: SeiNode) {
+        let name = node.metadata.name.clone();
+        match self.nodes.iter_mut().find(|known| known.metadata.name == name) {
+            Some(known) => *known = Shared::new(node),
+            None => self.nodes.push(Shared::new(node)),
+        }
+    }
+}
+
+fn name_of(node: &SeiNode) -> String {
+    node.metadata.name.clone().unwrap_or_default()
+}
+
+fn is_ours(finalizer: &String) -> bool {
+    finalizer == FLEET_FINALIZER
+}
+
+fn is_alive(node: &SeiNode) -> bool {
+    node.metadata.deletion_timestamp.is_none()
+}
+
+fn patch(node: &SeiNode, patch: Value) -> FleetRequest {
+    FleetRequest::PatchNode { name: name_of(node), patch: guarded(patch, node) }
+}
+
+fn request_name(request: &FleetRequest) -> &str {
+    match request {
+        FleetRequest::CreateNode(node) => node.metadata.name.as_deref().unwrap_or_default(),
+        FleetRequest::CreateService(service) => {
+            service.metadata.name.as_deref().unwrap_or_default()
+        }
+        FleetRequest::PatchNode { name, .. }
+        | FleetRequest::DeleteNode { name, .. }
+        | FleetRequest::PatchService { name, .. } => name,
+        FleetRequest::PatchFinalizers { .. } => "",
+    }
+}

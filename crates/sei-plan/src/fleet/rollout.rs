@@ -1,0 +1,325 @@
+//! How far a template has reached the nodes of a fleet, and which node gets it next.
+//!
+//! Everything is derived from the nodes and the fleet's own status, so that a crash releases no node
+//! beyond the limit.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use sei_api::SeiNode;
+use sei_api::condition::{self, ConditionStatus, ConditionType};
+use sei_api::fleet::{InPlace, NodeState, OnFailure, Order};
+use sei_api::status::{SeiNodePhase, SeiNodeStatus, UpdateState};
+
+use crate::planner::later;
+use crate::platform::Share;
+
+/// The limits of a rollout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Limits {
+    /// How many nodes may be down because of the rollout.
+    max_unavailable: usize,
+    order: Order,
+    canaries: usize,
+    canary_bake: Duration,
+    needs_ready: bool,
+    needs_sidecar: bool,
+    bake: Duration,
+    deadline: Option<Duration>,
+    /// What happens after a failure; without limits nothing is held back.
+    on_failure: OnFailure,
+}
+
+impl Limits {
+    /// The limits of a fleet with this many nodes; without any, every node is released at once.
+    pub(super) fn of(rules: Option<&InPlace>, replicas: usize) -> Self {
+        let seconds = |value: Option<i32>| {
+            Duration::from_secs(u64::try_from(value.unwrap_or(0)).unwrap_or(0))
+        };
+        let none = InPlace::default();
+        let is_limited = rules.is_some();
+        let rules = rules.unwrap_or(&none);
+        let health = rules.health.clone().unwrap_or_default();
+        let canary = rules.canary.clone().unwrap_or_default();
+        Self {
+            max_unavailable: rules
+                .max_unavailable
+                .as_ref()
+                .map_or(usize::MAX, |share| at_once(share, replicas)),
+            order: rules.order.unwrap_or_default(),
+            canaries: usize::try_from(canary.replicas).unwrap_or(0).min(replicas),
+            canary_bake: seconds(Some(canary.bake_seconds)),
+            needs_ready: health.require_pod_ready.unwrap_or(true),
+            needs_sidecar: health.require_sidecar_ready.unwrap_or(false),
+            bake: seconds(health.bake_seconds),
+            deadline: rules.progress_deadline_seconds.map(|value| seconds(Some(value))),
+            on_failure: match rules.on_failure {
+                Some(chosen) => chosen,
+                None if is_limited => OnFailure::Halt,
+                None => OnFailure::Continue,
+            },
+        }
+    }
+
+    /// How long a node must be healthy before others follow.
+    fn bake_of(&self, place: usize) -> Duration {
+        if place < self.canaries { self.bake.max(self.canary_bake) } else { self.bake }
+    }
+}
+
+/// How many nodes a number or a percentage of `replicas` is, at least one.
+fn at_once(share: &IntOrString, replicas: usize) -> usize {
+    let share = match share {
+        IntOrString::Int(number) => Share::Nodes(u32::try_from(*number).unwrap_or(1)),
+        IntOrString::String(text) => {
+            Share::Percent(text.trim_end_matches('%').parse().unwrap_or(1))
+        }
+    };
+    share.of(replicas)
+}
+
+/// A node as a part of a rollout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Member {
+    pub(super) ordinal: usize,
+    pub(super) name: String,
+    pub(super) state: NodeState,
+    /// It is down, whatever template it has.
+    pub(super) is_down: bool,
+    /// It was down when it got a template, and was not healthy since.
+    pub(super) was_down: bool,
+    pub(super) flight: Flight,
+    /// When its state may change although nothing happens.
+    pub(super) due: Option<Timestamp>,
+    pub(super) message: String,
+}
+
+/// Whether a node takes from the limit of the rollout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Flight {
+    /// It does not: it is healthy, or it is down for another reason.
+    No,
+    /// It does: it is not healthy because it got a template, this one or an earlier one.
+    Yes,
+    /// It does, by an earlier template: this one costs nothing more.
+    Taken,
+}
+
+/// What the status of the fleet has about a node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Release {
+    /// When it got a template that it was not healthy with since.
+    pub(super) at: Timestamp,
+    /// That template is the target.
+    pub(super) is_of_target: bool,
+    /// It was down before.
+    pub(super) was_down: bool,
+}
+
+/// What is known about a node beside the node itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Context<'a> {
+    pub(super) limits: &'a Limits,
+    /// It has the target's template.
+    pub(super) has_template: bool,
+    /// The fleet gave it a template, this one or an earlier one.
+    pub(super) is_stamped: bool,
+    pub(super) release: Option<Release>,
+    /// Its place in the order of the rollout.
+    pub(super) place: usize,
+    pub(super) now: Timestamp,
+}
+
+impl Member {
+    pub(super) fn of(node: &SeiNode, ordinal: usize, context: Context<'_>) -> Self {
+        let empty = SeiNodeStatus::default();
+        let status = node.status.as_ref().unwrap_or(&empty);
+        let ready = ready_condition(status);
+        let is_down = ready.is_some_and(|ready| ready.status == "False");
+        let health = health(node, status, context.limits);
+        let was_down = context.release.is_some_and(|release| release.was_down) && health.is_err();
+        let member = |state, due, message: String| Self {
+            ordinal,
+            name: node.metadata.name.clone().unwrap_or_default(),
+            state,
+            is_down,
+            was_down,
+            flight: match state {
+                NodeState::Healthy => Flight::No,
+                _ if was_down => Flight::No,
+                _ => Flight::Yes,
+            },
+            due,
+            message,
+        };
+        if !context.has_template {
+            // An earlier template may still be on its way to the node.
+            let moves = context.is_stamped && !is_settled(node, status) && !is_held(status);
+            let flight = match context.release {
+                _ if health.is_ok() || was_down => Flight::No,
+                Some(_) => Flight::Taken,
+                None if moves => Flight::Yes,
+                None => Flight::No,
+            };
+            return Self { flight, ..member(NodeState::Outdated, None, String::new()) };
+        }
+        let release = context.release.filter(|release| release.is_of_target);
+        let deadline = context.limits.deadline.zip(release.map(|release| release.at));
+        let deadline = deadline.map(|(deadline, since)| later(since, deadline));
+        if let Some(why) = failure(node, status) {
+            return member(NodeState::Broken, None, why);
+        }
+        let health = match health {
+            Ok(since) => since,
+            Err(why) if deadline.is_some_and(|deadline| deadline <= context.now) => {
+                return member(NodeState::Broken, None, format!("not healthy in time: {why}"));
+            }
+            Err(why) => {
+                let settled = is_settled(node, status);
+                let state = if settled { NodeState::Updated } else { NodeState::Updating };
+                return member(state, deadline, why);
+            }
+        };
+        let bake = context.limits.bake_of(context.place);
+        let baked = health.map(|since| later(since, bake));
+        match baked.filter(|baked| *baked > context.now && !bake.is_zero()) {
+            // A node that this rollout has not released has nothing to prove.
+            Some(baked) if release.is_some() => {
+                member(NodeState::Updated, Some(baked), "must stay healthy for a while".to_owned())
+            }
+            _ => member(NodeState::Healthy, None, String::new()),
+        }
+    }
+
+    fn has_template(&self) -> bool {
+        self.state != NodeState::Outdated
+    }
+}
+
+fn ready_condition(status: &SeiNodeStatus) -> Option<&Condition> {
+    condition::find(&status.conditions, ConditionType::Ready)
+}
+
+/// Why the node has failed with what it was given.
+fn failure(node: &SeiNode, status: &SeiNodeStatus) -> Option<String> {
+    if node.metadata.generation > status.observed_generation {
+        return None;
+    }
+    let stalled = condition::find(&status.conditions, ConditionType::Stalled)
+        .filter(|stalled| stalled.status == ConditionStatus::True.as_str());
+    if let Some(stalled) = stalled {
+        return Some(format!("{}: {}", stalled.reason, stalled.message));
+    }
+    if status.phase == Some(SeiNodePhase::Failed) {
+        return Some("its first start failed".to_owned());
+    }
+    let attempts = crate::budget::failed_attempts(status.pending_update.as_ref());
+    (attempts > 0).then(|| format!("{attempts} failed attempts"))
+}
+
+/// Whether the node runs what its spec asks for.
+fn is_settled(node: &SeiNode, status: &SeiNodeStatus) -> bool {
+    let updating = condition::is(
+        &status.conditions,
+        ConditionType::NodeUpdateInProgress,
+        ConditionStatus::True,
+    );
+    node.metadata.generation <= status.observed_generation
+        && status.phase == Some(SeiNodePhase::Running)
+        && status.pending_update.is_none()
+        && status.plan.is_none()
+        && !updating
+}
+
+/// Whether the node's update waits for a person.
+fn is_held(status: &SeiNodeStatus) -> bool {
+    status.pending_update.as_ref().is_some_and(|update| update.state == UpdateState::Held)
+}
+
+/// Since when the node runs its spec and is healthy, or why it is not.
+fn health(
+    node: &SeiNode,
+    status: &SeiNodeStatus,
+    limits: &Limits,
+) -> Result<Option<Timestamp>, String> {
+    if !is_settled(node, status) {
+        let why = status.pending_update.as_ref().and_then(|update| update.reason.clone());
+        return Err(why.unwrap_or_else(|| "does not run it yet".to_owned()));
+    }
+    let mut since = status.last_update.as_ref().map(|last| last.finished_at.0);
+    if limits.needs_ready {
+        match ready_condition(status) {
+            Some(ready) if ready.status == "True" => {
+                since = since.max(Some(ready.last_transition_time.0));
+            }
+            Some(ready) => return Err(ready.message.clone()),
+            None => return Err("it is not known whether its pod is Ready".to_owned()),
+        }
+    }
+    let sidecar = condition::find(&status.conditions, ConditionType::SidecarReady);
+    if limits.needs_sidecar && sidecar.is_none_or(|sidecar| sidecar.status != "True") {
+        return Err("its sidecar is not ready".to_owned());
+    }
+    Ok(since)
+}
+
+/// The order of a rollout.
+pub(super) fn in_order(limits: &Limits, ordinals: impl Iterator<Item = usize>) -> Vec<usize> {
+    let mut ordinals: Vec<_> = ordinals.collect();
+    ordinals.sort_unstable();
+    if limits.order == Order::ReverseOrdinal {
+        ordinals.reverse();
+    }
+    ordinals
+}
+
+/// What a rollout does next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// This node gets the template.
+    Release { ordinal: usize },
+    /// No node gets the template: these failed.
+    Halted(String),
+    /// Nodes have to become healthy first.
+    Wait,
+    /// Every node has the template.
+    Done,
+}
+
+/// Which node gets the template next. `members` are in the order of the rollout.
+pub(super) fn next(members: &[Member], limits: &Limits) -> Next {
+    let outdated = || members.iter().filter(|member| !member.has_template());
+    if outdated().next().is_none() {
+        return Next::Done;
+    }
+    let broken: Vec<_> =
+        members.iter().filter(|member| member.state == NodeState::Broken).collect();
+    let is_halted = limits.on_failure == OnFailure::Halt && !broken.is_empty();
+    // Taking a node that is down to the new template costs nothing, and a chain that has halted at an
+    // upgrade needs many nodes at once. After a failure one node that is down proves no halt.
+    let down = members.iter().filter(|member| member.is_down).count();
+    let chain_is_halted = down >= 2 && down.saturating_mul(3) >= members.len();
+    let costs_nothing = |member: &&Member| member.flight == Flight::Taken || member.is_down;
+    if let Some(member) = outdated().find(costs_nothing)
+        && (!is_halted || chain_is_halted)
+    {
+        return Next::Release { ordinal: member.ordinal };
+    }
+    if is_halted {
+        let why = |member: &&Member| format!("{}: {}", member.name, member.message);
+        return Next::Halted(broken.iter().map(why).collect::<Vec<_>>().join("; "));
+    }
+    let in_flight = members.iter().filter(|member| member.flight != Flight::No).count();
+    if in_flight >= limits.max_unavailable {
+        return Next::Wait;
+    }
+    let canaries = members.get(..limits.canaries).unwrap_or(members);
+    let canaries_are_healthy = canaries.iter().all(|member| member.state == NodeState::Healthy);
+    let eligible = if canaries_are_healthy { members } else { canaries };
+    match eligible.iter().find(|member| !member.has_template()) {
+        Some(member) => Next::Release { ordinal: member.ordinal },
+        None => Next::Wait,
+    }
+}
