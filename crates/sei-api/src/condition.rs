@@ -90,6 +90,7 @@ names! {
         InvalidSpec = "InvalidSpec",
         DataVolumeLost = "DataVolumeLost",
         SigningKeyConflict = "SigningKeyConflict",
+        SigningStateLost = "SigningStateLost",
         Ready = "Ready",
         NotReady = "NotReady",
         Unreachable = "Unreachable",
@@ -462,6 +463,12 @@ pub const REASONS: &[ReasonRow] = &[
         0,
         "Another node has the same signing key or volume. This node is not started: a key that signs twice is slashed.",
         "Decide which node signs. Remove the key or the volume from the spec of the other node, or delete that node. Once its pod has terminated, the operator starts the remaining node.",
+    ),
+    stall(
+        R::SigningStateLost,
+        0,
+        "A deleted node signed with this key, and this node has another volume: it does not know what was signed, and could sign a block twice. It is not started.",
+        "Create the node with the volume of the deleted one: restore its claim under its name, or import it. If the volume no longer exists, make sure that the chain is far above the last height that the key has signed. Then approve: set annotation sei.io/accept-blank-signing-state to the identity named in the message.",
     ),
     row(
         C::Paused,

@@ -47,6 +47,8 @@ pub mod label {
     /// Fleet membership, set by the fleet kinds.
     pub const NODE_DEPLOYMENT: &str = "sei.io/nodedeployment";
     pub const NODE_DEPLOYMENT_ORDINAL: &str = "sei.io/nodedeployment-ordinal";
+    /// On the record that a deleted signer leaves.
+    pub const SIGNING_RECORD: &str = "sei.io/signing-record";
     /// On the pod that pulls the images of an update, with the name of the node. Such a pod has no
     /// other label of ours: it is not one of the node's own pods, and keeps no pod off its machine.
     pub const PRE_PULL: &str = "sei.io/pre-pull";
@@ -74,6 +76,8 @@ pub mod annotation {
     pub const FORCE_FINALIZE: &str = "sei.io/force-finalize";
     /// On the pod that pulls the images of an update: the plan and the machine that it pulls for.
     pub const PRE_PULL: &str = "sei.io/pre-pull";
+    /// On a `SeiNode`: the identity that may sign although what it signed before is not known.
+    pub const ACCEPT_BLANK_SIGNING_STATE: &str = "sei.io/accept-blank-signing-state";
     /// On a StatefulSet's metadata, never in its template: fingerprint of the applied template.
     pub const TEMPLATE_HASH: &str = "sei.io/template-hash";
     /// On a StatefulSet's metadata: the node has completed its first start. A status can be wiped, and
@@ -118,6 +122,11 @@ pub fn bootstrap_job(node: &str) -> String {
 /// StatefulSet or Job can have this name: theirs end with a number or a random suffix.
 pub fn pre_pull_pod(node: &str) -> String {
     format!("{node}-pre-pull")
+}
+
+/// `ConfigMap` that a deleted signer leaves, by the digest of its chain and identity.
+pub fn signing_record(digest: &str) -> String {
+    format!("sei-signing-record-{digest}")
 }
 
 /// The node of a fleet with this ordinal.

@@ -84,7 +84,7 @@ pub const RULES: &[Rule] = &[
         "",
         "configmaps",
         &["create", "get", "list", "patch", "watch"],
-        "the configuration of a pod's proxy",
+        "the configuration of a pod's proxy, and the record of a deleted signer",
     ),
     rule(
         "",

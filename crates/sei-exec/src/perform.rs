@@ -19,6 +19,7 @@ use sei_plan::request::{
 };
 use sei_plan::shared::Shared;
 use sei_plan::signers;
+use sei_plan::signing_record::SigningRecord;
 use sei_plan::view::{JobView, ObjectView, PodView, StatefulSetView};
 use serde::de::IgnoredAny;
 use serde_json::Value;
@@ -109,6 +110,10 @@ impl Cluster {
             Read::Secret(name) => {
                 let found = find("get secret", self.api::<Secret>().get(name)).await?;
                 Outcome::Secret(found.map(|secret| secret_view(&secret)))
+            }
+            Read::SigningRecord(name) => {
+                let found = find("get configmap", self.api::<ConfigMap>().get(name)).await?;
+                Outcome::SigningRecord(found.as_ref().map(SigningRecord::from))
             }
             Read::Job => {
                 let name = names::bootstrap_job(&self.node);
@@ -214,10 +219,10 @@ impl Cluster {
                 return Ok(Outcome::Created(ObjectView::from(&created.metadata)));
             }
             Request::ApplyConfigMap(object) => {
-                let name = names::proxy_config(&self.node);
+                let name = object.metadata.name.as_deref().unwrap_or_default();
                 let maps = self.api::<Lean<ConfigMap>>();
                 let patch = Patch::Apply(object.as_ref());
-                call("apply configmap", maps.patch(&name, &apply, &patch)).await?;
+                call("apply configmap", maps.patch(name, &apply, &patch)).await?;
             }
             Request::ApplyService(object) => {
                 let services = self.api::<Lean<Service>>();

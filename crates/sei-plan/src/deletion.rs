@@ -2,6 +2,7 @@
 //! is garbage-collected by ownership.
 
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use sei_api::SeiNode;
 use sei_api::condition::{self, ConditionStatus, ConditionType, Reason, Verdict};
@@ -15,6 +16,7 @@ use crate::planner::later;
 use crate::planner::ready::record_terminating;
 use crate::request::{Failure, MountView, Outcome, Purpose, Read, Request};
 use crate::shared::Shared;
+use crate::signing_record;
 use crate::timing::Timing;
 use crate::view::StatefulSetView;
 
@@ -46,6 +48,11 @@ enum Stage {
     /// Pods that may still sign.
     Wait(String),
     ReadClaim,
+    /// A signer leaves a record before it loses its volume.
+    Record {
+        record: Box<ConfigMap>,
+        then: Box<Stage>,
+    },
     DeleteClaim {
         name: String,
         uid: String,
@@ -120,7 +127,10 @@ impl Deletion {
                 }
                 // An imported claim is its owner's.
                 Stage::ReadClaim if self.node.spec.imported_claim().is_some() => {
-                    self.stage = Stage::RemoveFinalizer;
+                    self.stage = self.recorded(None, Stage::RemoveFinalizer);
+                }
+                Stage::Record { record, .. } => {
+                    return perform(Request::ApplyConfigMap(record.clone()));
                 }
                 Stage::ReadClaim => {
                     return perform(Request::Read(Read::Claim(data_claim(self.name()))));
@@ -200,6 +210,14 @@ impl Deletion {
         }
     }
 
+    /// This stage, after the record that a signer leaves.
+    fn recorded(&self, claim_uid: Option<&str>, then: Stage) -> Stage {
+        match signing_record::record(&self.node, claim_uid, self.now) {
+            Some(record) => Stage::Record { record: Box::new(record), then: Box::new(then) },
+            None => then,
+        }
+    }
+
     /// The status while a pod may still sign.
     fn waiting_for(&self, pod: &str) -> SeiNodeStatus {
         let mut status = self.node.status.clone().unwrap_or_default();
@@ -247,13 +265,24 @@ impl Deletion {
                 let own = found.filter(|claim| {
                     !claim.terminating && claim.controller == self.node.metadata.uid
                 });
-                self.stage = own.map_or(Stage::RemoveFinalizer, |claim| {
+                let claim = own.as_ref().map(|claim| claim.uid.clone());
+                let then = own.map_or(Stage::RemoveFinalizer, |claim| {
                     let (name, uid) = (data_claim(self.name()), claim.uid);
                     match self.on_delete() {
                         OnDelete::Delete => Stage::DeleteClaim { name, uid },
                         OnDelete::Retain => Stage::ReleaseClaim { name, uid },
                     }
                 });
+                self.stage = self.recorded(claim.as_deref(), then);
+            }
+            // A namespace that is being deleted takes no record, and must end.
+            (
+                Stage::Record { then, .. },
+                Outcome::Accepted
+                | Outcome::Failed(Failure::Forbidden(_) | Failure::Rejected(_) | Failure::NotFound),
+            ) => {
+                let then = Stage::clone(then);
+                self.stage = then;
             }
             (Stage::DeleteClaim { .. }, Outcome::Accepted)
             | (
@@ -371,6 +400,38 @@ mod tests {
         let mut deletion = begin(node);
         let Ask::Write(_) = deletion.ask() else { panic!("the phase is written first") };
         assert!(removes_finalizer(&mut deletion));
+    }
+
+    #[test]
+    fn a_signer_leaves_a_record_before_it_loses_its_volume() {
+        let recorded = |answer: Outcome| {
+            let mut node = deleted();
+            node.status.get_or_insert_default().signing_identity = Some("A1".to_owned());
+            let mut deletion = begin(node);
+            deletion.stage = Stage::ReadClaim;
+            deletion.ask();
+            deletion.absorb(claim(NODE_UID));
+            let Ask::Perform(request) = deletion.ask() else { panic!("it writes the record") };
+            let Request::ApplyConfigMap(record) = *request else { panic!("{request:?}") };
+            deletion.absorb(answer);
+            (record, deletion.ask())
+        };
+        let (record, next) = recorded(Outcome::Accepted);
+        assert_eq!(
+            record.metadata.name,
+            Some(signing_record::name(&deleted().spec.chain_id, "A1"))
+        );
+        let read = signing_record::SigningRecord::from(&*record);
+        assert_eq!(read.node, "n");
+        assert_eq!(read.claim_uid.as_deref(), Some("claim-uid"));
+        assert_eq!(read.deleted_at, "2026-01-01T00:00:00Z");
+        let released = |next: &Ask| matches!(next, Ask::Perform(request) if matches!(**request, Request::ReleaseClaim { .. }));
+        assert!(released(&next), "{next:?}");
+        // A namespace that is being deleted takes no new object.
+        let (_, next) = recorded(Outcome::Failed(Failure::Forbidden("terminating".to_owned())));
+        assert!(released(&next), "{next:?}");
+        let (_, next) = recorded(Outcome::Failed(Failure::Indeterminate("timeout".to_owned())));
+        assert!(matches!(next, Ask::Done(ending) if ending.failure.is_some()));
     }
 
     #[test]

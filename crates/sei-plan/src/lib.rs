@@ -47,6 +47,7 @@ pub mod seen;
 pub mod shared;
 pub mod signers;
 pub mod signing_key;
+pub mod signing_record;
 pub mod snapshot;
 pub mod start_check;
 pub mod summary;

@@ -17,6 +17,7 @@ use serde_json::Value;
 use crate::budget::Roll;
 use crate::pre_pull::PrePullView;
 use crate::shared::Shared;
+use crate::signing_record::SigningRecord;
 use crate::snapshot::Slot;
 use crate::view::{JobView, ObjectView, PodView, Proxy, StatefulSetView};
 
@@ -154,6 +155,8 @@ pub enum Read {
     Claim(String),
     Volume(String),
     Secret(String),
+    /// The record of this name that a deleted signer has left.
+    SigningRecord(String),
     Job,
     Service,
     /// The proxy's `ConfigMap`.
@@ -212,6 +215,7 @@ pub enum Outcome {
     Claim(Option<ClaimView>),
     Volume(Option<VolumeView>),
     Secret(Option<SecretView>),
+    SigningRecord(Option<SigningRecord>),
     Job(Option<JobView>),
     Service(Option<ObjectView>),
     ConfigMap(Option<ObjectView>),

@@ -199,6 +199,7 @@ impl Seen {
             Outcome::Node(_)
             | Outcome::Nodes(_)
             | Outcome::Mounts(_)
+            | Outcome::SigningRecord(_)
             | Outcome::DryRun(_)
             | Outcome::Slot(_) => {}
             Outcome::Failed(failure) => self.absorb_failure(request, failure),

@@ -9,10 +9,13 @@ use std::collections::VecDeque;
 use sei_api::SeiNode;
 use sei_api::condition::Reason;
 use sei_api::key::ObjectKey;
+use sei_api::names::{annotation, data_claim};
+use sei_api::status::SeiNodePhase;
 
 use crate::request::{Failure, MountView, Outcome, Read, Request, SecretView};
 use crate::signers;
 use crate::signing_key::SigningKey;
+use crate::signing_record::{self, SigningRecord};
 
 /// The checks before one request.
 #[derive(Clone, Debug)]
@@ -24,6 +27,8 @@ pub struct StartCheck {
     live: Option<Box<SeiNode>>,
     /// Whom the node would sign as, by its Secret.
     identity: Option<String>,
+    /// What a deleted node with this key has left.
+    record: Option<SigningRecord>,
     candidates: Vec<SeiNode>,
     mounts: Vec<MountView>,
     reads: VecDeque<Read>,
@@ -46,6 +51,7 @@ impl StartCheck {
             exclusive: signers::is_exclusive(node),
             live: None,
             identity: None,
+            record: None,
             candidates: Vec::new(),
             mounts: Vec::new(),
             reads: VecDeque::from([Read::Node]),
@@ -82,6 +88,20 @@ impl StartCheck {
             (Some(Read::Node), Outcome::Node(found)) => self.absorb_node(node, found),
             (Some(Read::Secret(name)), Outcome::Secret(found)) => {
                 self.absorb_secret(&name, found.as_ref())
+            }
+            (Some(Read::SigningRecord(_)), Outcome::SigningRecord(found)) => {
+                self.absorb_record(found);
+                Ok(())
+            }
+            (Some(Read::Claim(_)), Outcome::Claim(claim)) => {
+                let claim = claim.as_ref().map(|claim| claim.uid.as_str());
+                let (record, identity) = (self.record.as_ref(), self.identity.as_deref());
+                match record.and_then(|found| found.refusal(claim, identity.unwrap_or_default())) {
+                    Some(message) => {
+                        Err(Failure::NotStarted { reason: Reason::SigningStateLost, message })
+                    }
+                    None => Ok(()),
+                }
             }
             (Some(Read::Nodes), Outcome::Nodes(all)) => {
                 self.absorb_nodes(&all);
@@ -137,12 +157,29 @@ impl StartCheck {
         let status = self.live.as_ref().and_then(|live| live.status.as_ref());
         let recorded = status.and_then(|status| status.signing_identity.as_ref());
         let is_recorded = recorded == Some(&key.identity);
-        self.identity = Some(key.identity);
+        let identity = self.identity.insert(key.identity);
         if is_recorded {
+            if let Some(live) = self.live.as_ref().filter(|live| takes_its_first_volume(live)) {
+                let name = signing_record::name(&live.spec.chain_id, identity);
+                self.reads.push_front(Read::SigningRecord(name));
+            }
             return Ok(());
         }
         let message = "the signing identity has to be recorded in status first";
         Err(Failure::Indeterminate(message.to_owned()))
+    }
+
+    /// A node with this key was deleted: what it signed is known to its volume only.
+    fn absorb_record(&mut self, found: Option<SigningRecord>) {
+        let (Some(live), Some(record)) = (&self.live, found) else { return };
+        let accepted = annotation::ACCEPT_BLANK_SIGNING_STATE;
+        let accepted = live.metadata.annotations.as_ref().and_then(|all| all.get(accepted));
+        let is_accepted = accepted.is_some() && accepted == self.identity.as_ref();
+        if !is_accepted && !record.is_successor(live) {
+            let name = live.metadata.name.as_deref().unwrap_or_default();
+            self.reads.push_front(Read::Claim(data_claim(name)));
+            self.record = Some(record);
+        }
     }
 
     fn absorb_nodes(&mut self, all: &[SeiNode]) {
@@ -171,10 +208,19 @@ impl StartCheck {
     }
 }
 
+/// Whether the node has not run yet, and its volume is none that a user has named.
+fn takes_its_first_volume(node: &SeiNode) -> bool {
+    let phase = node.status.as_ref().and_then(|status| status.phase);
+    phase != Some(SeiNodePhase::Running) && node.spec.imported_claim().is_none()
+}
+
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
     use super::*;
     use crate::planner::fixture::{full_node, node, validator};
+    use crate::request::ClaimView;
     use crate::signing_key;
 
     fn start() -> Request {
@@ -233,10 +279,13 @@ mod tests {
         copy.metadata.namespace = Some("there".to_owned());
         let nodes = Outcome::Nodes(vec![node.clone(), copy]);
         let nothing = || Outcome::Mounts(vec![]);
-        let answers = vec![live(&node), secret, nodes, nothing(), nothing()];
+        let unrecorded = Outcome::SigningRecord(None);
+        let identity = node.status.as_ref().unwrap().signing_identity.clone().unwrap();
+        let answers = vec![live(&node), secret, unrecorded, nodes, nothing(), nothing()];
         let reads = vec![
             Read::Node,
             Read::Secret("signing".to_owned()),
+            Read::SigningRecord(signing_record::name(&node.spec.chain_id, &identity)),
             Read::Nodes,
             mounts("ns", None),
             mounts("there", Some("copy")),
@@ -246,6 +295,67 @@ mod tests {
         // Neither has a creation time; the one whose name comes first starts.
         let message = "there/copy has the same signing key or volume";
         assert_eq!(ended, refused(Reason::SigningKeyConflict, message));
+    }
+
+    /// The outcome of the first start of a signer after a node with its key was deleted.
+    fn after_record(claim: Option<&str>, change: impl Fn(&mut SeiNode)) -> Result<(), Failure> {
+        let (mut node, secret) = signer("a");
+        node.metadata.creation_timestamp = Some(Time("2026-01-02T00:00:00Z".parse().unwrap()));
+        change(&mut node);
+        let record = SigningRecord {
+            node: "old".to_owned(),
+            claim_uid: Some("old-claim".to_owned()),
+            deleted_at: "2026-01-01T00:00:00Z".to_owned(),
+            written_at: Some("2026-01-01T00:01:00Z".parse().unwrap()),
+        };
+        let claim = claim.map(|uid| ClaimView { uid: uid.to_owned(), ..ClaimView::default() });
+        let mut check = StartCheck::new(&node, start());
+        while let Verdict::Read(read) = check.next() {
+            let answer = match read {
+                Read::Node => live(&node),
+                Read::Secret(_) => secret.clone(),
+                Read::SigningRecord(_) => Outcome::SigningRecord(Some(record.clone())),
+                Read::Claim(_) => Outcome::Claim(claim.clone()),
+                Read::Nodes => Outcome::Nodes(vec![node.clone()]),
+                _ => Outcome::Mounts(Vec::new()),
+            };
+            check.absorb(&node, answer)?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_signer_needs_the_volume_of_the_deleted_node_with_its_key() {
+        let lost = |result: Result<(), Failure>| {
+            matches!(result, Err(Failure::NotStarted { reason: Reason::SigningStateLost, .. }))
+        };
+        let accept = |identity: Option<&'static str>| {
+            move |node: &mut SeiNode| {
+                let own = node.status.as_ref().and_then(|status| status.signing_identity.clone());
+                let identity = identity.map_or(own.unwrap(), str::to_owned);
+                let annotations = node.metadata.annotations.get_or_insert_default();
+                annotations.insert(annotation::ACCEPT_BLANK_SIGNING_STATE.to_owned(), identity);
+            }
+        };
+        assert!(lost(after_record(Some("new-claim"), |_| {})));
+        assert!(lost(after_record(None, |_| {})));
+        assert!(lost(after_record(Some("new-claim"), accept(Some("another")))));
+        assert_eq!(after_record(Some("old-claim"), |_| {}), Ok(()), "the retained volume");
+        assert_eq!(after_record(Some("new-claim"), accept(None)), Ok(()), "accepted");
+        let waited = |node: &mut SeiNode| {
+            let before = "2026-01-01T00:01:00Z".parse().unwrap();
+            node.metadata.creation_timestamp = Some(Time(before));
+        };
+        assert_eq!(after_record(Some("new-claim"), waited), Ok(()), "the key was moved to it");
+        let runs = |node: &mut SeiNode| {
+            node.status.as_mut().unwrap().phase = Some(SeiNodePhase::Running);
+        };
+        assert_eq!(after_record(Some("new-claim"), runs), Ok(()), "it has signed on its volume");
+        let imports = |node: &mut SeiNode| {
+            let import = serde_json::json!({ "import": { "pvcName": "restored" } });
+            node.spec.data_volume = serde_json::from_value(import).unwrap();
+        };
+        assert_eq!(after_record(Some("new-claim"), imports), Ok(()), "the user names the volume");
     }
 
     #[test]
@@ -298,7 +408,9 @@ mod tests {
             secrets: vec!["signing".to_owned()],
             ..MountView::default()
         };
-        let answers = vec![live(&node), secret, Outcome::Nodes(vec![]), Outcome::Mounts(vec![pod])];
+        let unrecorded = Outcome::SigningRecord(None);
+        let (nodes, pods) = (Outcome::Nodes(vec![]), Outcome::Mounts(vec![pod]));
+        let answers = vec![live(&node), secret, unrecorded, nodes, pods];
         let message = "pod old-0 still has the signing key or volume";
         assert_eq!(check(&node, answers).1, refused(Reason::SigningKeyConflict, message));
     }

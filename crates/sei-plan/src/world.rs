@@ -476,6 +476,7 @@ impl World {
                 ..ClaimView::default()
             })),
             Read::Secret(name) => Outcome::Secret(self.secret(name)),
+            Read::SigningRecord(_) => Outcome::SigningRecord(None),
             Read::Generation { .. } => Outcome::Generation(self.node.metadata.generation),
             Read::Node => Outcome::Node(Some(Box::new(self.node.clone()))),
             Read::Nodes => Outcome::Nodes(

@@ -292,3 +292,65 @@ async fn no_copy_of_a_key_starts_beside_a_signer_without_a_record() -> Result<()
     assert_eq!(scenario.pods_seen("a").await?, 1, "the running signer is left alone");
     scenario.close().await
 }
+
+/// Times of the server have no fractions.
+async fn until_next_second() -> Result<()> {
+    let second = Timestamp::now().as_second();
+    wait_for("the next second begins", async || {
+        Ok((Timestamp::now().as_second() > second).then_some(()))
+    })
+    .await
+}
+
+/// A validator that ran and was deleted.
+async fn deleted_validator(name: &str, on_delete: &str) -> Result<Scenario> {
+    let scenario = Scenario::open(name).await?;
+    scenario.create_validator_keys("signing", "p2p").await?;
+    scenario.run("a", validator("seid:v1", "signing", "p2p")).await?;
+    let policy = json!({ "spec": { "dataVolume": { "onDelete": on_delete } } });
+    scenario.edit("a", policy).await?;
+    scenario.nodes().delete("a", &DeleteParams::default()).await?;
+    scenario.until_deleted("a").await?;
+    until_next_second().await?;
+    Ok(scenario)
+}
+
+#[tokio::test]
+async fn a_signer_recreated_without_its_volume_is_held_until_that_is_accepted() -> Result<()> {
+    let scenario = deleted_validator("state-lost", "Delete").await?;
+    scenario.create("a", validator("seid:v1", "signing", "p2p")).await?;
+    let status = scenario.until_stalled("a", "SigningStateLost").await?;
+    assert_eq!(scenario.pods_seen("a").await?, 1, "only the pod of the deleted node");
+    let identity = status.signing_identity.context("no identity is recorded")?;
+    let stalled = condition_text(&status, ConditionType::Stalled);
+    assert!(stalled.contains(&identity), "{stalled}");
+    let accept = |identity: &str| {
+        json!({ "metadata": { "annotations": {
+        "sei.io/accept-blank-signing-state": identity } } })
+    };
+    scenario.edit("a", accept("another")).await?;
+    scenario.until_stalled("a", "SigningStateLost").await?;
+    scenario.edit("a", accept(&identity)).await?;
+    scenario.settled("a").await?;
+    scenario.until_not_stalled("a").await?;
+    scenario.close().await
+}
+
+#[tokio::test]
+async fn a_signer_recreated_with_its_retained_volume_starts() -> Result<()> {
+    let scenario = deleted_validator("state-kept", "Retain").await?;
+    scenario.create("a", validator("seid:v1", "signing", "p2p")).await?;
+    scenario.settled("a").await?;
+    // The retained volume is deleted by hand between two nodes.
+    scenario.nodes().delete("a", &DeleteParams::default()).await?;
+    scenario.until_deleted("a").await?;
+    scenario.claims().delete("data-a", &DeleteParams::default()).await?;
+    wait_for("the claim is deleted", async || {
+        Ok(scenario.claims().get_opt("data-a").await?.is_none().then_some(()))
+    })
+    .await?;
+    until_next_second().await?;
+    scenario.create("a", validator("seid:v1", "signing", "p2p")).await?;
+    scenario.until_stalled("a", "SigningStateLost").await?;
+    scenario.close().await
+}

@@ -111,13 +111,13 @@ fn decide_drift(snapshot: &Snapshot, desired: &Desired) -> Decision {
         Drift::Record(stamp) => {
             let adopted = Note::Adopted { hash: stamp.hash.clone() };
             let recorded = Decision { stamp: Some(*stamp), ..Decision::keep(snapshot) };
-            recorded.note(adopted).then(in_sync(snapshot))
+            recorded.note(adopted).then(in_sync(snapshot, desired))
         }
         Drift::InSync => match unfinished(snapshot, desired)
             .or_else(|| drift::config_difference(snapshot, desired))
         {
             Some(difference) => differs(snapshot, desired, &difference),
-            None => in_sync(snapshot),
+            None => in_sync(snapshot, desired),
         },
         Drift::Reapply => match drift::back_off(snapshot, desired) {
             Some(pause) => backs_off(snapshot, pause),
@@ -153,7 +153,7 @@ fn unfinished(snapshot: &Snapshot, desired: &Desired) -> Option<Difference> {
     })
 }
 
-fn in_sync(snapshot: &Snapshot) -> Decision {
+fn in_sync(snapshot: &Snapshot, desired: &Desired) -> Decision {
     let moved = snapshot.pod().zip(snapshot.own_statefulset()).and_then(|(pod, statefulset)| {
         let (own, newest) = (pod.revision.clone()?, statefulset.observed_revision()?.to_owned());
         (own != newest).then_some(Note::RevisionMovedExternally { pod: own, statefulset: newest })
@@ -161,8 +161,12 @@ fn in_sync(snapshot: &Snapshot) -> Decision {
     // A pause that holds nothing yet is reported too, or the next update is held by surprise.
     let (reason, message) = if snapshot.node.spec.updates_are_paused() {
         (Reason::Paused, "in sync; spec.update.paused holds the next update".to_owned())
+    } else if let Some(moved) = &moved {
+        (Reason::InSync, moved.to_string())
+    } else if drift::config_changed(snapshot, desired, "peers") {
+        (Reason::InSync, "config.peers has changed; the next roll applies it".to_owned())
     } else {
-        (Reason::InSync, moved.as_ref().map(ToString::to_string).unwrap_or_default())
+        (Reason::InSync, String::new())
     };
     Decision { pending_update: None, ..Decision::keep(snapshot) }
         .condition(drift_is(ConditionStatus::False, reason, message))

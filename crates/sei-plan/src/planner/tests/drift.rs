@@ -580,6 +580,19 @@ fn changed_settings_outside_of_the_template_replace_the_pod() {
 }
 
 #[test]
+fn changed_peers_restart_nothing_and_are_reported() {
+    let peers = running(full_node()).with(|seen| {
+        let template = seen.status_mut().pod_template.as_mut().unwrap();
+        template.config.insert("peers".into(), "of-other-peers".into());
+    });
+    assert_eq!(started(&peers), None);
+    assert_eq!(
+        condition_text(&after(&peers), ConditionType::PodTemplateDrift),
+        "False/InSync: config.peers has changed; the next roll applies it"
+    );
+}
+
+#[test]
 fn settings_edited_during_an_update_supersede_it() {
     let snapshot = bumped(full_node());
     let active = started(&snapshot).unwrap();

@@ -163,6 +163,7 @@ fn stalls() -> Vec<Snapshot> {
             Reason::ApplyRejected,
             Reason::FieldConflict,
             Reason::Forbidden,
+            Reason::SigningStateLost,
         ]
         .map(waits),
     );

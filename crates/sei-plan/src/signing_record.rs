@@ -1,0 +1,104 @@
+//! What stays of a deleted node that signed.
+//!
+//! The file with the last signed height is on the node's volume. A node that is created later with
+//! the same key and an empty volume would sign blocks that were signed before. So a deleted signer
+//! leaves a `ConfigMap` in its namespace that names the claim with the file, and the first start of
+//! a node with this key compares.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use sei_api::SeiNode;
+use sei_api::names::{annotation, label, signing_record};
+
+use crate::fingerprint::short_digest;
+
+/// What decisions read of the record.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SigningRecord {
+    /// The node that signed last.
+    pub node: String,
+    /// Uid of its claim; `None` if it had none of its own.
+    pub claim_uid: Option<String>,
+    /// When its deletion was requested, for people.
+    pub deleted_at: String,
+    /// When it was written, by the clock of the API server.
+    pub written_at: Option<Timestamp>,
+}
+
+/// Keys of the record's data. `CHAIN` and `IDENTITY` are for people.
+mod key {
+    pub(super) const NODE: &str = "node";
+    pub(super) const CLAIM_UID: &str = "claimUid";
+    pub(super) const DELETED_AT: &str = "deletedAt";
+    pub(super) const CHAIN: &str = "chainId";
+    pub(super) const IDENTITY: &str = "identity";
+}
+
+/// Name of the record of one identity on one chain.
+pub fn name(chain: &str, identity: &str) -> String {
+    signing_record(&short_digest(&format!("{chain}/{identity}")))
+}
+
+/// The record that a node leaves; `None` if it never had an identity.
+pub fn record(node: &SeiNode, claim_uid: Option<&str>, now: Timestamp) -> Option<ConfigMap> {
+    let identity = node.status.as_ref()?.signing_identity.as_deref()?;
+    let deleted_at = node.metadata.deletion_timestamp.as_ref().map_or(now, |time| time.0);
+    let text = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+    let mut data = BTreeMap::from([
+        text(key::NODE, node.metadata.name.as_deref().unwrap_or_default()),
+        text(key::DELETED_AT, &format!("{deleted_at:.0}")),
+        text(key::CHAIN, &node.spec.chain_id),
+        text(key::IDENTITY, identity),
+    ]);
+    data.extend(claim_uid.map(|uid| text(key::CLAIM_UID, uid)));
+    Some(ConfigMap {
+        metadata: ObjectMeta {
+            name: Some(name(&node.spec.chain_id, identity)),
+            namespace: node.metadata.namespace.clone(),
+            labels: Some(BTreeMap::from([text(label::SIGNING_RECORD, "true")])),
+            ..ObjectMeta::default()
+        },
+        data: Some(data),
+        ..ConfigMap::default()
+    })
+}
+
+impl From<&ConfigMap> for SigningRecord {
+    fn from(map: &ConfigMap) -> Self {
+        let value = |key| map.data.as_ref().and_then(|data| data.get(key)).cloned();
+        let writes = map.metadata.managed_fields.iter().flatten();
+        Self {
+            written_at: writes.filter_map(|entry| entry.time.as_ref()).map(|time| time.0).max(),
+            node: value(key::NODE).unwrap_or_default(),
+            claim_uid: value(key::CLAIM_UID).filter(|uid| !uid.is_empty()),
+            deleted_at: value(key::DELETED_AT).unwrap_or_default(),
+        }
+    }
+}
+
+impl SigningRecord {
+    /// Whether the node was created before the other had ended: the user has moved the key to it.
+    /// Both times are in whole seconds.
+    pub fn is_successor(&self, node: &SeiNode) -> bool {
+        let created = node.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        created.zip(self.written_at).is_some_and(|(created, written)| created <= written)
+    }
+
+    /// Why a node may not start on the claim with this uid.
+    pub fn refusal(&self, claim_uid: Option<&str>, identity: &str) -> Option<String> {
+        if self.claim_uid.is_some() && self.claim_uid.as_deref() == claim_uid {
+            return None;
+        }
+        Some(format!(
+            "node {} signed with this key until {}, and its volume is not the one of this node: \
+             what was signed is not known here. To sign with an empty record, set annotation {}: \
+             {identity}",
+            self.node,
+            self.deleted_at,
+            annotation::ACCEPT_BLANK_SIGNING_STATE,
+        ))
+    }
+}
