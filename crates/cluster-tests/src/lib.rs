@@ -44,7 +44,7 @@ pub const TOKEN_ROLE: &str = include_str!("../../../config/rbac/sidecar-token-ro
 
 /// How long to wait for an expected state. Long, because the machine may be busy; only a failing
 /// test waits that long.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The minor under test.
 pub fn minor() -> String {

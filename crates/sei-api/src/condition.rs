@@ -467,8 +467,8 @@ pub const REASONS: &[ReasonRow] = &[
     stall(
         R::SigningStateLost,
         0,
-        "A deleted node signed with this key, and this node has another volume: it does not know what was signed, and could sign a block twice. It is not started.",
-        "Create the node with the volume of the deleted one: restore its claim under its name, or import it. If the volume no longer exists, make sure that the chain is far above the last height that the key has signed. Then approve: set annotation sei.io/accept-blank-signing-state to the identity named in the message.",
+        "A deleted node signed with this key, and this node has a new volume: it does not know what was signed, and could sign a block twice. It is not started.",
+        "Create the node with the volume of the deleted one: spec.dataVolume.import names its claim, which is retained by default. If the volume no longer exists, make sure that the chain is far above the last height that the key has signed. Then approve: set annotation sei.io/accept-blank-signing-state to the identity named in the message.",
     ),
     row(
         C::Paused,

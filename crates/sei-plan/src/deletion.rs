@@ -127,7 +127,7 @@ impl Deletion {
                 }
                 // An imported claim is its owner's.
                 Stage::ReadClaim if self.node.spec.imported_claim().is_some() => {
-                    self.stage = self.recorded(None, Stage::RemoveFinalizer);
+                    self.stage = self.recorded(Stage::RemoveFinalizer);
                 }
                 Stage::Record { record, .. } => {
                     return perform(Request::ApplyConfigMap(record.clone()));
@@ -211,8 +211,8 @@ impl Deletion {
     }
 
     /// This stage, after the record that a signer leaves.
-    fn recorded(&self, claim_uid: Option<&str>, then: Stage) -> Stage {
-        match signing_record::record(&self.node, claim_uid, self.now) {
+    fn recorded(&self, then: Stage) -> Stage {
+        match signing_record::record(&self.node, self.now) {
             Some(record) => Stage::Record { record: Box::new(record), then: Box::new(then) },
             None => then,
         }
@@ -265,7 +265,6 @@ impl Deletion {
                 let own = found.filter(|claim| {
                     !claim.terminating && claim.controller == self.node.metadata.uid
                 });
-                let claim = own.as_ref().map(|claim| claim.uid.clone());
                 let then = own.map_or(Stage::RemoveFinalizer, |claim| {
                     let (name, uid) = (data_claim(self.name()), claim.uid);
                     match self.on_delete() {
@@ -273,7 +272,7 @@ impl Deletion {
                         OnDelete::Retain => Stage::ReleaseClaim { name, uid },
                     }
                 });
-                self.stage = self.recorded(claim.as_deref(), then);
+                self.stage = self.recorded(then);
             }
             // A namespace that is being deleted takes no record, and must end.
             (
@@ -423,7 +422,6 @@ mod tests {
         );
         let read = signing_record::SigningRecord::from(&*record);
         assert_eq!(read.node, "n");
-        assert_eq!(read.claim_uid.as_deref(), Some("claim-uid"));
         assert_eq!(read.deleted_at, "2026-01-01T00:00:00Z");
         let released = |next: &Ask| matches!(next, Ask::Perform(request) if matches!(**request, Request::ReleaseClaim { .. }));
         assert!(released(&next), "{next:?}");

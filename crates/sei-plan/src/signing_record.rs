@@ -2,8 +2,7 @@
 //!
 //! The file with the last signed height is on the node's volume. A node that is created later with
 //! the same key and an empty volume would sign blocks that were signed before. So a deleted signer
-//! leaves a `ConfigMap` in its namespace that names the claim with the file, and the first start of
-//! a node with this key compares.
+//! leaves a `ConfigMap` in its namespace, which the first start of a node with this key reads.
 
 use std::collections::BTreeMap;
 
@@ -20,18 +19,15 @@ use crate::fingerprint::short_digest;
 pub struct SigningRecord {
     /// The node that signed last.
     pub node: String,
-    /// Uid of its claim; `None` if it had none of its own.
-    pub claim_uid: Option<String>,
     /// When its deletion was requested, for people.
     pub deleted_at: String,
     /// When it was written, by the clock of the API server.
     pub written_at: Option<Timestamp>,
 }
 
-/// Keys of the record's data. `CHAIN` and `IDENTITY` are for people.
+/// Keys of the record's data.
 mod key {
     pub(super) const NODE: &str = "node";
-    pub(super) const CLAIM_UID: &str = "claimUid";
     pub(super) const DELETED_AT: &str = "deletedAt";
     pub(super) const CHAIN: &str = "chainId";
     pub(super) const IDENTITY: &str = "identity";
@@ -43,17 +39,16 @@ pub fn name(chain: &str, identity: &str) -> String {
 }
 
 /// The record that a node leaves; `None` if it never had an identity.
-pub fn record(node: &SeiNode, claim_uid: Option<&str>, now: Timestamp) -> Option<ConfigMap> {
+pub fn record(node: &SeiNode, now: Timestamp) -> Option<ConfigMap> {
     let identity = node.status.as_ref()?.signing_identity.as_deref()?;
     let deleted_at = node.metadata.deletion_timestamp.as_ref().map_or(now, |time| time.0);
     let text = |key: &str, value: &str| (key.to_owned(), value.to_owned());
-    let mut data = BTreeMap::from([
+    let data = BTreeMap::from([
         text(key::NODE, node.metadata.name.as_deref().unwrap_or_default()),
         text(key::DELETED_AT, &format!("{deleted_at:.0}")),
         text(key::CHAIN, &node.spec.chain_id),
         text(key::IDENTITY, identity),
     ]);
-    data.extend(claim_uid.map(|uid| text(key::CLAIM_UID, uid)));
     Some(ConfigMap {
         metadata: ObjectMeta {
             name: Some(name(&node.spec.chain_id, identity)),
@@ -73,7 +68,6 @@ impl From<&ConfigMap> for SigningRecord {
         Self {
             written_at: writes.filter_map(|entry| entry.time.as_ref()).map(|time| time.0).max(),
             node: value(key::NODE).unwrap_or_default(),
-            claim_uid: value(key::CLAIM_UID).filter(|uid| !uid.is_empty()),
             deleted_at: value(key::DELETED_AT).unwrap_or_default(),
         }
     }
@@ -87,18 +81,14 @@ impl SigningRecord {
         created.zip(self.written_at).is_some_and(|(created, written)| created <= written)
     }
 
-    /// Why a node may not start on the claim with this uid.
-    pub fn refusal(&self, claim_uid: Option<&str>, identity: &str) -> Option<String> {
-        if self.claim_uid.is_some() && self.claim_uid.as_deref() == claim_uid {
-            return None;
-        }
-        Some(format!(
-            "node {} signed with this key until {}, and its volume is not the one of this node: \
-             what was signed is not known here. To sign with an empty record, set annotation {}: \
-             {identity}",
+    /// Why a node with another volume may not start.
+    pub fn refusal(&self, identity: &str) -> String {
+        format!(
+            "node {} signed with this key and was deleted at {}; what it signed is known to its \
+             volume only. Import that volume, or accept an empty one: set annotation {}: {identity}",
             self.node,
             self.deleted_at,
             annotation::ACCEPT_BLANK_SIGNING_STATE,
-        ))
+        )
     }
 }

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use sei_api::SeiNode;
 use sei_api::condition::Reason;
 use sei_api::key::ObjectKey;
-use sei_api::names::{annotation, data_claim};
+use sei_api::names::annotation;
 use sei_api::status::SeiNodePhase;
 
 use crate::request::{Failure, MountView, Outcome, Read, Request, SecretView};
@@ -27,8 +27,6 @@ pub struct StartCheck {
     live: Option<Box<SeiNode>>,
     /// Whom the node would sign as, by its Secret.
     identity: Option<String>,
-    /// What a deleted node with this key has left.
-    record: Option<SigningRecord>,
     candidates: Vec<SeiNode>,
     mounts: Vec<MountView>,
     reads: VecDeque<Read>,
@@ -51,7 +49,6 @@ impl StartCheck {
             exclusive: signers::is_exclusive(node),
             live: None,
             identity: None,
-            record: None,
             candidates: Vec::new(),
             mounts: Vec::new(),
             reads: VecDeque::from([Read::Node]),
@@ -90,18 +87,7 @@ impl StartCheck {
                 self.absorb_secret(&name, found.as_ref())
             }
             (Some(Read::SigningRecord(_)), Outcome::SigningRecord(found)) => {
-                self.absorb_record(found);
-                Ok(())
-            }
-            (Some(Read::Claim(_)), Outcome::Claim(claim)) => {
-                let claim = claim.as_ref().map(|claim| claim.uid.as_str());
-                let (record, identity) = (self.record.as_ref(), self.identity.as_deref());
-                match record.and_then(|found| found.refusal(claim, identity.unwrap_or_default())) {
-                    Some(message) => {
-                        Err(Failure::NotStarted { reason: Reason::SigningStateLost, message })
-                    }
-                    None => Ok(()),
-                }
+                self.absorb_record(found.as_ref())
             }
             (Some(Read::Nodes), Outcome::Nodes(all)) => {
                 self.absorb_nodes(&all);
@@ -159,7 +145,7 @@ impl StartCheck {
         let is_recorded = recorded == Some(&key.identity);
         let identity = self.identity.insert(key.identity);
         if is_recorded {
-            if let Some(live) = self.live.as_ref().filter(|live| takes_its_first_volume(live)) {
+            if let Some(live) = self.live.as_ref().filter(|live| starts_on_a_new_volume(live)) {
                 let name = signing_record::name(&live.spec.chain_id, identity);
                 self.reads.push_front(Read::SigningRecord(name));
             }
@@ -170,16 +156,17 @@ impl StartCheck {
     }
 
     /// A node with this key was deleted: what it signed is known to its volume only.
-    fn absorb_record(&mut self, found: Option<SigningRecord>) {
-        let (Some(live), Some(record)) = (&self.live, found) else { return };
+    fn absorb_record(&self, found: Option<&SigningRecord>) -> Result<(), Failure> {
+        let (Some(live), Some(record), Some(identity)) = (&self.live, found, &self.identity) else {
+            return Ok(());
+        };
         let accepted = annotation::ACCEPT_BLANK_SIGNING_STATE;
         let accepted = live.metadata.annotations.as_ref().and_then(|all| all.get(accepted));
-        let is_accepted = accepted.is_some() && accepted == self.identity.as_ref();
-        if !is_accepted && !record.is_successor(live) {
-            let name = live.metadata.name.as_deref().unwrap_or_default();
-            self.reads.push_front(Read::Claim(data_claim(name)));
-            self.record = Some(record);
+        if accepted == Some(identity) || record.is_successor(live) {
+            return Ok(());
         }
+        let (reason, message) = (Reason::SigningStateLost, record.refusal(identity));
+        Err(Failure::NotStarted { reason, message })
     }
 
     fn absorb_nodes(&mut self, all: &[SeiNode]) {
@@ -209,7 +196,7 @@ impl StartCheck {
 }
 
 /// Whether the node has not run yet, and its volume is none that a user has named.
-fn takes_its_first_volume(node: &SeiNode) -> bool {
+fn starts_on_a_new_volume(node: &SeiNode) -> bool {
     let phase = node.status.as_ref().and_then(|status| status.phase);
     phase != Some(SeiNodePhase::Running) && node.spec.imported_claim().is_none()
 }
@@ -220,7 +207,6 @@ mod tests {
 
     use super::*;
     use crate::planner::fixture::{full_node, node, validator};
-    use crate::request::ClaimView;
     use crate::signing_key;
 
     fn start() -> Request {
@@ -298,24 +284,21 @@ mod tests {
     }
 
     /// The outcome of the first start of a signer after a node with its key was deleted.
-    fn after_record(claim: Option<&str>, change: impl Fn(&mut SeiNode)) -> Result<(), Failure> {
+    fn after_record(change: impl Fn(&mut SeiNode)) -> Result<(), Failure> {
         let (mut node, secret) = signer("a");
         node.metadata.creation_timestamp = Some(Time("2026-01-02T00:00:00Z".parse().unwrap()));
         change(&mut node);
         let record = SigningRecord {
             node: "old".to_owned(),
-            claim_uid: Some("old-claim".to_owned()),
             deleted_at: "2026-01-01T00:00:00Z".to_owned(),
             written_at: Some("2026-01-01T00:01:00Z".parse().unwrap()),
         };
-        let claim = claim.map(|uid| ClaimView { uid: uid.to_owned(), ..ClaimView::default() });
         let mut check = StartCheck::new(&node, start());
         while let Verdict::Read(read) = check.next() {
             let answer = match read {
                 Read::Node => live(&node),
                 Read::Secret(_) => secret.clone(),
                 Read::SigningRecord(_) => Outcome::SigningRecord(Some(record.clone())),
-                Read::Claim(_) => Outcome::Claim(claim.clone()),
                 Read::Nodes => Outcome::Nodes(vec![node.clone()]),
                 _ => Outcome::Mounts(Vec::new()),
             };
@@ -325,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signer_needs_the_volume_of_the_deleted_node_with_its_key() {
+    fn a_signer_does_not_start_on_a_new_volume_after_a_deleted_node_with_its_key() {
         let lost = |result: Result<(), Failure>| {
             matches!(result, Err(Failure::NotStarted { reason: Reason::SigningStateLost, .. }))
         };
@@ -337,25 +320,23 @@ mod tests {
                 annotations.insert(annotation::ACCEPT_BLANK_SIGNING_STATE.to_owned(), identity);
             }
         };
-        assert!(lost(after_record(Some("new-claim"), |_| {})));
-        assert!(lost(after_record(None, |_| {})));
-        assert!(lost(after_record(Some("new-claim"), accept(Some("another")))));
-        assert_eq!(after_record(Some("old-claim"), |_| {}), Ok(()), "the retained volume");
-        assert_eq!(after_record(Some("new-claim"), accept(None)), Ok(()), "accepted");
+        assert!(lost(after_record(|_| {})));
+        assert!(lost(after_record(accept(Some("another")))));
+        assert_eq!(after_record(accept(None)), Ok(()), "accepted");
         let waited = |node: &mut SeiNode| {
             let before = "2026-01-01T00:01:00Z".parse().unwrap();
             node.metadata.creation_timestamp = Some(Time(before));
         };
-        assert_eq!(after_record(Some("new-claim"), waited), Ok(()), "the key was moved to it");
+        assert_eq!(after_record(waited), Ok(()), "the key was moved to it");
         let runs = |node: &mut SeiNode| {
             node.status.as_mut().unwrap().phase = Some(SeiNodePhase::Running);
         };
-        assert_eq!(after_record(Some("new-claim"), runs), Ok(()), "it has signed on its volume");
+        assert_eq!(after_record(runs), Ok(()), "it has signed on its volume");
         let imports = |node: &mut SeiNode| {
             let import = serde_json::json!({ "import": { "pvcName": "restored" } });
             node.spec.data_volume = serde_json::from_value(import).unwrap();
         };
-        assert_eq!(after_record(Some("new-claim"), imports), Ok(()), "the user names the volume");
+        assert_eq!(after_record(imports), Ok(()), "the user names the volume");
     }
 
     #[test]

@@ -321,8 +321,8 @@ async fn a_signer_recreated_without_its_volume_is_held_until_that_is_accepted() 
     scenario.create("a", validator("seid:v1", "signing", "p2p")).await?;
     let status = scenario.until_stalled("a", "SigningStateLost").await?;
     assert_eq!(scenario.pods_seen("a").await?, 1, "only the pod of the deleted node");
-    let identity = status.signing_identity.context("no identity is recorded")?;
     let stalled = condition_text(&status, ConditionType::Stalled);
+    let identity = status.signing_identity.context("no identity is recorded")?;
     assert!(stalled.contains(&identity), "{stalled}");
     let accept = |identity: &str| {
         json!({ "metadata": { "annotations": {
@@ -339,18 +339,9 @@ async fn a_signer_recreated_without_its_volume_is_held_until_that_is_accepted() 
 #[tokio::test]
 async fn a_signer_recreated_with_its_retained_volume_starts() -> Result<()> {
     let scenario = deleted_validator("state-kept", "Retain").await?;
-    scenario.create("a", validator("seid:v1", "signing", "p2p")).await?;
+    let mut spec = validator("seid:v1", "signing", "p2p");
+    spec["dataVolume"] = json!({ "import": { "pvcName": "data-a" } });
+    scenario.create("a", spec).await?;
     scenario.settled("a").await?;
-    // The retained volume is deleted by hand between two nodes.
-    scenario.nodes().delete("a", &DeleteParams::default()).await?;
-    scenario.until_deleted("a").await?;
-    scenario.claims().delete("data-a", &DeleteParams::default()).await?;
-    wait_for("the claim is deleted", async || {
-        Ok(scenario.claims().get_opt("data-a").await?.is_none().then_some(()))
-    })
-    .await?;
-    until_next_second().await?;
-    scenario.create("a", validator("seid:v1", "signing", "p2p")).await?;
-    scenario.until_stalled("a", "SigningStateLost").await?;
     scenario.close().await
 }
