@@ -131,6 +131,8 @@ pub enum Command {
     Resume(VerbFlags),
     /// Start failed nodes again
     Retry(VerbFlags),
+    /// Replace the pods of nodes, in turn
+    Restart(VerbFlags),
     /// Print the log of a node
     Logs(LogsFlags),
     /// Explain reasons of conditions, or list all reasons

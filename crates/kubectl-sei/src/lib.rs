@@ -2,7 +2,7 @@
 //!
 //! What it is for: showing what the operator does to each node and why, showing what another
 //! platform configuration would do, and the decisions of a user: set an image, approve, pause,
-//! resume, retry. It is a library that takes a client and a writer, and a thin `main`.
+//! resume, retry, restart. It is a library that takes a client and a writer, and a thin `main`.
 //!
 //! What it never does: decide by its own rules what would roll (it calls the operator's planner),
 //! write to anything but the selected `SeiNodes`, or print the content of a Secret.
@@ -39,6 +39,7 @@ mod logs;
 mod pause;
 mod preview;
 mod report;
+mod restart;
 mod retry;
 mod status;
 mod terminal;
@@ -142,6 +143,7 @@ pub async fn run(flags: &Flags, context: &CommandContext, out: Out<'_>) -> Resul
         Command::Pause(flags) => pause::run(flags, true, &scope, context, out).await?,
         Command::Resume(flags) => pause::run(flags, false, &scope, context, out).await?,
         Command::Retry(flags) => retry::run(flags, &scope, context, out).await?,
+        Command::Restart(flags) => restart::run(flags, &scope, context, out).await?,
         Command::Logs(flags) => logs::run(flags, &scope, context, out).await?,
         Command::Explain(flags) => explain::run(flags, context.terminal, out)?,
         Command::Report(flags) => report::run(flags, &scope, context, out).await?,

@@ -68,6 +68,8 @@ pub mod annotation {
     pub const DEDICATED_NODE: &str = "sei.io/dedicated-node";
     /// Approves the held update whose target hash it names.
     pub const APPROVE_UPDATE: &str = "sei.io/approve-update";
+    /// A new value replaces the pod, which gets the same annotation.
+    pub const RESTARTED_AT: &str = "sei.io/restarted-at";
     /// A new value makes a failed node try again.
     pub const RETRY: &str = "sei.io/retry";
     /// Approves a start on an empty volume; its value is the uid of the lost claim.

@@ -49,6 +49,9 @@ pub struct TemplateInputs {
     /// Snapshots of this node are published by a job that finds its pod by a label.
     #[serde(skip_serializing_if = "is_false")]
     pub publish: bool,
+    /// The annotation of this name; a new value asks for a new pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restarted_at: Option<String>,
     /// None where the platform's image is used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sidecar_image: Option<String>,
@@ -115,6 +118,7 @@ impl TemplateInputs {
                 .snapshot_generation()
                 .and_then(|generation| generation.tendermint.as_ref())
                 .is_some_and(|snapshots| snapshots.publish.is_some()),
+            restarted_at: annotation_of(node, names::annotation::RESTARTED_AT).cloned(),
             sidecar_image: spec.sidecar_image().map(str::to_owned),
             sidecar_port: spec.sidecar_port(),
             sidecar_resources: resources
@@ -158,10 +162,11 @@ fn parse_quantity(list: &str, name: &str, text: &QuantityText) -> Result<Quantit
 }
 
 fn is_dedicated(node: &SeiNode) -> bool {
-    let annotations = node.metadata.annotations.as_ref();
-    annotations
-        .and_then(|all| all.get(names::annotation::DEDICATED_NODE))
-        .is_some_and(|v| v == "true")
+    annotation_of(node, names::annotation::DEDICATED_NODE).is_some_and(|value| value == "true")
+}
+
+fn annotation_of<'a>(node: &'a SeiNode, name: &str) -> Option<&'a String> {
+    node.metadata.annotations.as_ref()?.get(name)
 }
 
 fn pod_labels(labels: Option<&BTreeMap<String, String>>) -> BTreeMap<String, String> {

@@ -162,6 +162,28 @@ async fn a_pause_holds_an_update_and_a_resume_releases_it() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_restart_replaces_the_pods_of_a_chain_in_turn() -> Result<()> {
+    let scenario = Scenario::open("plugin-restart").await?;
+    for node in ["a", "b"] {
+        scenario.run(node, rpc("seid:v1")).await?;
+        scenario.until_pod(node, "is Ready", |pod| pod.ready).await?;
+    }
+    let text = sei(&scenario, "restart --all").await?;
+    assert!(text.contains("restarts when its chain has a free slot"), "{text}");
+    for node in ["a", "b"] {
+        scenario
+            .until(node, "its restart has completed", |status| {
+                status.last_update.is_some() && status.plan.is_none()
+            })
+            .await?;
+        assert_eq!(scenario.pods_seen(node).await?, 2);
+        let pod = scenario.pods().get(&format!("{node}-0")).await?;
+        assert!(pod.annotations().contains_key("sei.io/restarted-at"));
+    }
+    scenario.close().await
+}
+
+#[tokio::test]
 async fn a_mistyped_name_changes_nothing() -> Result<()> {
     let scenario = Scenario::open("plugin-typo").await?;
     let namespace = scenario.namespace().to_owned();

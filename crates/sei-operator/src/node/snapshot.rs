@@ -34,8 +34,8 @@ use crate::runtime::guarded::Guarded;
 pub(crate) struct Rendered {
     uid: Option<String>,
     generation: Option<i64>,
-    /// The one annotation that a template depends on.
-    dedicated: Option<String>,
+    /// The annotations that a template depends on.
+    annotations: [Option<String>; 2],
     peers: Vec<String>,
     witnesses: Vec<String>,
     pub(crate) desired: Result<Shared<Desired>, String>,
@@ -45,7 +45,7 @@ impl Rendered {
     pub(crate) fn has_inputs_of(&self, right: &Self) -> bool {
         self.uid == right.uid
             && self.generation == right.generation
-            && self.dedicated == right.dedicated
+            && self.annotations == right.annotations
             && self.peers == right.peers
             && self.witnesses == right.witnesses
     }
@@ -242,7 +242,8 @@ impl NodeController {
         let mut rendered = Rendered {
             uid: node.metadata.uid.clone(),
             generation: node.metadata.generation,
-            dedicated: annotations.and_then(|all| all.get(annotation::DEDICATED_NODE).cloned()),
+            annotations: [annotation::DEDICATED_NODE, annotation::RESTARTED_AT]
+                .map(|name| annotations.and_then(|all| all.get(name).cloned())),
             peers: peers.to_vec(),
             witnesses: check.witnesses.unwrap_or_default(),
             desired: Err(String::new()),

@@ -100,7 +100,8 @@ impl fmt::Display for Note {
             Self::RevisionMovedExternally { pod, statefulset } => write!(
                 f,
                 "keeps the pod at revision {pod}; new pods would get {statefulset}: \
-                 the revision changed without an update by the operator"
+                 the revision changed without an update by the operator; \
+                 to restart a node, use kubectl sei restart"
             ),
             Self::FailedForGood { why } => write!(
                 f,

@@ -35,10 +35,7 @@ pub fn render_template(
     if let Some(keyring) = &inputs.keyring {
         guards::check_keyring_containment(&pod, keyring)?;
     }
-    Ok(PodTemplateSpec {
-        metadata: Some(ObjectMeta { labels: Some(resource_labels(inputs)), ..pod_metadata() }),
-        spec: Some(pod),
-    })
+    Ok(PodTemplateSpec { metadata: Some(metadata(inputs)), spec: Some(pod) })
 }
 
 fn pod(inputs: &TemplateInputs, platform: &Platform) -> PodSpec {
@@ -95,6 +92,15 @@ pub(super) fn base_pod(inputs: &TemplateInputs, platform: &Platform) -> PodSpec 
         }]),
         ..PodSpec::default()
     }
+}
+
+fn metadata(inputs: &TemplateInputs) -> ObjectMeta {
+    let mut metadata = ObjectMeta { labels: Some(resource_labels(inputs)), ..pod_metadata() };
+    if let Some(time) = &inputs.restarted_at {
+        let annotations = metadata.annotations.get_or_insert_default();
+        annotations.insert(names::annotation::RESTARTED_AT.to_owned(), time.clone());
+    }
+    metadata
 }
 
 /// Metadata that both kinds of pod share.

@@ -5,7 +5,7 @@ use sei_api::node::{
     DataVolumeSpec, FullNodeSpec, ImportVolume, PeerSource, S3Snapshot, SidecarSpec,
     SnapshotSource, StaticPeers, Switch, UpdateSpec,
 };
-use sei_api::{Mode, SeiNode};
+use sei_api::{Mode, SeiNode, names};
 use serde_json::json;
 
 use crate::platform::Platform;
@@ -87,6 +87,10 @@ pub(crate) const TEMPLATE_CHANGED: &[Change] = &[
     }),
     ("passphrase key", |node, text| {
         with_keyring(node, |keyring| keyring.passphrase_secret_ref.key = format!("x-{text}"));
+    }),
+    ("restart", |node, text| {
+        let annotations = node.metadata.annotations.get_or_insert_default();
+        annotations.insert(names::annotation::RESTARTED_AT.to_owned(), text.to_owned());
     }),
     ("seidMount", |node, _| {
         with_keyring(node, |keyring| keyring.seid_mount = Some(keyring.seid_mount != Some(true)));
