@@ -123,7 +123,7 @@ fn helm_and_kustomize_install_the_same() -> Result<()> {
     let shell = Shell::without_cluster()?;
     let names = |objects: &BTreeMap<String, Value>| objects.keys().cloned().collect::<Vec<_>>();
     shell.run("cp -r charts config $HOME")?;
-    for (prepare, parts) in [("true", 20), (UNCOMMENT, 27)] {
+    for (prepare, parts) in [("true", 20), (UNCOMMENT, 25)] {
         let run = |command: &str| shell.run(&format!("cd $HOME; {prepare}; {command}"));
         let helm = by_name(&run(&template("--values config/samples/install/values.yaml"))?)?;
         let mut kustomize = by_name(&run("kubectl kustomize config/samples/install")?)?;

@@ -4,7 +4,7 @@ use super::*;
 use crate::desired::render_desired;
 use crate::testing::{NODES, node, platform};
 
-fn pull_of(status: Value) -> Pull {
+fn pull_of(status: &Value) -> Pull {
     let pod: Pod = serde_json::from_value(json!({
         "metadata": { "name": "n-pre-pull" },
         "spec": { "containers": [{ "name": "seid" }, { "name": "sei-sidecar" }] },
@@ -20,7 +20,7 @@ fn containers(seid: Value, sidecar: Value) -> Pull {
         json!({ "name": name, "image": "i", "imageID": id, "ready": false, "restartCount": 0,
             "state": state["state"] })
     };
-    pull_of(json!({ "phase": "Pending", "containerStatuses": [
+    pull_of(&json!({ "phase": "Pending", "containerStatuses": [
         status("seid", seid), status("sei-sidecar", sidecar) ] }))
 }
 
@@ -54,15 +54,15 @@ fn a_container_that_cannot_start_proves_the_pull() {
 #[test]
 fn a_pod_that_its_machine_does_not_run_proves_nothing() {
     let refused = json!({ "phase": "Failed", "reason": "OutOfpods", "message": "full" });
-    assert_eq!(pull_of(refused), Pull::Refused("OutOfpods: full".to_owned()));
+    assert_eq!(pull_of(&refused), Pull::Refused("OutOfpods: full".to_owned()));
     let lost = json!({ "state": { "terminated": { "exitCode": 137, "reason": "ContainerStatusUnknown" } } });
     assert_eq!(containers(lost.clone(), lost), Pull::Pending);
-    assert_eq!(pull_of(json!({ "phase": "Pending" })), Pull::Unclaimed);
+    assert_eq!(pull_of(&json!({ "phase": "Pending" })), Pull::Unclaimed);
     let taken = json!({ "phase": "Pending", "startTime": "2026-01-01T00:00:00Z" });
-    assert_eq!(pull_of(taken), Pull::Pending);
+    assert_eq!(pull_of(&taken), Pull::Pending);
     let unscheduled = json!({ "phase": "Pending", "conditions": [{ "type": "PodScheduled",
         "status": "False", "reason": "Unschedulable", "message": "0/1" }] });
-    assert_eq!(pull_of(unscheduled), Pull::Unschedulable("0/1".to_owned()));
+    assert_eq!(pull_of(&unscheduled), Pull::Unschedulable("0/1".to_owned()));
 }
 
 #[test]
