@@ -750,9 +750,9 @@ async fn a_roll_in_another_namespace_takes_no_slot_if_budgets_are_by_namespace()
         neighbour.run(name, rpc("seid:v1")).await?;
     }
     // Of two nodes one may be down at a time, and this one stays down.
-    scenario.set_image_behaviour("seid:typo", Behaviour::ImageUnpullable);
-    scenario.set_image("a", "seid:typo").await?;
-    scenario.until_pod_of("a", "seid:typo").await?;
+    scenario.set_image_behaviour("seid:bad", Behaviour::ImageVanishes);
+    scenario.set_image("a", "seid:bad").await?;
+    scenario.until_pod_of("a", "seid:bad").await?;
     scenario.set_image("b", "seid:v2").await?;
     scenario
         .until("b", "waits for its turn", |status| {

@@ -293,31 +293,21 @@ async fn no_copy_of_a_key_starts_beside_a_signer_without_a_record() -> Result<()
     scenario.close().await
 }
 
-/// Times of the server have no fractions.
-async fn until_next_second() -> Result<()> {
-    let second = Timestamp::now().as_second();
-    wait_for("the next second begins", async || {
-        Ok((Timestamp::now().as_second() > second).then_some(()))
-    })
-    .await
-}
-
-/// A validator that ran and was deleted.
-async fn deleted_validator(name: &str, on_delete: &str) -> Result<Scenario> {
-    let scenario = Scenario::open(name).await?;
+#[tokio::test]
+async fn a_signer_recreated_without_its_volume_is_held_until_that_is_accepted() -> Result<()> {
+    let scenario = Scenario::open("state-lost").await?;
     scenario.create_validator_keys("signing", "p2p").await?;
     scenario.run("a", validator("seid:v1", "signing", "p2p")).await?;
-    let policy = json!({ "spec": { "dataVolume": { "onDelete": on_delete } } });
+    let policy = json!({ "spec": { "dataVolume": { "onDelete": "Delete" } } });
     scenario.edit("a", policy).await?;
     scenario.nodes().delete("a", &DeleteParams::default()).await?;
     scenario.until_deleted("a").await?;
-    until_next_second().await?;
-    Ok(scenario)
-}
-
-#[tokio::test]
-async fn a_signer_recreated_without_its_volume_is_held_until_that_is_accepted() -> Result<()> {
-    let scenario = deleted_validator("state-lost", "Delete").await?;
+    // Times of the server have no fractions.
+    let deleted = Timestamp::now().as_second();
+    wait_for("the next second begins", async || {
+        Ok((Timestamp::now().as_second() > deleted).then_some(()))
+    })
+    .await?;
     scenario.create("a", validator("seid:v1", "signing", "p2p")).await?;
     let status = scenario.until_stalled("a", "SigningStateLost").await?;
     assert_eq!(scenario.pods_seen("a").await?, 1, "only the pod of the deleted node");
@@ -333,15 +323,5 @@ async fn a_signer_recreated_without_its_volume_is_held_until_that_is_accepted() 
     scenario.edit("a", accept(&identity)).await?;
     scenario.settled("a").await?;
     scenario.until_not_stalled("a").await?;
-    scenario.close().await
-}
-
-#[tokio::test]
-async fn a_signer_recreated_with_its_retained_volume_starts() -> Result<()> {
-    let scenario = deleted_validator("state-kept", "Retain").await?;
-    let mut spec = validator("seid:v1", "signing", "p2p");
-    spec["dataVolume"] = json!({ "import": { "pvcName": "data-a" } });
-    scenario.create("a", spec).await?;
-    scenario.settled("a").await?;
     scenario.close().await
 }
