@@ -58,6 +58,8 @@ enum State {
     /// In sync, but its pod is not Ready.
     NotReady,
     Retrying,
+    /// In sync, but it waits for a new block or for the image of an upgrade.
+    NoBlocks,
     /// Waits for the failed rolls of other nodes of its chain.
     Halted,
     Held,
@@ -90,6 +92,7 @@ impl State {
             What::Waiting { on: Wait::Turn } if is_halted => Self::Halted,
             What::Waiting { .. } => Self::Waiting,
             What::Stopped => Self::Stopped,
+            What::Halted { .. } => Self::NoBlocks,
             What::InSync if is_ready == Some(false) => Self::NotReady,
             What::InSync if node.spec.updates_are_paused() => Self::Paused,
             What::InSync => Self::InSync,
@@ -108,6 +111,7 @@ impl State {
             Self::Failed => "failed",
             Self::NotReady => "not ready",
             Self::Retrying => "retrying",
+            Self::NoBlocks => "without new blocks",
             Self::Halted => "halted",
             Self::Held => "held",
             Self::Paused => "paused",
@@ -221,7 +225,9 @@ fn row_of(node: &SeiNode, readiness: Readiness, now: Timestamp) -> Row {
         },
         waits_for: summary.waits_for,
         why: why.or(not_ready).or(paused).map(|why| one_line(&why)),
-        is_in_sync: summary.what == What::InSync && is_reconciled && desired.is_none(),
+        is_in_sync: matches!(summary.what, What::InSync | What::Halted { .. })
+            && is_reconciled
+            && desired.is_none(),
     }
 }
 

@@ -154,7 +154,11 @@ impl View {
 
 fn color_of(state: State) -> Paint {
     match state {
-        State::Unreadable | State::Stalled | State::Failed | State::NotReady => Paint::Red,
+        State::Unreadable
+        | State::Stalled
+        | State::Failed
+        | State::NotReady
+        | State::NoBlocks => Paint::Red,
         State::Retrying
         | State::Halted
         | State::Held
