@@ -14,6 +14,7 @@ use crate::flags::{StatusFlags, StatusOutput};
 use crate::fleet::{Fleet, Readiness};
 use crate::{CommandContext, Exit, Out, json, write, write_printable, yaml};
 
+mod heights;
 mod table;
 mod watch;
 
@@ -30,6 +31,12 @@ pub(crate) struct Row {
     needs_attention: bool,
     /// `None` if it is unknown.
     ready: Option<bool>,
+    /// From the node's RPC, through the API server; `None` if it cannot be read.
+    height: Option<i64>,
+    /// Time of the latest block.
+    block_time: Option<Timestamp>,
+    catching_up: Option<bool>,
+    peers: Option<i64>,
     /// Image of the running pod.
     image: Option<String>,
     /// Image of the spec, if it differs.
@@ -58,6 +65,8 @@ enum State {
     /// In sync, but its pod is not Ready.
     NotReady,
     Retrying,
+    /// In sync, but it waits for a new block or for the image of an upgrade.
+    NoBlocks,
     /// Waits for the failed rolls of other nodes of its chain.
     Halted,
     Held,
@@ -90,6 +99,7 @@ impl State {
             What::Waiting { on: Wait::Turn } if is_halted => Self::Halted,
             What::Waiting { .. } => Self::Waiting,
             What::Stopped => Self::Stopped,
+            What::Halted { .. } => Self::NoBlocks,
             What::InSync if is_ready == Some(false) => Self::NotReady,
             What::InSync if node.spec.updates_are_paused() => Self::Paused,
             What::InSync => Self::InSync,
@@ -108,6 +118,7 @@ impl State {
             Self::Failed => "failed",
             Self::NotReady => "not ready",
             Self::Retrying => "retrying",
+            Self::NoBlocks => "without new blocks",
             Self::Halted => "halted",
             Self::Held => "held",
             Self::Paused => "paused",
@@ -133,7 +144,10 @@ pub(crate) async fn run(
     }
     let fleet = Fleet::read(context.client()?, scope, &flags.selection).await?;
     let now = context.now();
-    let rows = rows(&fleet, now);
+    let mut rows = rows(&fleet, now);
+    if flags.output != StatusOutput::Name {
+        heights::read(&mut rows, context.client()?, flags.output != StatusOutput::Table).await;
+    }
     // A check of nothing is a mistake in the selection, not a good result.
     if flags.check && rows.is_empty() {
         return Err(no_match(scope, &flags.selection));
@@ -143,7 +157,7 @@ pub(crate) async fn run(
         StatusOutput::Yaml => write(out, &yaml(&rows))?,
         StatusOutput::Name => write(out, &rows.iter().map(Row::name_line).collect::<String>())?,
         StatusOutput::Table | StatusOutput::Wide => {
-            let view = table::View::of(flags, scope, context, context.terminal);
+            let view = table::View::of(flags, scope, context, context.terminal).with_heights();
             write_printable(out, &view.text(&rows, now))?;
         }
     }
@@ -167,6 +181,10 @@ fn row(found: &Found, fleet: &Fleet, now: Timestamp) -> Row {
             state: State::Unreadable,
             needs_attention: true,
             ready: None,
+            height: None,
+            block_time: None,
+            catching_up: None,
+            peers: None,
             image: None,
             desired_image: None,
             update: None,
@@ -208,6 +226,10 @@ fn row_of(node: &SeiNode, readiness: Readiness, now: Timestamp) -> Row {
         state,
         needs_attention: state.needs_attention(),
         ready: readiness.is_ready,
+        height: None,
+        block_time: None,
+        catching_up: None,
+        peers: None,
         image: status.current_image.clone(),
         desired_image: desired.cloned(),
         update: if is_paused { Some(Reason::Paused.as_str().to_owned()) } else { update },
@@ -221,7 +243,9 @@ fn row_of(node: &SeiNode, readiness: Readiness, now: Timestamp) -> Row {
         },
         waits_for: summary.waits_for,
         why: why.or(not_ready).or(paused).map(|why| one_line(&why)),
-        is_in_sync: summary.what == What::InSync && is_reconciled && desired.is_none(),
+        is_in_sync: matches!(summary.what, What::InSync | What::Halted { .. })
+            && is_reconciled
+            && desired.is_none(),
     }
 }
 

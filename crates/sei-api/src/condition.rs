@@ -43,6 +43,7 @@ names! {
         Paused = "Paused",
         StateSyncReady = "StateSyncReady",
         SidecarReady = "SidecarReady",
+        Halted = "Halted",
         ImportPvcReady = "ImportPVCReady",
         SigningKeyReady = "SigningKeyReady",
         NodeKeyReady = "NodeKeyReady",
@@ -121,6 +122,9 @@ names! {
         Updating = "Updating",
         Terminating = "Terminating",
         Settled = "Settled",
+        UpgradeNeeded = "UpgradeNeeded",
+        NoNewBlock = "NoNewBlock",
+        BlocksAdvance = "BlocksAdvance",
     }
 }
 
@@ -189,6 +193,13 @@ use Reason as R;
 /// Every condition, status and reason the operator can report, with its meaning and remedy.
 pub const REASONS: &[ReasonRow] = &[
     row(C::Ready, True, R::Ready, "The node runs and its pod is Ready.", ""),
+    row(
+        C::Ready,
+        True,
+        R::NoNewBlock,
+        "The pod is Ready, and the node has seen no new block for more than a minute.",
+        "See the condition Halted.",
+    ),
     row(
         C::Ready,
         False,
@@ -348,7 +359,7 @@ pub const REASONS: &[ReasonRow] = &[
         R::CrashLooping,
         300,
         "A container of the pod crashes repeatedly.",
-        "Read the log of the crashed container: kubectl logs POD -c CONTAINER --previous, with the names from the message. To roll back, set the old image or setting in the spec: the change takes effect immediately.",
+        "Read the log of the crashed container: kubectl logs POD -c CONTAINER --previous, with the names from the message. If seid ends with exit code 2, search it for UPGRADE and NEEDED: the chain may have reached an upgrade height. To roll back, set the old image or setting in the spec: the change takes effect immediately.",
     ),
     stall(
         R::Unschedulable,
@@ -503,6 +514,28 @@ pub const REASONS: &[ReasonRow] = &[
         "",
     ),
     row(C::SidecarReady, Unknown, R::Unreachable, "The sidecar does not respond.", "See Stalled."),
+    row(
+        C::Halted,
+        True,
+        R::UpgradeNeeded,
+        "The chain process ended at the height of an upgrade that its image does not contain.",
+        "Set the image of the upgrade named in the message on all nodes of the chain: kubectl sei set image --chain CHAIN IMAGE. See docs/chain-upgrade.md.",
+    ),
+    row(
+        C::Halted,
+        True,
+        R::NoNewBlock,
+        "The node is not catching up and has seen no new block for more than a minute. Its pod can be Ready meanwhile: at an upgrade height some validators keep running and wait one block before it.",
+        "Compare the nodes of the chain (kubectl sei status --chain CHAIN). If all of them stand at the same height, the chain is halted: see docs/chain-upgrade.md. If the others advance, check the peers of this node and read its log.",
+    ),
+    row(C::Halted, False, R::BlocksAdvance, "The node was halted and sees new blocks again.", ""),
+    row(
+        C::Halted,
+        Unknown,
+        R::NotObserved,
+        "The pod that ended at an upgrade height was replaced, and no new block was seen yet.",
+        "",
+    ),
     row(C::ImportPvcReady, True, R::PvcValidated, "The imported claim can be used.", ""),
     row(
         C::ImportPvcReady,

@@ -139,6 +139,25 @@ metrics! {
         ["controller", "namespace", "outcome"]
         "Health probes of sidecars by outcome",
         "A network or a proxy that fails intermittently.";
+    SEINODE_HEIGHT: Gauge "seinode_height" ["namespace", "name", "chain", "role"]
+        "Height of the latest block of the node, by its own RPC",
+        "How far each node is, and which nodes of a chain are behind.";
+    SEINODE_LAST_BLOCK: Gauge "seinode_last_block_timestamp_seconds"
+        ["namespace", "name", "chain", "role"]
+        "Time of the latest block of the node, in seconds since 1970",
+        "A chain that has halted: no node has a new block.";
+    SEINODE_CATCHING_UP: Gauge "seinode_catching_up" ["namespace", "name", "chain", "role"]
+        "Whether the node is catching up with its chain",
+        "Nodes that do not serve the present state yet.";
+    SEINODE_PEERS: Gauge "seinode_peers" ["namespace", "name", "chain", "role"]
+        "Peers that the node is connected to",
+        "Nodes that are cut off from their chain.";
+    SEINODE_HALTED: Gauge "seinode_halted" ["namespace", "name", "chain", "role", "reason"]
+        "Whether the node waits for an upgrade or a block, with the reason of condition Halted; absent for a node that never did",
+        "Nodes that wait at an upgrade height, also those whose pod is Ready.";
+    SEINODE_RPC_PROBE: Gauge "seinode_rpc_probe" ["namespace", "name", "chain", "role", "outcome"]
+        "1, with the outcome of the last read of the node's RPC: answered, unreachable, unreadable or other_network",
+        "Why a node has no height. other_network: its RPC belongs to another chain than spec.chainId, and nothing of it is shown.";
     RECONCILE_ERRORS: Counter "reconcile_errors_total" ["controller", "category"]
         "Reconciles and watches that ended in an error",
         "An API server that rejects requests or does not respond.";

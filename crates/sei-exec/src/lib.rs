@@ -11,6 +11,7 @@
 //!   statuses cause no write. Guarded by `an_equal_status_is_no_difference`.
 //! - Responses of a sidecar are read up to a size limit, and no redirect is followed. Guarded by
 //!   `a_response_over_the_size_limit_is_refused` and `a_redirect_is_not_followed`.
+//! - The RPC of a node is shown no token. Guarded by `the_rpc_is_shown_no_token`.
 //! - A sidecar is shown a token that only its own proxy accepts. Guarded by
 //!   `a_sidecar_is_shown_a_token_for_its_own_node_only`.
 
@@ -19,6 +20,7 @@ pub mod compare;
 pub mod fleet;
 pub mod lean;
 pub mod perform;
+pub mod rpc;
 pub mod sidecar;
 pub mod status;
 pub mod token;

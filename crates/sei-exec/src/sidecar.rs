@@ -27,7 +27,7 @@ mod tls;
 /// Port of the auth proxy in front of the sidecar.
 pub const PORT: u16 = 8443;
 /// The largest response body that is read, in bytes.
-const BODY_MAX: usize = 256 * 1024;
+pub(crate) const BODY_MAX: usize = 256 * 1024;
 /// How long a call may take, connecting included.
 const DEADLINE: Duration = Duration::from_secs(5);
 
@@ -136,8 +136,7 @@ impl Sidecar {
         path: &str,
         body: Option<&Value>,
     ) -> Result<(StatusCode, Bytes), Failure> {
-        let ip = pod.ip;
-        let host = if ip.contains(':') { format!("[{ip}]") } else { ip.to_owned() };
+        let host = host(pod.ip);
         let action = format!("{method} {path} on {host}");
         // A token sent to the health path would reach the sidecar's own process: it is not sent.
         let token = match path {
@@ -186,7 +185,7 @@ impl Sidecar {
         Ok((status, body))
     }
 
-    async fn receive(
+    pub(crate) async fn receive(
         &self,
         request: HttpRequest<Full<Bytes>>,
     ) -> Result<(StatusCode, Bytes), Box<dyn std::error::Error + Send + Sync>> {
@@ -196,6 +195,11 @@ impl Sidecar {
         let body = body.map_err(|error| format!("unreadable response: {error}"))?;
         Ok((status, body.to_bytes()))
     }
+}
+
+/// The address of a pod in a URL.
+pub(crate) fn host(ip: &str) -> String {
+    if ip.contains(':') { format!("[{ip}]") } else { ip.to_owned() }
 }
 
 fn unexpected(action: &str, status: StatusCode) -> Failure {

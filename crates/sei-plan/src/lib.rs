@@ -25,6 +25,7 @@
 
 pub mod adoption;
 pub mod budget;
+pub mod chain;
 pub mod check_plan;
 pub mod deletion;
 pub mod desired;

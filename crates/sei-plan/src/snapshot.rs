@@ -9,6 +9,7 @@ use sei_api::node::{OnImageChange, OnOperatorChange};
 use sei_api::status::SeiNodeStatus;
 
 use crate::adoption::Comparison;
+use crate::chain::Blocks;
 use crate::desired::Desired;
 use crate::pre_pull::PrePullView;
 use crate::request::ClaimView;
@@ -44,6 +45,8 @@ pub struct Snapshot {
     pub pre_pull: Option<PrePullView>,
     pub claim: Claim,
     pub sidecar: Sidecar,
+    /// Whether the node sees new blocks, by the last probes of its RPC.
+    pub blocks: Blocks,
     /// The answer of the chain's budget; `None` before a slot was requested.
     pub slot: Option<Slot>,
     /// The server's comparison of a pod without a record, with the uid of that pod.

@@ -54,6 +54,10 @@ pub enum What {
     },
     /// `spec.paused` keeps the node at zero replicas.
     Stopped,
+    /// The node runs what it should and sees no new block, or needs the image of an upgrade.
+    Halted {
+        reason: String,
+    },
     InSync,
 }
 
@@ -161,6 +165,9 @@ fn what(node: &SeiNode, status: &SeiNodeStatus) -> What {
         .is_some_and(|condition| condition.reason == Reason::NoSyncersConfigured.as_str());
     let is_in_sync =
         is(&status.conditions, ConditionType::PodTemplateDrift, ConditionStatus::False);
+    if let Some(halted) = halted(status).filter(|_| is_in_sync) {
+        return What::Halted { reason: halted.reason.clone() };
+    }
     match status.phase {
         None => What::Waiting { on: Wait::FirstReconcile },
         Some(SeiNodePhase::Pending) if lacks_witnesses => What::Waiting { on: Wait::StateSync },
@@ -195,10 +202,22 @@ fn what_of_update(pending: &PendingUpdate, status: &SeiNodeStatus) -> What {
     }
 }
 
+/// The condition of a node that waits for an upgrade or a block.
+fn halted(status: &SeiNodeStatus) -> Option<&Condition> {
+    condition(status, ConditionType::Halted, ConditionStatus::True)
+        .filter(|_| status.phase == Some(SeiNodePhase::Running))
+}
+
 /// The fact that explains most of the state of a node.
 fn why(status: &SeiNodeStatus) -> String {
+    let text = |condition: &Condition| format!("{}: {}", condition.reason, condition.message);
+    // It explains why the pod crashes.
+    let upgrade = Reason::UpgradeNeeded.as_str();
+    if let Some(halted) = halted(status).filter(|halted| halted.reason == upgrade) {
+        return text(halted);
+    }
     if let Some(stalled) = condition(status, ConditionType::Stalled, ConditionStatus::True) {
-        return format!("{}: {}", stalled.reason, stalled.message);
+        return text(stalled);
     }
     if let Some(blocked) = &status.blocked {
         return blocked.message.clone();
@@ -215,6 +234,9 @@ fn why(status: &SeiNodeStatus) -> String {
     }
     if let Some(paused) = condition(status, ConditionType::Paused, ConditionStatus::True) {
         return paused.message.clone();
+    }
+    if let Some(halted) = halted(status) {
+        return text(halted);
     }
     let state_sync = condition(status, ConditionType::StateSyncReady, ConditionStatus::False);
     match (status.phase, state_sync) {
@@ -242,6 +264,7 @@ fn since(what: &What, node: &SeiNode, status: &SeiNodeStatus) -> Option<Timestam
         What::Held { .. } | What::Waiting { on: Wait::Turn } => pending,
         What::Waiting { on: Wait::Retry } => update_ended().max(pending),
         What::Stopped => began(ConditionType::Paused, ConditionStatus::True),
+        What::Halted { .. } => began(ConditionType::Halted, ConditionStatus::True),
         What::Waiting { on: Wait::StateSync } => {
             began(ConditionType::StateSyncReady, ConditionStatus::False)
         }
@@ -275,6 +298,10 @@ fn waits_for(
         What::Held { by: Hold::Pause } => Some("the removal of spec.update.paused".to_owned()),
         What::Stopped => Some("the removal of spec.paused".to_owned()),
         What::Stalled { reason } => Some(format!("the end of {reason}")),
+        What::Halted { reason } if reason == Reason::UpgradeNeeded.as_str() => {
+            Some("the image of the upgrade".to_owned())
+        }
+        What::Halted { .. } => Some("a new block".to_owned()),
         What::Waiting { on } => Some(match on {
             Wait::FirstReconcile => "the first reconcile".to_owned(),
             Wait::FirstPlan => "its first plan".to_owned(),

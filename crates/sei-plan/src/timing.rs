@@ -35,6 +35,18 @@ impl Timing {
         self.scaled(5)
     }
 
+    /// Between two probes of the RPC of a node. A height that moves is shown by metrics only, so this
+    /// is also the shortest time between two changes of the condition `Halted` by a probe.
+    pub fn chain_probe(self) -> Duration {
+        self.scaled(30)
+    }
+
+    /// How long a chain may make no block before the nodes that wait for one are shown as halted. A
+    /// chain with one validator down makes a block in a few seconds.
+    pub fn halt(self) -> Duration {
+        self.scaled(60)
+    }
+
     /// Between two reconciles of a node at rest: a lost watch event is never repeated.
     pub fn resync(self) -> Duration {
         self.scaled(600)

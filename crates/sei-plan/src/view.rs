@@ -8,13 +8,16 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::batch::v1::{Job, JobCondition};
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, PodSpec, PodStatus};
+use k8s_openapi::api::core::v1::{
+    ContainerStateTerminated, ContainerStatus, Pod, PodCondition, PodSpec, PodStatus,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
     FieldsV1, ManagedFieldsEntry, ObjectMeta, OwnerReference,
 };
 use sei_api::names::{self, FIELD_MANAGER, annotation, label};
 use serde_json::Value;
 
+use crate::chain::Upgrade;
 use crate::shared::Shared;
 
 #[cfg(test)]
@@ -182,6 +185,8 @@ pub struct PodView {
     pub sidecar: ContainerView,
     /// Containers that wait for an image or crash, with the kubelet's reason: `seid: ErrImagePull`.
     pub troubles: Vec<Trouble>,
+    /// The upgrade for which the chain process last ended, by its termination message.
+    pub upgrade: Option<Box<Upgrade>>,
 }
 
 impl PodView {
@@ -206,6 +211,7 @@ impl PodView {
             seid,
             sidecar,
             troubles,
+            upgrade,
         } = self;
         *name == before.name
             && *uid == before.uid
@@ -224,6 +230,7 @@ impl PodView {
             && *seid == before.seid
             && *sidecar == before.sidecar
             && *troubles == before.troubles
+            && *upgrade == before.upgrade
     }
 
     pub fn is_terminating(&self) -> bool {
@@ -617,6 +624,7 @@ impl From<&Pod> for PodView {
             seid: container(spec, object, SEID),
             sidecar: container(spec, object, SIDECAR),
             troubles: troubles(object),
+            upgrade: upgrade(object),
         }
     }
 }
@@ -684,6 +692,23 @@ fn container(spec: Option<&PodSpec>, pod: &Pod, name: &str) -> ContainerView {
     }
 }
 
+/// How a container last ended.
+fn last_end(status: &ContainerStatus) -> Option<&ContainerStateTerminated> {
+    let both = [&status.state, &status.last_state];
+    both.into_iter().find_map(|state| state.as_ref()?.terminated.as_ref())
+}
+
+/// The kubelet reports a termination message only if the image writes `/dev/termination-log`, or if the
+/// container has the policy `FallbackToLogsOnError`.
+fn upgrade(pod: &Pod) -> Option<Box<Upgrade>> {
+    let seid = statuses(pod).find(|status| status.name == SEID)?;
+    let end = last_end(seid).filter(|end| end.exit_code != 0)?;
+    Upgrade::in_text(end.message.as_deref()?).map(Box::new)
+}
+
+/// Exit code of a program in Go that panics, as the chain process does at an upgrade height.
+const PANIC: i32 = 2;
+
 pub(crate) fn troubles(pod: &Pod) -> Vec<Trouble> {
     let waiting = |status: &ContainerStatus| {
         let waiting = status.state.as_ref()?.waiting.as_ref()?;
@@ -706,11 +731,11 @@ pub(crate) fn troubles(pod: &Pod) -> Vec<Trouble> {
             _ => return None,
         };
         let message = waiting.message.as_deref().unwrap_or_default();
-        Some(Trouble {
-            container: status.name.clone(),
-            kind,
-            message: format!("{}: {reason} {message}", status.name).trim_end().to_owned(),
-        })
+        let mut message = format!("{}: {reason} {message}", status.name).trim_end().to_owned();
+        if status.name == SEID && last_end(status).is_some_and(|end| end.exit_code == PANIC) {
+            message.push_str(" (exit code 2: it panics, as at an upgrade height)");
+        }
+        Some(Trouble { container: status.name.clone(), kind, message })
     };
     statuses(pod).filter_map(waiting).collect()
 }

@@ -32,6 +32,7 @@ mod kubelet;
 mod lane;
 mod plane;
 mod programs;
+mod rpc;
 mod sidecar;
 mod status_checker;
 mod world;
@@ -41,6 +42,7 @@ pub use kubelet::{Addresses, Behaviour, ClaimRule, Kubelet, Rule, RuleId, Timing
 pub use lane::{Lane, LaneError};
 pub use plane::{ControlPlane, Error, Options, User};
 pub use programs::{ProgramsError, bin_dir, cargo, tool};
+pub use rpc::RpcFault;
 pub use sidecar::{Doing, FirstAnswer, GateOpening, Received, Sidecars, Submission};
 pub use status_checker::{Stamp, StatusChecker};
 pub use world::{Watched, World, WorldError, platform};

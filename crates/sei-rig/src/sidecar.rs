@@ -57,13 +57,13 @@ pub struct Submission {
     pub at: Timestamp,
 }
 
-/// A request that reached a pod's proxy, whatever its response.
+/// A request that reached a pod's proxy or its RPC, whatever its response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
     pub namespace: String,
     pub node: String,
     pub pod_uid: String,
-    /// Method and path.
+    /// Method and path; the path has the port in front of it if it is that of the RPC.
     pub request: String,
     /// The bearer token that came with it.
     pub token: Option<String>,
@@ -158,6 +158,11 @@ impl Sidecars {
     /// Proxies of this namespace require a bearer token: this one, or any.
     pub fn demand_token(&self, namespace: &str, token: Option<&str>) {
         lock(&self.tokens).insert(namespace.to_owned(), token.map(str::to_owned));
+    }
+
+    /// Records a request to another port of a pod.
+    pub(crate) fn receive(&self, received: Received) {
+        lock(&self.received).push(received);
     }
 
     /// Every request to pods with the label of this node, oldest first.

@@ -18,6 +18,11 @@ const TROUBLES: &[(ConditionType, &str)] = &[
         "True: something has waited longer than its deadline and needs attention. The operator \
          resumes automatically when the cause is removed.",
     ),
+    (
+        ConditionType::Halted,
+        "True: the node waits at an upgrade height, or sees no new block. The condition appears with \
+         the first halt of a node, and its pod can be Ready meanwhile.",
+    ),
     (ConditionType::PodTemplateDrift, "True: the running pod differs from the desired one."),
     (ConditionType::NodeUpdateInProgress, "True: an update is in progress."),
 ];
@@ -60,7 +65,11 @@ pub(crate) fn metrics() -> String {
          Served on port 8080 at `/metrics` (`--metrics-bind-address`), as plain HTTP.\n\
          The leader exports the gauges of nodes; every process exports whether it is the leader.\n\
          The gauges are derived from the stored status of each node at every scrape, so they always \
-         match `kubectl get seinode`.\n\n\
+         match `kubectl get seinode`.\n\
+         Height, last block, catching up and peers are the exception: the operator reads them about \
+         every 30 s from the RPC of each running node (port 26657 of its pod) and stores them \
+         nowhere else, so a moving height costs no request to the API server. They disappear when \
+         the RPC does not answer, or answers for another chain.\n\n\
          | Metric | Type | Labels | Meaning | Use it for |\n| --- | --- | --- | --- | --- |\n"
     );
     for metric in METRICS {
@@ -92,7 +101,7 @@ pub(crate) fn status(crd: &Value) -> Result<String> {
          ## Conditions\n\n\
          A condition is never removed. Its transition time changes with its status only.\n\
          [troubleshooting.md](troubleshooting.md) describes what to do about each reason of \
-         `Stalled`, `PodTemplateDrift` and `NodeUpdateInProgress`.\n\n\
+         `Stalled`, `Halted`, `PodTemplateDrift` and `NodeUpdateInProgress`.\n\n\
          `Ready`, `Reconciling`, `Stalled` and `observedGeneration` follow the conventions of kstatus, \
          so `kubectl wait --for=condition=Ready` and Flux work as they are; for Argo CD see \
          [gitops.md](gitops.md).\n\

@@ -65,7 +65,11 @@ impl Scraped {
         self.until_text(&claim, |text| desired.iter().all(|line| is_present(text, line))).await
     }
 
-    async fn until_text(&self, claim: &str, holds: impl Fn(&str) -> bool) -> Result<Scrape> {
+    pub(crate) async fn until_text(
+        &self,
+        claim: &str,
+        holds: impl Fn(&str) -> bool,
+    ) -> Result<Scrape> {
         let scraped = wait_for(claim, async || {
             let text = self.metrics.encode();
             Ok(holds(&text).then_some(text))
@@ -402,7 +406,7 @@ async fn a_halted_validator_pages_and_another_halted_node_warns() -> Result<()> 
 /// An alert without a test here would never have been shown to fire.
 #[test]
 fn every_alert_has_a_test() -> Result<()> {
-    let own = [include_str!("alerts.rs"), include_str!("process.rs")];
+    let own = [include_str!("alerts.rs"), include_str!("chain.rs"), include_str!("process.rs")];
     let tests = own.concat() + include_str!("statefulset_alert.rs");
     for rule in crate::recording::alerts(&[file(ALERTS), file(OVERRIDE)])? {
         assert!(tests.contains(&format!("\"{}\"", rule.alert)), "{}", rule.alert);

@@ -46,7 +46,10 @@ async fn every_panel_shows_data_of_a_real_run() -> Result<()> {
         .await?;
     let stalled = "seinode_stalled{NS,name=\"bad\",reason=\"ImageNotPullable\"} 1";
     let held = "seinode_drifted{NS,name=\"held\",reason=\"Paused\"} 1";
-    let minute = recording.hold(scraped.until(&[stalled, held]).await?, 5);
+    scraped.until(&[stalled, held]).await?;
+    let height = "sei_controller_seinode_height{";
+    let during = scraped.until_text("a height", |text| text.contains(height)).await?;
+    let minute = recording.hold(during, 5);
     recording.check_queries(minute, &queries(&dashboard)?)?;
     scraped.scenario.close().await
 }

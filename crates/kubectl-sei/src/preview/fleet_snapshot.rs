@@ -11,6 +11,7 @@ use sei_api::status::FieldChange;
 use sei_exec::compare::compare_template;
 use sei_exec::perform::claim_view;
 use sei_plan::adoption::Comparison;
+use sei_plan::chain::Blocks;
 use sei_plan::desired::render_desired;
 use sei_plan::planner::state_sync;
 use sei_plan::platform::Adoption;
@@ -111,6 +112,7 @@ impl FleetSnapshot {
             pre_pull: None,
             claim: self.claim(node, &key),
             sidecar: Sidecar::Ready,
+            blocks: Blocks::Unknown,
             slot: Some(Slot::Granted),
             adoption: None,
             asks_peers: false,

@@ -15,12 +15,21 @@ use crate::{CommandContext, printable};
 /// A column for explanations is at least this wide; in a narrower one they get lines of their own.
 const WHY_MIN: usize = 32;
 
+/// Whether heights were read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Heights {
+    Read,
+    /// A watch does not read them: they would be requests for every redraw.
+    NotRead,
+}
+
 /// How a table is printed.
 #[derive(Clone)]
 pub(super) struct View {
     pub(super) scope: Scope,
     pub(super) is_filtered: bool,
     pub(super) is_wide: bool,
+    pub(super) heights: Heights,
     pub(super) uses_color: bool,
     pub(super) terminal: Option<Terminal>,
 }
@@ -37,9 +46,14 @@ impl View {
             scope: scope.clone(),
             is_filtered: filter.selector.is_some() || filter.chain.is_some(),
             is_wide: flags.output == StatusOutput::Wide,
+            heights: Heights::NotRead,
             uses_color: context.uses_color,
             terminal,
         }
+    }
+
+    pub(super) fn with_heights(self) -> Self {
+        Self { heights: Heights::Read, ..self }
     }
 
     /// The table, trouble first, and a line that counts. Every character of it may be printed.
@@ -72,12 +86,17 @@ impl View {
 
     pub(super) fn header(&self) -> Vec<String> {
         let namespace = (self.scope == Scope::All).then_some("NAMESPACE");
-        let columns =
-            ["NODE", "CHAIN", "MODE", "PHASE", "READY", "IMAGE", "UPDATE", "TASK", "SINCE"];
-        let wide = self.is_wide.then_some(["REVISION", "WAITS FOR"]);
-        let wide = wide.into_iter().flatten();
-        let columns = namespace.into_iter().chain(columns).chain(wide).chain(["WHY"]);
-        columns.map(str::to_owned).collect()
+        let has_heights = self.heights == Heights::Read;
+        let mut columns: Vec<&str> = namespace.into_iter().collect();
+        columns.extend(["NODE", "CHAIN", "MODE", "PHASE", "READY"]);
+        columns.extend(has_heights.then_some("HEIGHT"));
+        columns.extend(["IMAGE", "UPDATE", "TASK", "SINCE"]);
+        if self.is_wide {
+            columns.extend(has_heights.then_some(["PEERS", "BLOCK AGE"]).into_iter().flatten());
+            columns.extend(["REVISION", "WAITS FOR"]);
+        }
+        columns.push("WHY");
+        columns.into_iter().map(str::to_owned).collect()
     }
 
     pub(super) fn cells(&self, row: &Row, now: Timestamp) -> Vec<String> {
@@ -99,20 +118,22 @@ impl View {
         };
         let ready = row.ready.map(|ready| if ready { "yes" } else { "no" }.to_owned());
         let namespace = (self.scope == Scope::All).then(|| row.namespace.clone());
-        let wide = self.is_wide.then(|| [row.revision.clone(), row.waits_for.clone()]);
-        let mut cells: Vec<String> = namespace.into_iter().map(|text| cell(Some(text))).collect();
-        let columns = [
-            Some(row.node.clone()),
-            row.chain.clone(),
-            row.mode.clone(),
-            phase,
-            ready,
-            images,
-            row.update.clone(),
-            row.task.clone(),
-            row.since.map(|since| age(since, now)),
-        ];
-        cells.extend(columns.into_iter().chain(wide.into_iter().flatten()).map(cell));
+        let mut columns: Vec<Option<String>> = namespace.into_iter().map(Some).collect();
+        columns.extend([Some(row.node.clone()), row.chain.clone(), row.mode.clone(), phase, ready]);
+        let has_heights = self.heights == Heights::Read;
+        if has_heights {
+            columns.push(row.height.map(|height| height.to_string()));
+        }
+        let since = row.since.map(|since| age(since, now));
+        columns.extend([images, row.update.clone(), row.task.clone(), since]);
+        if self.is_wide && has_heights {
+            columns.push(row.peers.map(|peers| peers.to_string()));
+            columns.push(row.block_time.map(|time| age(time, now)));
+        }
+        if self.is_wide {
+            columns.extend([row.revision.clone(), row.waits_for.clone()]);
+        }
+        let mut cells: Vec<String> = columns.into_iter().map(cell).collect();
         cells.push(printable(row.why.as_deref().unwrap_or_default()).into_owned());
         cells
     }
@@ -154,7 +175,9 @@ impl View {
 
 fn color_of(state: State) -> Paint {
     match state {
-        State::Unreadable | State::Stalled | State::Failed | State::NotReady => Paint::Red,
+        State::Unreadable | State::Stalled | State::Failed | State::NotReady | State::NoBlocks => {
+            Paint::Red
+        }
         State::Retrying
         | State::Halted
         | State::Held

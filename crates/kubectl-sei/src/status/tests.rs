@@ -1,7 +1,13 @@
+use std::sync::{Arc, Mutex};
+
 use expect_test::expect;
+use kube::Client;
 use sei_api::status::{Blocked, UpdateState};
 
-use super::table::View;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+
+use super::table::{Heights, View};
 use super::*;
 use crate::cluster::Unreadable;
 use crate::fixtures::{ago, condition, node, now, pending, plan, ready, with};
@@ -67,6 +73,7 @@ pub(super) fn view() -> View {
         scope: Scope::Namespace("demo".into()),
         is_filtered: false,
         is_wide: false,
+        heights: Heights::NotRead,
         uses_color: false,
         terminal: None,
     }
@@ -100,6 +107,81 @@ fn all_namespaces_and_wide_add_columns() {
 
         1 node, 1 ready, 1 held
     "#]].assert_eq(&view.text(&rows()[1..2], now()));
+}
+
+#[test]
+fn heights_are_columns_and_unknown_ones_are_dashes() {
+    let view = View { heights: Heights::Read, is_wide: true, ..view() };
+    let mut rows = rows();
+    let known =
+        Row { height: Some(656), peers: Some(3), block_time: Some(ago(12).0), ..rows.remove(0) };
+    expect![[r#"
+        NODE        CHAIN       MODE       PHASE     READY   HEIGHT   IMAGE                              UPDATE   TASK   SINCE   PEERS   BLOCK AGE   REVISION   WAITS FOR     WHY
+        rpc-0       pacific-1   fullNode   Running   yes     -        registry.example.org/seid:v6.5.1   Held     -      30m     -       -           -          an approval   changes of the operator wait for an approval
+        archive-0   pacific-1   fullNode   Running   yes     656      registry.example.org/seid:v6.5.1   InSync   -      5m      3       12s         -          -
+
+        2 nodes, 2 ready, 1 held
+    "#]].assert_eq(&view.text(&[known, rows.remove(0)], now()));
+}
+
+/// Starts an API server that proxies to pods, except to those whose name begins with `no`.
+async fn proxy() -> (Client, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let requests: Arc<Mutex<Vec<String>>> = Arc::default();
+    let log = requests.clone();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = vec![0; 4096];
+            let length = stream.read(&mut request).await.unwrap_or(0);
+            let request = String::from_utf8_lossy(&request[..length]).into_owned();
+            let line = request.lines().next().unwrap_or_default().to_owned();
+            let is_forbidden = line.contains("/pods/no");
+            let status = if is_forbidden { "403 Forbidden" } else { "200 OK" };
+            let body = if line.contains("/pods/huge") {
+                "[".repeat(1024 * 1024)
+            } else if line.contains("net_info") {
+                r#"{"n_peers":"3"}"#.to_owned()
+            } else {
+                let sync = r#"{"latest_block_height":"656","catching_up":false}"#;
+                let node = r#"{"network":"pacific-1"}"#;
+                format!(r#"{{"node_info":{node},"sync_info":{sync}}}"#)
+            };
+            log.lock().unwrap().push(line);
+            let length = body.len();
+            let head = format!(
+                "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+            );
+            let _ = stream.write_all((head + &body).as_bytes()).await;
+        }
+    });
+    let client = Client::try_from(kube::Config::new(address.parse().unwrap())).unwrap();
+    (client, requests)
+}
+
+#[tokio::test]
+async fn heights_are_read_through_the_api_server_and_failures_are_unknown() {
+    let (client, requests) = proxy().await;
+    let mut rows: Vec<Row> = ["rpc-0", "no-1", "huge-2"]
+        .map(|name| row_of(&node(name), Readiness::default(), now()))
+        .into_iter()
+        .collect();
+    rows.push(Row { phase: Some("Initializing".into()), ..rows[0].clone() });
+    heights::read(&mut rows, &client, true).await;
+    let heights: Vec<_> = rows.iter().map(|row| (row.height, row.peers)).collect();
+    assert_eq!(heights, [(Some(656), Some(3)), (None, None), (None, None), (None, None)]);
+    let mut requests = requests.lock().unwrap().clone();
+    requests.sort();
+    let path = |pod: &str, path: &str| {
+        format!("GET /api/v1/namespaces/demo/pods/{pod}:26657/proxy/{path} HTTP/1.1")
+    };
+    let expected = [
+        path("huge-2-0", "status"),
+        path("no-1-0", "status"),
+        path("rpc-0-0", "net_info"),
+        path("rpc-0-0", "status"),
+    ];
+    assert_eq!(requests, expected, "a node that does not run is not asked");
 }
 
 #[test]
@@ -198,6 +280,10 @@ fn the_json_output_has_all_fields() {
           "state": "Stalled",
           "needsAttention": true,
           "ready": false,
+          "height": null,
+          "blockTime": null,
+          "catchingUp": null,
+          "peers": null,
           "image": "registry.example.org/seid:v6.5.1",
           "desiredImage": null,
           "update": "InSync",

@@ -1,20 +1,30 @@
-//! Health probes of sidecars: one task per pod, which enqueues its node when the answer changes.
+//! Probes of pods: one task per pod, which enqueues its node when the health of the sidecar changes
+//! or when blocks stop or come again. A height alone enqueues nothing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sei_api::condition::{ConditionStatus, ConditionType, find};
 use sei_api::key::ObjectKey;
 use sei_exec::sidecar::{Endpoint, Health};
+use sei_plan::chain::{Blocks, Progress};
 use sei_plan::snapshot::Sidecar;
-use sei_plan::view::{PodView, Proxy};
+use sei_plan::view::{PodView, Proxy, own_pod};
 
 use super::reconcile::NodeController;
+use super::state::NodeState;
+use crate::runtime::controller::reference;
 
-/// The last health probe of the node's pod.
+/// How many RPCs are read at once. Nodes that do not respond must not delay the others for long:
+/// each takes two seconds.
+pub(crate) const RPC_READS_MAX: usize = 16;
+
+/// The last probes of the node's pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Probe {
     pub(crate) subject: Subject,
     pub(crate) health: Option<Health>,
+    pub(crate) progress: Progress,
 }
 
 /// What a probe is about: this pod, with its sidecar started this often.
@@ -49,18 +59,21 @@ impl NodeController {
     /// What the last probe of this very pod found. The first call for a pod starts its probes.
     pub(crate) fn health(self: &Arc<Self>, pod: Option<&PodView>, key: &ObjectKey) -> Sidecar {
         let Some(pod) = pod.filter(|pod| !pod.is_terminating()) else {
-            self.states.with(key, |state| state.probe = None);
+            self.end_probes(key);
             return Sidecar::Unknown;
         };
         if pod.ip.is_none() || !pod.sidecar.running {
-            self.states.with(key, |state| state.probe = None);
+            self.end_probes(key);
             return Sidecar::Unreachable(format!("the sidecar of pod {} does not run", pod.name));
         }
         let known = self.states.with(key, |state| match &state.probe {
             Some(probe) if probe.subject.is_of(pod) => Ok(sidecar(probe.health.as_ref())),
             _ => {
                 let subject = Subject::of(pod);
-                state.probe = subject.clone().map(|subject| Probe { subject, health: None });
+                let probe =
+                    |subject| Probe { subject, health: None, progress: Progress::default() };
+                state.probe = subject.clone().map(probe);
+                self.options.metrics.chain(key, None);
                 Err(subject)
             }
         });
@@ -70,6 +83,40 @@ impl NodeController {
             }
             Sidecar::Unknown
         })
+    }
+
+    /// Whether this node sees new blocks, by the last probes of its pod.
+    pub(crate) fn blocks(&self, key: &ObjectKey) -> Blocks {
+        let blocks =
+            |state: &mut NodeState| state.probe.as_ref().map(|probe| probe.progress.blocks);
+        self.states.with(key, blocks).unwrap_or_default()
+    }
+
+    /// Ends the probes of the node's pod.
+    pub(crate) fn end_probes(&self, key: &ObjectKey) {
+        self.states.with(key, |state| {
+            state.probe = None;
+            self.options.metrics.chain(key, None);
+        });
+    }
+
+    /// Whether the node is recorded as halted, so that new blocks are news.
+    fn is_halted(&self, key: &ObjectKey) -> bool {
+        let Some(node) = self.nodes.get(&reference(key)) else { return false };
+        let status = node.decoded().and_then(|node| node.status.as_ref());
+        let halted = status.and_then(|status| find(&status.conditions, ConditionType::Halted));
+        halted.is_some_and(|halted| halted.status != ConditionStatus::False.as_str())
+    }
+
+    /// The chain of the node, if this pod is its own and its chain process runs.
+    fn chain_of(&self, key: &ObjectKey, subject: &Subject) -> Option<String> {
+        let node = self.nodes.get(&reference(key))?;
+        let node = node.decoded()?;
+        let set = self.caches.statefulsets.get(key, &key.name);
+        let pods = self.caches.pods.of(key);
+        let pod = own_pod(&pods, set.as_deref(), node.metadata.uid.as_deref()?)?;
+        let runs = subject.is_of(pod) && pod.seid.running && !pod.is_terminating();
+        runs.then(|| node.spec.chain_id.clone())
     }
 
     /// The operator has just opened the gate itself: the last probe is older than that.
@@ -91,13 +138,56 @@ fn sidecar(health: Option<&Health>) -> Sidecar {
     }
 }
 
-/// Probes one pod's sidecar for as long as that pod is the node's, and enqueues the node on news.
+/// Probes one pod for as long as it is the node's.
 async fn probe(subject: Subject, key: ObjectKey, controller: Arc<NodeController>) {
+    tokio::join!(
+        probe_sidecar(&subject, &key, &controller),
+        probe_chain(&subject, &key, &controller)
+    );
+}
+
+/// Reads the pod's RPC, and enqueues the node when blocks stop or come again. What is read goes into
+/// metrics: a height in a status would be a write for every node and every probe.
+async fn probe_chain(subject: &Subject, key: &ObjectKey, controller: &Arc<NodeController>) {
+    let timing = controller.options.timing;
+    // Pods of one rollout start together: the first probes are spread over a whole pause.
+    tokio::time::sleep(timing.chain_probe().mul_f64(share(&subject.uid))).await;
+    loop {
+        let read = match controller.chain_of(key, subject) {
+            None => None,
+            Some(chain_id) => {
+                let Ok(_permit) = controller.rpc_reads.acquire().await else { return };
+                // Boxed: between two probes the task needs no room for a call.
+                Some(Box::pin(controller.sidecar.chain_facts(&subject.ip, &chain_id)).await)
+            }
+        };
+        let now = jiff::Timestamp::now();
+        let news = controller.states.find(key, |state| {
+            let probe = state.probe.as_mut().filter(|probe| probe.subject == *subject)?;
+            let before = probe.progress.blocks;
+            if let Some(Ok(facts)) = &read {
+                probe.progress.observe(facts, now, timing.halt());
+            }
+            // Under the lock: facts of a pod that has just ended must not appear after its end.
+            controller.options.metrics.chain(key, read);
+            Some((probe.progress.blocks != before).then_some(probe.progress.blocks))
+        });
+        let Some(news) = news.flatten() else { return };
+        if news.is_some_and(|blocks| blocks != Blocks::Advance || controller.is_halted(key)) {
+            controller.queue.enqueue(key);
+        }
+        let jitter = timing.chain_probe().mul_f64(0.2 * share(&subject.uid));
+        tokio::time::sleep(timing.chain_probe() + jitter).await;
+    }
+}
+
+/// Probes one pod's sidecar for as long as that pod is the node's, and enqueues the node on news.
+async fn probe_sidecar(subject: &Subject, key: &ObjectKey, controller: &Arc<NodeController>) {
     let mut answered = Instant::now();
     loop {
-        let health = controller.sidecar.probe(subject.endpoint(&key)).await;
-        let news = controller.states.find(&key, |state| match state.probe.as_mut() {
-            Some(probe) if probe.subject == subject => {
+        let health = controller.sidecar.probe(subject.endpoint(key)).await;
+        let news = controller.states.find(key, |state| match state.probe.as_mut() {
+            Some(probe) if probe.subject == *subject => {
                 let news = probe.health.as_ref() != Some(&health);
                 probe.health = Some(health.clone());
                 Some(news)
@@ -107,7 +197,7 @@ async fn probe(subject: Subject, key: ObjectKey, controller: Arc<NodeController>
         let Some(news) = news.flatten() else { return };
         controller.options.metrics.probe(&key.namespace, &health);
         if news {
-            controller.queue.enqueue(&key);
+            controller.queue.enqueue(key);
         }
         // The pod's container state shows restarts; this is the safety net.
         let pause = match health {
@@ -136,6 +226,11 @@ fn pause_while_unreachable(silent: Duration) -> Duration {
 
 /// Spreads what would otherwise happen to all nodes at once.
 fn jitter(uid: &str) -> Duration {
-    let sum: u64 = uid.bytes().map(u64::from).sum();
-    Duration::from_millis(sum.wrapping_mul(7919) % 6000)
+    Duration::from_secs(6).mul_f64(share(uid))
+}
+
+/// A part of 1 for each pod, always the same.
+fn share(uid: &str) -> f64 {
+    let sum = uid.bytes().fold(0_u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+    f64::from(sum % 1000) / 1000.0
 }

@@ -45,6 +45,8 @@ pub(crate) struct NodeController {
     pub(crate) platform_file: PlatformFile,
     pub(crate) events: Events,
     pub(crate) peer_ids: PeerIds,
+    /// Limits the reads of RPCs.
+    pub(crate) rpc_reads: tokio::sync::Semaphore,
     pub(crate) leading_since: Instant,
 }
 
@@ -59,7 +61,7 @@ impl Reconcile for NodeController {
         let key = ObjectKey::of(&cached.metadata);
         let node = self.states.with(&key, |state| state.newest(cached));
         let conversation = if node.metadata.deletion_timestamp.is_some() {
-            self.states.with(&key, |state| state.probe = None);
+            self.end_probes(&key);
             let (now, timing) = (jiff::Timestamp::now(), self.options.timing);
             let default = self.options.platform.storage.on_delete;
             let pre_pull = self.pre_pull(&node, &key).map(|found| found.uid);

@@ -154,6 +154,7 @@ impl NodeController {
             rollout: self.rollout(),
             witnesses,
             sidecar,
+            blocks: self.blocks(key),
             slot: None,
             asks_peers,
             signing_conflict,

@@ -29,6 +29,7 @@ use sei_api::status::{Cause, PendingUpdate, SeiNodePhase, UpdateOutcome, UpdateS
 use sei_api::task::TaskType;
 use sei_api::{Mode, SeiNode, SeiNodeStatus, TaskPlan};
 use sei_exec::sidecar::Health;
+use sei_plan::chain::{ChainFacts, NoFacts};
 use sei_plan::planner::kind::rules;
 
 /// Value of the label `controller`: the Go operator distinguishes its controllers by it.
@@ -100,7 +101,16 @@ impl Metrics {
     /// Records a node as it is stored. From then on its gauges show this status only.
     pub fn observe(&self, node: &SeiNode) {
         let key = ObjectKey::of(&node.metadata);
-        self.nodes.lock().insert(key, NodeGauges::of(node));
+        let mut nodes = self.nodes.lock();
+        let chain = nodes.get_mut(&key).and_then(|before| before.chain.take());
+        nodes.insert(key, NodeGauges { chain, ..NodeGauges::of(node) });
+    }
+
+    /// Records what the node's RPC reported; `None` if it is not read any more.
+    pub fn chain(&self, key: &ObjectKey, read: Option<Result<ChainFacts, NoFacts>>) {
+        if let Some(gauges) = self.nodes.lock().get_mut(key) {
+            gauges.chain = read;
+        }
     }
 
     /// Drops the gauges of a deleted node.
@@ -336,6 +346,7 @@ struct NodeGauges {
     role: &'static str,
     phase: SeiNodePhase,
     ready: Option<(bool, &'static str)>,
+    halted: Option<(bool, &'static str)>,
     has_active_plan: bool,
     sidecar_ready: Option<bool>,
     sidecar_unreachable: Option<bool>,
@@ -343,6 +354,8 @@ struct NodeGauges {
     drifted: Option<(bool, &'static str)>,
     stalled: Option<(bool, &'static str)>,
     pending_update: Option<UpdateGauges>,
+    /// The last read of the node's RPC. It is not in the status.
+    chain: Option<Result<ChainFacts, NoFacts>>,
 }
 
 /// The values of the gauges of a pending update.
@@ -370,12 +383,14 @@ impl NodeGauges {
             role: node.spec.mode().map_or("none", Mode::role),
             phase: phase_of(status),
             ready: condition_value(ConditionType::Ready),
+            halted: condition_value(ConditionType::Halted),
             has_active_plan: status.plan.as_ref().is_some_and(TaskPlan::is_active),
             sidecar_ready: sidecar.map(|(is_ready, _)| is_ready),
             sidecar_unreachable: sidecar.map(|(_, reason)| reason == Reason::Unreachable.as_str()),
             drifted: condition_value(ConditionType::PodTemplateDrift),
             stalled: condition_value(ConditionType::Stalled),
             pending_update: status.pending_update.as_ref().map(UpdateGauges::of),
+            chain: None,
         }
     }
 }
@@ -427,7 +442,7 @@ impl Collector for Nodes {
         let nodes = self.lock();
         let encoder = &mut encoder;
         encode_phases(&nodes, encoder)?;
-        encode_ready(&nodes, encoder)?;
+        encode_by_chain(&nodes, encoder, &metric::SEINODE_READY, |gauges| gauges.ready)?;
         encode_active_plans(&nodes, encoder)?;
         encode_conditions(&nodes, encoder, &metric::SEINODE_DRIFTED, |gauges| gauges.drifted)?;
         encode_pending_updates(&nodes, encoder)?;
@@ -444,7 +459,17 @@ impl Collector for Nodes {
         })?;
         encode_numbers(&nodes, encoder, &metric::SEINODE_SIDECAR_UNREACHABLE, |gauges| {
             gauges.sidecar_unreachable.map(i64::from)
-        })
+        })?;
+        encode_facts(&nodes, encoder, &metric::SEINODE_HEIGHT, |facts| facts.height)?;
+        encode_facts(&nodes, encoder, &metric::SEINODE_LAST_BLOCK, |facts| {
+            facts.block_time.map(Timestamp::as_second)
+        })?;
+        encode_facts(&nodes, encoder, &metric::SEINODE_CATCHING_UP, |facts| {
+            facts.is_catching_up.map(i64::from)
+        })?;
+        encode_facts(&nodes, encoder, &metric::SEINODE_PEERS, |facts| facts.peers)?;
+        encode_by_chain(&nodes, encoder, &metric::SEINODE_HALTED, |gauges| gauges.halted)?;
+        encode_rpc_probes(&nodes, encoder)
     }
 }
 
@@ -472,19 +497,64 @@ fn encode_phases(nodes: &NodeMap, encoder: &mut DescriptorEncoder) -> Result<(),
     Ok(())
 }
 
-fn encode_ready(nodes: &NodeMap, encoder: &mut DescriptorEncoder) -> Result<(), fmt::Error> {
-    let mut family = gauge_family(encoder, &metric::SEINODE_READY)?;
-    for (ObjectKey { namespace, name }, gauges) in nodes {
-        if let Some((is_ready, reason)) = gauges.ready {
-            let labels = [
-                ("namespace", namespace.as_str()),
-                ("name", name.as_str()),
-                ("chain", gauges.chain_id.as_str()),
-                ("role", gauges.role),
-                ("reason", reason),
-            ];
-            family.encode_family(&labels)?.encode_gauge(&i64::from(is_ready))?;
+/// A condition, with the labels by which nodes are grouped into chains.
+fn encode_by_chain(
+    nodes: &NodeMap,
+    encoder: &mut DescriptorEncoder,
+    metric: &Metric,
+    value_of: impl Fn(&NodeGauges) -> Option<(bool, &'static str)>,
+) -> Result<(), fmt::Error> {
+    let mut family = gauge_family(encoder, metric)?;
+    for (key, gauges) in nodes {
+        if let Some((is_true, reason)) = value_of(gauges) {
+            let [namespace, name, chain, role] = chain_labels(key, gauges);
+            let labels = [namespace, name, chain, role, ("reason", reason)];
+            family.encode_family(&labels)?.encode_gauge(&i64::from(is_true))?;
         }
+    }
+    Ok(())
+}
+
+/// The labels by which nodes are grouped into chains.
+fn chain_labels<'a>(key: &'a ObjectKey, gauges: &'a NodeGauges) -> [(&'static str, &'a str); 4] {
+    [
+        ("namespace", key.namespace.as_str()),
+        ("name", key.name.as_str()),
+        ("chain", gauges.chain_id.as_str()),
+        ("role", gauges.role),
+    ]
+}
+
+/// A number for each node whose RPC reported it.
+fn encode_facts(
+    nodes: &NodeMap,
+    encoder: &mut DescriptorEncoder,
+    metric: &Metric,
+    value_of: impl Fn(&ChainFacts) -> Option<i64>,
+) -> Result<(), fmt::Error> {
+    let mut family = gauge_family(encoder, metric)?;
+    for (key, gauges) in nodes {
+        let facts = gauges.chain.as_ref().and_then(|read| read.as_ref().ok());
+        if let Some(value) = facts.and_then(&value_of) {
+            family.encode_family(&chain_labels(key, gauges))?.encode_gauge(&value)?;
+        }
+    }
+    Ok(())
+}
+
+fn encode_rpc_probes(nodes: &NodeMap, encoder: &mut DescriptorEncoder) -> Result<(), fmt::Error> {
+    let mut family = gauge_family(encoder, &metric::SEINODE_RPC_PROBE)?;
+    for (key, gauges) in nodes {
+        let outcome = match &gauges.chain {
+            None => continue,
+            Some(Ok(_)) => "answered",
+            Some(Err(NoFacts::Unreachable)) => "unreachable",
+            Some(Err(NoFacts::Unreadable)) => "unreadable",
+            Some(Err(NoFacts::OtherNetwork(_))) => "other_network",
+        };
+        let [namespace, name, chain, role] = chain_labels(key, gauges);
+        let labels = [namespace, name, chain, role, ("outcome", outcome)];
+        family.encode_family(&labels)?.encode_gauge(&1_i64)?;
     }
     Ok(())
 }

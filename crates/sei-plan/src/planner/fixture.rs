@@ -15,6 +15,7 @@ use sei_api::node::{
 use sei_api::status::{ObservedTemplate, SeiNodePhase, SeiNodeStatus};
 use serde_json::{Value, json};
 
+use crate::chain::Blocks;
 use crate::desired::{Bootstrap, Desired};
 use crate::fingerprint::digest_of;
 use crate::snapshot::{Claim, Current, RegisteredWitnesses, Rollout, Sidecar, Slot, Snapshot};
@@ -190,6 +191,7 @@ pub(crate) fn new_node(spec: SeiNodeSpec) -> Snapshot {
         pre_pull: None,
         claim: Claim::Unknown,
         sidecar: Sidecar::Unknown,
+        blocks: Blocks::Unknown,
         slot: Some(Slot::Granted),
         adoption: None,
         asks_peers: false,

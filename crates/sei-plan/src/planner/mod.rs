@@ -15,6 +15,7 @@ use sei_api::status::{
 };
 
 use crate::budget;
+use crate::chain::{Blocks, Upgrade};
 use crate::snapshot::{Sidecar, Snapshot};
 use crate::tasks::kind_of;
 
@@ -67,6 +68,7 @@ pub fn plan(snapshot: &Snapshot) -> Decision {
     };
     let mut decision = release_slot(snapshot, observed.then(decided));
     decision.conditions.extend(sidecar_verdict(snapshot, decision.phase));
+    decision.conditions.extend(halt_verdict(snapshot));
     let rolls = decision.plan.started() == Some(PlanKind::NodeUpdate);
     if is_updating(snapshot) && status.plan.is_none() && !rolls {
         decision = decision.not_updating(Reason::UpdateSuperseded, "the plan was removed");
@@ -264,6 +266,35 @@ fn sidecar_verdict(snapshot: &Snapshot, phase: Option<SeiNodePhase>) -> Option<V
         }
     };
     Some(Verdict::new(ConditionType::SidecarReady, status, reason, message))
+}
+
+/// Whether the node waits for an upgrade or for a block. A node that was never halted has no such
+/// condition. One that was stays so until it sees a new block: a pod without an answer proves none.
+fn halt_verdict(snapshot: &Snapshot) -> Option<Verdict> {
+    let halted = ConditionType::Halted;
+    let before = condition::find(&snapshot.status().conditions, halted);
+    let is_halted = before.is_some_and(|before| before.status == ConditionStatus::True.as_str());
+    let pod = snapshot.pod();
+    if let Some(upgrade) = pod.filter(|pod| !pod.ready).and_then(|pod| pod.upgrade.as_deref()) {
+        let Upgrade { name, height } = upgrade;
+        let message = format!("upgrade {name} is needed at height {height}");
+        return Some(Verdict::new(halted, ConditionStatus::True, Reason::UpgradeNeeded, message));
+    }
+    match snapshot.blocks {
+        Blocks::Stopped { height, block_time } => {
+            let time = block_time.strftime("%Y-%m-%dT%H:%M:%SZ");
+            let message = format!("no new block since {time}, height {height}");
+            Some(Verdict::new(halted, ConditionStatus::True, Reason::NoNewBlock, message))
+        }
+        Blocks::Advance => {
+            before.map(|_| Verdict::new(halted, ConditionStatus::False, Reason::BlocksAdvance, ""))
+        }
+        Blocks::Unknown => {
+            let ended = before.is_some_and(|found| found.reason == Reason::UpgradeNeeded.as_str());
+            (is_halted && ended && pod.is_some())
+                .then(|| Verdict::new(halted, ConditionStatus::Unknown, Reason::NotObserved, ""))
+        }
+    }
 }
 
 /// Why a plan failed: type and error of its task.

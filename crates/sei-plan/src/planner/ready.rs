@@ -64,7 +64,14 @@ fn ready(snapshot: &Snapshot) -> Verdict {
             not_ready(Reason::Terminating, "the node is being deleted")
         }
         Some(SeiNodePhase::Running) if snapshot.is_ready() => {
-            Verdict::new(ConditionType::Ready, ConditionStatus::True, Reason::Ready, "")
+            // It serves what it has, so it stays Ready; the column Reason shows that it waits.
+            let halted = condition::find(&status.conditions, ConditionType::Halted)
+                .filter(|halted| halted.status == ConditionStatus::True.as_str());
+            let (reason, why) = match halted {
+                Some(halted) => (Reason::NoNewBlock, halted.message.as_str()),
+                None => (Reason::Ready, ""),
+            };
+            Verdict::new(ConditionType::Ready, ConditionStatus::True, reason, why)
         }
         // One reason and one message for all steps of a roll: each other one would cost a write.
         Some(SeiNodePhase::Running) if is_updating(status) => {

@@ -1,6 +1,7 @@
 //! Tests of the planner's rules. Ids in comments name the behaviour in `tests/ids.toml`.
 
 mod drift;
+mod halt;
 mod init;
 mod lifecycle;
 mod ready;

@@ -108,6 +108,29 @@ fn a_node_at_rest_is_summarized_by_phase_and_conditions() {
 }
 
 #[test]
+fn a_halted_node_is_summarized_by_what_it_waits_for() {
+    let in_sync = || condition("PodTemplateDrift", "False", "InSync", "");
+    let stopped = || condition("Halted", "True", "NoNewBlock", "no new block since T, height 655");
+    let upgrade = || condition("Halted", "True", "UpgradeNeeded", "v9 at 656");
+    let crashing = condition("Stalled", "True", "CrashLooping", "seid: CrashLoopBackOff");
+    let resumed = condition("Halted", "False", "BlocksAdvance", "");
+    let rolling = json!({ "conditions": [stopped()], "plan": plan("NodeUpdate", "Active") });
+    expect![[r#"
+        no blocks: Halted { reason: "NoNewBlock" } |  | NoNewBlock: no new block since T, height 655 | a new block | 2026-11-01T11:50:00Z
+        upgrade: Halted { reason: "UpgradeNeeded" } |  | UpgradeNeeded: v9 at 656 | the image of the upgrade | 2026-11-01T11:50:00Z
+        crashes: Stalled { reason: "CrashLooping" } |  | UpgradeNeeded: v9 at 656 | the end of CrashLooping | 2026-11-01T11:50:00Z
+        rolls: Updating { cause: Spec } | replace-pod 2/2 |  |  | 2026-11-01T11:50:00Z
+        resumed: InSync |  |  |  | 2026-11-01T11:50:00Z
+    "#]].assert_eq(&lines(&[
+        ("no blocks", running(json!({ "conditions": [in_sync(), stopped()] }))),
+        ("upgrade", running(json!({ "conditions": [in_sync(), upgrade()] }))),
+        ("crashes", running(json!({ "conditions": [in_sync(), upgrade(), crashing] }))),
+        ("rolls", running(rolling)),
+        ("resumed", running(json!({ "conditions": [in_sync(), resumed] }))),
+    ]));
+}
+
+#[test]
 fn a_pending_update_is_summarized_by_its_state() {
     let updating = condition("NodeUpdateInProgress", "True", "UpdateStarted", "v1 -> v2");
     let drift = condition("PodTemplateDrift", "True", "Rolling", "");

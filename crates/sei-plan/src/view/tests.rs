@@ -98,6 +98,7 @@ fn every_field_of_a_running_pod_is_read() {
             restarts: 1,
         },
         troubles: Vec::new(),
+        upgrade: None,
     };
     assert_eq!(pod("running"), expected);
 }
@@ -143,7 +144,28 @@ fn a_crash_loop_is_a_trouble_and_the_container_has_run() {
     assert_eq!(view.troubles.len(), 1);
     assert_eq!((&*view.troubles[0].container, view.troubles[0].kind), ("seid", TroubleKind::Crash));
     assert!(view.troubles[0].message.starts_with("seid: CrashLoopBackOff back-off 5m0s"));
+    assert!(
+        view.troubles[0].message.ends_with("(exit code 2: it panics, as at an upgrade height)")
+    );
     assert!(view.seid.has_run && !view.seid.running && view.seid.restarts == 7);
+}
+
+#[test]
+fn an_upgrade_is_read_from_how_the_chain_process_ended() {
+    let upgrade = |code: i32, message: &str, state: &str| {
+        let view = pod_with("crashing", |json| {
+            let end = json!({ "terminated": { "exitCode": code, "message": message } });
+            json["status"]["containerStatuses"][0][state] = end;
+        });
+        view.upgrade.map(|upgrade| (upgrade.name, upgrade.height))
+    };
+    let message = "panic: UPGRADE \"v9.9.9\" NEEDED at height: 656: ";
+    let needed = Some(("v9.9.9".to_owned(), 656));
+    assert_eq!(upgrade(2, message, "lastState"), needed);
+    assert_eq!(upgrade(2, message, "state"), needed);
+    assert_eq!(upgrade(0, message, "lastState"), None, "it ended well");
+    assert_eq!(upgrade(2, "panic: out of memory", "lastState"), None);
+    assert_eq!(pod("crashing").upgrade, None, "the kubelet reports no message");
 }
 
 #[test]

@@ -20,6 +20,7 @@ use super::status::{
     ConditionValue, Conditions, ContainerNow, Ended, Kind, Report, SEID, SIDECAR, State, Subject,
 };
 use super::{HOST, Shared, retry};
+use crate::rpc::{Rpc, RpcFault, RpcHost};
 use crate::sidecar::{Answering, Host, Process, VolumeKey};
 
 /// Progress of the deletion of a pod.
@@ -46,6 +47,10 @@ pub(super) struct Lifecycle {
     bound: Option<(Instant, Timestamp)>,
     volume: VolumeKey,
     sidecar: Option<(Process, watch::Receiver<bool>)>,
+    /// The RPC of the chain process.
+    rpc: Option<Rpc>,
+    /// The time of the last block of a chain that stands still.
+    chain_stopped_at: Option<Timestamp>,
     gate: Gate,
     /// When the pull first failed.
     pull_failed: Option<Instant>,
@@ -80,7 +85,7 @@ pub(super) async fn run(
         () = pod.run(&mut commands) => {}
         _ = deletion.wait_for(|now| *now >= Deletion::Requested) => {}
     }
-    pod.sidecar = None;
+    (pod.sidecar, pod.rpc) = (None, None);
     tokio::select! {
         () = pod.terminate() => {}
         _ = deletion.wait_for(|now| *now == Deletion::Complete) => {}
@@ -105,6 +110,8 @@ impl Lifecycle {
             bound: None,
             volume,
             sidecar: None,
+            rpc: None,
+            chain_stopped_at: None,
             gate: Gate::default(),
             pull_failed: None,
             seid_since: Instant::now(),
@@ -212,7 +219,9 @@ impl Lifecycle {
         } else {
             let pull = self.start_containers(&rules);
             self.advance_sidecar(&rules);
-            earliest(pull, self.advance_seid(&rules))
+            let next_at = earliest(pull, self.advance_seid(&rules));
+            self.advance_rpc(&rules);
+            next_at
         };
         self.update_conditions(&rules);
         next_at
@@ -269,8 +278,10 @@ impl Lifecycle {
         let now = Timestamp::now();
         let container = &mut self.subject.containers[index];
         container.state = match container.kind {
-            _ if self.subject.is_pre_pull => State::Ended(Ended { code: 0, since: now, at: now }),
-            Kind::Init => State::Ended(Ended { code: 0, since: now, at: now }),
+            _ if self.subject.is_pre_pull => {
+                State::Ended(Ended { code: 0, message: None, since: now, at: now })
+            }
+            Kind::Init => State::Ended(Ended { code: 0, message: None, since: now, at: now }),
             Kind::Sidecar | Kind::Main => State::Running { since: now },
         };
         match container.name.as_str() {
@@ -306,13 +317,35 @@ impl Lifecycle {
         let containers = self.subject.containers.iter_mut();
         for container in containers.filter(|container| container.name == SIDECAR) {
             if let State::Running { since } = container.state {
-                container.last = Some(Ended { code: 1, since, at: now });
+                container.last = Some(Ended { code: 1, message: None, since, at: now });
                 container.state = State::Running { since: now };
                 container.restarts += 1;
             }
         }
         let answering = answering(&self.rules.borrow(), self.key());
         self.start_sidecar(answering);
+    }
+
+    /// The chain process serves its RPC from its start through the gate until it ends.
+    fn advance_rpc(&mut self, rules: &Rules) {
+        let mut faults = rules.rpc_faults(self.key());
+        if rules.has(self.key(), &Behaviour::Halted) {
+            faults.push(RpcFault::NoBlocks);
+        }
+        let has_stopped = faults.contains(&RpcFault::NoBlocks);
+        let stopped_at = self.chain_stopped_at.unwrap_or_else(Timestamp::now);
+        self.chain_stopped_at = has_stopped.then_some(stopped_at);
+        let Some(ip) = self.ip.filter(|_| self.gate.is_passed && !self.subject.is_bootstrap) else {
+            self.rpc = None;
+            return;
+        };
+        let Subject { namespace, node, uid, chain, .. } = &self.subject;
+        let rpc = self.rpc.get_or_insert_with(|| {
+            let [namespace, node, pod_uid, chain] = [namespace, node, uid, chain].map(Clone::clone);
+            let host = RpcHost { namespace, node, pod_uid, chain, ip };
+            Rpc::start(host, self.shared.sidecars.clone())
+        });
+        rpc.set(faults, self.chain_stopped_at);
     }
 
     fn advance_sidecar(&mut self, rules: &Rules) {
@@ -331,7 +364,9 @@ impl Lifecycle {
             State::Running { since } => self.advance_running_seid(index, since, rules),
             State::Waiting { .. } if self.subject.containers[index].has_started() => {
                 let restart_at = self.seid_since + self.back_off();
-                if crash(rules, self.key()).is_some() && Instant::now() < restart_at {
+                let crashes =
+                    crash(rules, self.key()).is_some() || rules.panics(self.key()).is_some();
+                if crashes && Instant::now() < restart_at {
                     return Some(restart_at);
                 }
                 self.start_container(index, rules);
@@ -353,9 +388,13 @@ impl Lifecycle {
             self.seid_since = Instant::now();
         }
         let end = self.seid_since + self.shared.timing.run;
+        let panics = rules.panics(self.key());
         let code = match crash(rules, self.key()) {
             Some(Behaviour::Crashes) if !self.gate.is_passed => return None,
             Some(_) => 1,
+            None if panics.is_some() && !self.gate.is_passed => return None,
+            // As of every program in Go.
+            None if panics.is_some() => 2,
             None if self.subject.is_bootstrap && self.gate.is_passed => {
                 if rules.has(self.key(), &Behaviour::Halted) {
                     return None;
@@ -367,7 +406,8 @@ impl Lifecycle {
         if Instant::now() < end {
             return Some(end);
         }
-        self.end_seid(index, Ended { code, since, at: Timestamp::now() });
+        let message = panics.filter(|message| !message.is_empty());
+        self.end_seid(index, Ended { code, message, since, at: Timestamp::now() });
         (!self.subject.is_bootstrap).then(|| self.seid_since + self.back_off())
     }
 

@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::rpc::RpcFault;
+
 /// A behaviour and the pods that it applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
@@ -39,6 +41,11 @@ pub enum Behaviour {
     SidecarHangs,
     /// The sidecar's port is closed.
     SidecarRefuses,
+    /// The chain process panics soon after its start, repeatedly, with this termination message;
+    /// an empty one is not reported.
+    Panics(String),
+    /// The RPC of the chain process misbehaves.
+    Rpc(RpcFault),
 }
 
 impl Rule {
@@ -114,6 +121,20 @@ impl Rules {
 
     pub(super) fn has(&self, pod: PodKey<'_>, behaviour: &Behaviour) -> bool {
         self.of(pod).any(|rule| rule.behaviour == *behaviour && is_of_image(rule, pod.image))
+    }
+
+    /// How the RPC misbehaves.
+    pub(super) fn rpc_faults(&self, pod: PodKey<'_>) -> Vec<RpcFault> {
+        RpcFault::ALL.into_iter().filter(|fault| self.has(pod, &Behaviour::Rpc(*fault))).collect()
+    }
+
+    /// The termination message with which the chain process panics.
+    pub(super) fn panics(&self, pod: PodKey<'_>) -> Option<String> {
+        let mut rules = self.of(pod).filter(|rule| is_of_image(rule, pod.image));
+        rules.find_map(|rule| match &rule.behaviour {
+            Behaviour::Panics(message) => Some(message.clone()),
+            _ => None,
+        })
     }
 
     pub(super) fn start_delay(&self, pod: PodKey<'_>) -> Option<Duration> {

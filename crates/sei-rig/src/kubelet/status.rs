@@ -22,6 +22,7 @@ pub(super) struct Subject {
     pub(super) name: String,
     pub(super) uid: String,
     pub(super) node: String,
+    pub(super) chain: String,
     /// Image of the chain process.
     pub(super) image: String,
     pub(super) is_bound: bool,
@@ -72,6 +73,7 @@ pub(super) enum State {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Ended {
     pub(super) code: i32,
+    pub(super) message: Option<String>,
     pub(super) since: Timestamp,
     pub(super) at: Timestamp,
 }
@@ -99,6 +101,7 @@ impl Subject {
             uid: pod.metadata.uid.clone()?,
             node: labels.get(label::NODE).or(pre_pull)?.clone(),
             is_pre_pull: pre_pull.is_some(),
+            chain: labels.get(label::CHAIN).cloned().unwrap_or_default(),
             image: seid.image.clone(),
             is_bound: spec.node_name.as_deref().is_some_and(|name| !name.is_empty()),
             is_bootstrap: component == Some(label::COMPONENT_BOOTSTRAP),
@@ -152,6 +155,7 @@ impl ContainerNow {
         let ended = |ended: &Ended| {
             let reason = if ended.code == 0 { "Completed" } else { "Error" };
             json!({ "terminated": { "exitCode": ended.code, "reason": reason,
+                "message": ended.message,
                 "startedAt": Time(ended.since), "finishedAt": Time(ended.at),
                 "containerID": id(ended.since) } })
         };

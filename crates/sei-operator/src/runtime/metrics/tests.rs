@@ -464,9 +464,58 @@ fn an_unreachable_sidecar_differs_from_one_whose_gate_is_closed() {
     }
 }
 
+/// Names of the gauges that come from the RPC of a node.
+const CHAIN: &[&str] = &[
+    "seinode_height",
+    "seinode_last_block",
+    "seinode_catching_up",
+    "seinode_peers",
+    "seinode_rpc_probe",
+];
+
+fn facts() -> ChainFacts {
+    ChainFacts {
+        height: Some(656),
+        block_time: Some("2026-08-05T10:00:00Z".parse().unwrap()),
+        is_catching_up: Some(false),
+        peers: Some(3),
+    }
+}
+
+#[test]
+fn the_facts_of_a_chain_show_until_they_are_not_read_any_more() {
+    let (metrics, key) = (observed(), ObjectKey::new("sei", "a"));
+    metrics.chain(&key, Some(Ok(facts())));
+    metrics.chain(&ObjectKey::new("sei", "deleted"), Some(Ok(facts())));
+    let expected = expect![[r#"
+        sei_controller_seinode_catching_up{namespace="sei",name="a",chain="pacific-1",role="node"} 0
+        sei_controller_seinode_height{namespace="sei",name="a",chain="pacific-1",role="node"} 656
+        sei_controller_seinode_last_block_timestamp_seconds{namespace="sei",name="a",chain="pacific-1",role="node"} 1785924000
+        sei_controller_seinode_peers{namespace="sei",name="a",chain="pacific-1",role="node"} 3
+        sei_controller_seinode_rpc_probe{namespace="sei",name="a",chain="pacific-1",role="node",outcome="answered"} 1
+    "#]];
+    check(&metrics, CHAIN, &expected);
+    metrics.observe(&node("a", &json!({ "phase": "Running" })));
+    check(&metrics, CHAIN, &expected);
+    metrics.chain(&key, Some(Err(NoFacts::OtherNetwork("x-1".into()))));
+    check(
+        &metrics,
+        CHAIN,
+        &expect![[r#"
+            sei_controller_seinode_rpc_probe{namespace="sei",name="a",chain="pacific-1",role="node",outcome="other_network"} 1
+        "#]],
+    );
+    metrics.chain(&key, None);
+    check(&metrics, CHAIN, &expect![[""]]);
+    metrics.chain(&key, Some(Ok(facts())));
+    metrics.forget(&key);
+    check(&metrics, CHAIN, &expect![[""]]);
+}
+
 /// Metrics with at least one series of every kind.
 fn with_every_metric() -> Metrics {
     let metrics = observed();
+    metrics.chain(&ObjectKey::new("sei", "a"), Some(Ok(facts())));
     metrics.error("write-status");
     metrics.probe("sei", &Health::Ready);
     let before = status(json!({ "phase": "Initializing", "plan": plan("p", "Active"),
@@ -474,6 +523,8 @@ fn with_every_metric() -> Metrics {
     let after = status(json!({ "phase": "Running" }));
     let now = "2026-08-05T10:03:20Z".parse().unwrap();
     metrics.transition(&node("a", &Value::Null), &before, &after, now);
+    let halted = condition("Halted", "True", "NoNewBlock");
+    metrics.observe(&node("b", &json!({ "conditions": [halted] })));
     metrics
 }
 

@@ -182,7 +182,7 @@ fn stalls() -> Vec<Snapshot> {
 
 #[test]
 fn every_reason_of_the_planner_appears_in_a_status() {
-    let snapshots = [updates(), mirrors(), stalls()].concat();
+    let snapshots = [updates(), mirrors(), stalls(), super::halt::halts()].concat();
     let mut seen = BTreeSet::new();
     for snapshot in &snapshots {
         seen.extend(rows_of(&after(snapshot)));
