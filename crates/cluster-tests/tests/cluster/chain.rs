@@ -208,7 +208,9 @@ async fn a_process_that_ends_at_an_upgrade_height_is_shown_and_fires_an_alert() 
     assert_eq!(condition_text(&status, ConditionType::Halted), "absent");
     scenario.until_stalled("verbose", "CrashLooping").await?;
     let series = "seinode_halted{NS,name=\"verbose\",chain=\"demo-1\",role=\"node\",reason=\"UpgradeNeeded\"} 1";
-    let during = scraped.until(&[series]).await?;
+    let stalled = ["verbose", "silent"]
+        .map(|name| format!("seinode_stalled{{NS,name=\"{name}\",reason=\"CrashLooping\"}} 1"));
+    let during = scraped.until(&[series, &stalled[0], &stalled[1]]).await?;
     let mut recording = Recording::default();
     let minute = recording.hold(during, 20);
     let of_chain = Fires {
