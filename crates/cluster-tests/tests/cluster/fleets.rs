@@ -17,7 +17,7 @@ fn fleets(scenario: &Scenario) -> Api<SeiNodeDeployment> {
     Api::namespaced(scenario.admin(), scenario.namespace())
 }
 
-fn manifest(replicas: i32, strategy: &Value) -> Value {
+pub(crate) fn manifest(replicas: i32, strategy: &Value) -> Value {
     json!({
         "apiVersion": "sei.io/v1alpha1", "kind": "SeiNodeDeployment",
         "metadata": { "name": "edge" },
@@ -32,19 +32,19 @@ fn manifest(replicas: i32, strategy: &Value) -> Value {
     })
 }
 
-async fn create(scenario: &Scenario, manifest: Value) -> Result<()> {
+pub(crate) async fn create(scenario: &Scenario, manifest: Value) -> Result<()> {
     let fleet: SeiNodeDeployment = serde_json::from_value(manifest)?;
     fleets(scenario).create(&PostParams::default(), &fleet).await?;
     Ok(())
 }
 
-async fn edit(scenario: &Scenario, spec: Value) -> Result<()> {
+pub(crate) async fn edit(scenario: &Scenario, spec: Value) -> Result<()> {
     let patch = Patch::Merge(json!({ "spec": spec }));
     fleets(scenario).patch("edge", &PatchParams::default(), &patch).await?;
     Ok(())
 }
 
-fn image(image: &str) -> Value {
+pub(crate) fn image(image: &str) -> Value {
     json!({ "template": { "spec": { "image": image } } })
 }
 

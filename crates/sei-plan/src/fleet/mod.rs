@@ -399,7 +399,7 @@ impl FleetPass {
         let snapshot = &self.snapshot;
         let target = self.target.clone();
         let replicas = snapshot.replicas();
-        let limits = Limits::of(snapshot.fleet.spec.update_strategy.in_place.as_ref(), replicas);
+        let limits = Limits::of(&snapshot.fleet.spec.update_strategy, replicas);
         let nodes: BTreeMap<usize, Shared<SeiNode>> =
             snapshot.own().into_iter().filter(|(at, _)| *at < replicas).collect();
         let order = rollout::in_order(&limits, nodes.keys().copied());

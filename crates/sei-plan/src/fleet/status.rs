@@ -19,6 +19,8 @@ use super::{FleetEvent, FleetSnapshot, Survey, name_of};
 /// How many nodes a message names.
 const NAMED_MAX: usize = 3;
 
+const PAUSED: &str = "spec.updateStrategy.paused holds the rollout";
+
 /// The status after a pass.
 pub(super) fn report(
     snapshot: &FleetSnapshot,
@@ -183,6 +185,9 @@ fn rollout_condition(
     if let Next::Halted(why) = &survey.next {
         return Some((kind, true, "RolloutHalted", format!("{progress}; halted by {why}")));
     }
+    if survey.next == Next::Paused {
+        return Some((kind, true, "RolloutPaused", format!("{progress}; {PAUSED}")));
+    }
     let batch = named(&rollout.batch);
     let waits = if batch.is_empty() { String::new() } else { format!("; in progress: {batch}") };
     Some((kind, true, "TemplateChanged", format!("{progress}{waits}")))
@@ -218,6 +223,9 @@ fn summary(
     }
     if let Next::Halted(why) = &survey.next {
         return (kind, false, "RolloutHalted", why.clone());
+    }
+    if survey.next == Next::Paused {
+        return (kind, false, "RolloutPaused", PAUSED.to_owned());
     }
     if status.rollout.is_some() {
         let (updated, total) = (updated(&survey.members), survey.members.len());

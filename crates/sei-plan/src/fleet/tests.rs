@@ -7,8 +7,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use proptest::prelude::*;
 use sei_api::fleet::{
-    Canary, FleetPhase, InPlace, NodeTemplate, OnFailure, Order, SeiNodeDeploymentSpec,
-    TemplateMetadata, UpdateStrategy, condition_type,
+    Canary, FleetPhase, InPlace, NodeTemplate, OnFailure, Order, READY_REASONS, RolloutState,
+    SeiNodeDeploymentSpec, TemplateMetadata, UpdateStrategy, condition_type,
 };
 use sei_api::names::annotation;
 use sei_api::node::{FullNodeSpec, SeiNodeSpec};
@@ -126,7 +126,12 @@ impl Model {
                     let outcome = self.perform(&request);
                     pass.absorb(outcome);
                 }
-                FleetAsk::Write(status) => self.fleet.status = Some(*status),
+                FleetAsk::Write(status) => {
+                    let ready = status.conditions.iter().find(|it| it.type_ == "Ready");
+                    let is_listed = |it: &Condition| READY_REASONS.contains(&it.reason.as_str());
+                    assert!(ready.is_none_or(is_listed), "{ready:?}");
+                    self.fleet.status = Some(*status);
+                }
                 FleetAsk::Done(ending) => {
                     self.events.extend(ending.events.iter().map(|event| event.reason));
                     assert_eq!(ending.failure, None);
@@ -507,6 +512,29 @@ fn a_paused_fleet_stops_its_nodes_and_releases_nothing() {
 }
 
 #[test]
+fn a_held_rollout_releases_no_further_node_and_stops_none() {
+    let mut model = running(3, Some(limited(1)));
+    model.set_image("seid:2");
+    model.pass(1000);
+    model.edit(|spec| spec.update_strategy.paused = Some(true));
+    model.settle();
+    assert_eq!(model.images(), ["seid:2", "seid:1", "seid:1"]);
+    assert!(model.nodes.values().all(|machine| machine.ready));
+    assert_eq!(model.fleet.rollout_state(), Some(RolloutState::Paused));
+    let progress = "1 of 3 nodes are updated, 1 healthy";
+    let held = "spec.updateStrategy.paused holds the rollout";
+    assert_eq!(
+        model.condition(condition_type::ROLLOUT_IN_PROGRESS),
+        format!("True/RolloutPaused {progress}; {held}")
+    );
+    assert_eq!(model.condition(condition_type::READY), format!("False/RolloutPaused {held}"));
+    model.edit(|spec| spec.update_strategy.paused = None);
+    model.settle();
+    assert_eq!(model.images(), ["seid:2"; 3]);
+    assert_eq!(model.fleet.rollout_state(), None);
+}
+
+#[test]
 fn an_edited_or_deleted_node_is_restored() {
     let mut model = running(2, None);
     let machine = model.nodes.get_mut("edge-1").unwrap();
@@ -666,6 +694,8 @@ enum Event {
     Image(u8),
     Replicas(i32),
     Pause(bool),
+    /// The user holds the rollout, or resumes it.
+    Hold(bool),
     Step(usize),
     /// A pass that dies after this many calls.
     Pass(usize),
@@ -678,6 +708,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => (1u8..5).prop_map(Event::Image),
         1 => (1i32..7).prop_map(Event::Replicas),
         1 => any::<bool>().prop_map(Event::Pause),
+        1 => any::<bool>().prop_map(Event::Hold),
         8 => (0usize..7).prop_map(Event::Step),
         6 => (1usize..12).prop_map(Event::Pass),
         1 => (0usize..7).prop_map(Event::Delete),
@@ -720,6 +751,9 @@ proptest! {
                 Event::Image(number) => model.set_image(&format!("seid:{number}")),
                 Event::Replicas(replicas) => model.edit(|spec| spec.replicas = replicas),
                 Event::Pause(paused) => model.edit(|spec| spec.paused = Some(paused)),
+                Event::Hold(paused) => {
+                    model.edit(|spec| spec.update_strategy.paused = Some(paused));
+                }
                 Event::Step(index) => model.step(&fleet_node("edge", index)),
                 Event::Delete(index) => drop(model.nodes.remove(&fleet_node("edge", index))),
                 Event::Second => model.pass_time(1),
@@ -728,7 +762,9 @@ proptest! {
                     let released = model.pass(calls);
                     let next = FleetPass::begin(before.snapshot()).survey().next;
                     let halted = matches!(next, Next::Halted(_));
-                    prop_assert!(released.is_empty() || before.fleet.spec.paused != Some(true));
+                    let spec = &before.fleet.spec;
+                    let may_release = spec.paused != Some(true) && !spec.rollouts_are_paused();
+                    prop_assert!(released.is_empty() || may_release);
                     for name in released {
                         let machine = &before.nodes[&name];
                         let was_up = machine.is_up(&machine.node);
@@ -744,6 +780,7 @@ proptest! {
         }
         model.edit(|spec| {
             spec.paused = None;
+            spec.update_strategy.paused = None;
             spec.template.spec.image = "seid:9".into();
         });
         model.settle();
