@@ -66,6 +66,15 @@ impl Limits {
         }
     }
 
+    /// How many nodes may be down because of the rollout; `None` without a limit.
+    pub(super) fn max_unavailable(&self) -> Option<usize> {
+        (self.max_unavailable < usize::MAX).then_some(self.max_unavailable)
+    }
+
+    pub(super) fn canaries(&self) -> usize {
+        self.canaries
+    }
+
     /// How long a node must be healthy before others follow.
     fn bake_of(&self, place: usize) -> Duration {
         if place < self.canaries { self.bake.max(self.canary_bake) } else { self.bake }

@@ -39,7 +39,7 @@ pub(super) fn report(
         own.iter().filter(|(_, node)| phase_of(node) == Some(SeiNodePhase::Failed)).count();
     let is_paused = snapshot.is_paused();
     let rollout = rollout(snapshot, survey);
-    let hash = &survey.target.hash;
+    let hash = &survey.hash;
     let is_settled = rollout.is_none() && !is_paused;
     let mut status = SeiNodeDeploymentStatus {
         observed_generation: if rollout.is_none() {
@@ -248,7 +248,7 @@ fn rollout(snapshot: &FleetSnapshot, survey: &Survey) -> Option<RolloutStatus> {
     let before = snapshot.status();
     let known = before.and_then(|before| before.rollout.as_ref());
     let baseline = before.and_then(|before| before.template_hash.as_ref());
-    let target = &survey.target.hash;
+    let target = &survey.hash;
     let is_complete = survey.members.iter().all(|member| match member.state {
         NodeState::Outdated | NodeState::Updating | NodeState::Broken => false,
         NodeState::Updated => !survey.has_limits,
@@ -303,7 +303,7 @@ fn record(
     let Some(member) = survey.members.iter().find(|member| member.name == name) else {
         return plain;
     };
-    let is_target = snapshot.target_hash() == Some(survey.target.hash.as_str());
+    let is_target = snapshot.target_hash() == Some(survey.hash.as_str());
     let before = snapshot.record(node).and_then(|before| before.released_at.clone());
     let released_at = match member.state {
         NodeState::Healthy => None,
