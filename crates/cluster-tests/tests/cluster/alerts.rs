@@ -400,8 +400,13 @@ async fn a_halted_validator_pages_and_another_halted_node_warns() -> Result<()> 
     scraped.scenario.close().await
 }
 
-/// The series of fleet `edge` at rest.
-const FLEET_READY: &str = "seinodedeployment_ready{NS,name=\"edge\",reason=\"AllNodesReady\"} 1";
+/// The series of fleet `edge` with two nodes at rest.
+const FLEET_READY: &[&str] = &[
+    "seinodedeployment_ready{NS,name=\"edge\",reason=\"AllNodesReady\"} 1",
+    "seinodedeployment_replicas{NS,name=\"edge\",replica_state=\"updated\"} 2",
+    "seinode_ready{NS,name=\"edge-0\",chain=\"fleet-1\",role=\"node\",reason=\"Ready\"} 1",
+    "seinode_ready{NS,name=\"edge-1\",chain=\"fleet-1\",role=\"node\",reason=\"Ready\"} 1",
+];
 
 #[tokio::test]
 async fn a_halted_rollout_of_a_fleet_fires_an_alert() -> Result<()> {
@@ -409,14 +414,13 @@ async fn a_halted_rollout_of_a_fleet_fires_an_alert() -> Result<()> {
     let scenario = &scraped.scenario;
     let limits = json!({ "maxUnavailable": 1, "canary": { "replicas": 1 } });
     fleets::create(scenario, manifest(2, &limits)).await?;
-    let before = scraped.until(&[FLEET_READY]).await?;
+    let before = scraped.until(FLEET_READY).await?;
     scenario.set_image_behaviour("seid:typo", Behaviour::ImageUnpullable);
     fleets::edit(scenario, image("seid:typo")).await?;
     let halted = "seinodedeployment_rollout{NS,name=\"edge\",state=\"Halted\"} 1";
     let during = scraped.until(&[halted]).await?;
     fleets::edit(scenario, image("seid:v2")).await?;
-    let updated = "seinodedeployment_replicas{NS,name=\"edge\",replica_state=\"updated\"} 2";
-    let after = scraped.until(&[FLEET_READY, updated]).await?;
+    let after = scraped.until(FLEET_READY).await?;
     let fires = of_node("SeiFleetRolloutHalted", scraped.namespace(), "edge", "1");
     let mut of_stalled = of_node("SeiNodeStalled", scraped.namespace(), "edge-0", "1");
     of_stalled.labels.push(("reason", "ImagePullFailed".to_owned()));
@@ -430,7 +434,7 @@ async fn a_rollout_without_progress_fires_an_alert() -> Result<()> {
     let scenario = &scraped.scenario;
     let limits = json!({ "maxUnavailable": 1, "health": { "bakeSeconds": 2 } });
     fleets::create(scenario, manifest(2, &limits)).await?;
-    let before = scraped.until(&[FLEET_READY]).await?;
+    let before = scraped.until(FLEET_READY).await?;
     scenario.edit("edge-0", json!({ "spec": { "update": { "paused": true } } })).await?;
     fleets::edit(scenario, image("seid:v2")).await?;
     let progressing = "seinodedeployment_rollout{NS,name=\"edge\",state=\"Progressing\"} 1";
@@ -439,8 +443,7 @@ async fn a_rollout_without_progress_fires_an_alert() -> Result<()> {
     let progress = during.iter().find(|(series, _)| series.contains("rollout_progress"));
     let since = *progress.context("the series is missing")?.1;
     scenario.edit("edge-0", json!({ "spec": { "update": { "paused": null } } })).await?;
-    let updated = "seinodedeployment_replicas{NS,name=\"edge\",replica_state=\"updated\"} 2";
-    let after = scraped.until(&[FLEET_READY, updated]).await?;
+    let after = scraped.until(FLEET_READY).await?;
     // The rollout stands still from the second half hour of the recording on, for 90 minutes.
     let mut recording = Recording::default();
     let since = jiff::Timestamp::from_duration(SignedDuration::from_secs_f64(since))?;
@@ -459,14 +462,14 @@ async fn a_fleet_that_is_not_ready_fires_an_alert() -> Result<()> {
     let scraped = Scraped::open("alert-fleet-ready").await?;
     let scenario = &scraped.scenario;
     scenario.run("edge-1", rpc("seid:v1")).await?;
-    let before = scraped.until(&["leader 1"]).await?;
+    let theirs =
+        "seinode_ready{NS,name=\"edge-1\",chain=\"demo-1\",role=\"node\",reason=\"Ready\"} 1";
+    let before = scraped.until(&[theirs]).await?;
     fleets::create(scenario, manifest(2, &Value::Null)).await?;
     let conflict = "seinodedeployment_ready{NS,name=\"edge\",reason=\"NodeConflict\"} 0";
-    let node =
-        "seinode_ready{NS,name=\"edge-0\",chain=\"fleet-1\",role=\"node\",reason=\"Ready\"} 1";
-    let during = scraped.until(&[conflict, node]).await?;
+    let during = scraped.until(&[conflict, FLEET_READY[2], theirs]).await?;
     scenario.nodes().delete("edge-1", &DeleteParams::default()).await?;
-    let after = scraped.until(&[FLEET_READY]).await?;
+    let after = scraped.until(FLEET_READY).await?;
     let quiet = ["RolloutInProgress", "RolloutHalted", "RolloutPaused", "Paused"];
     for reason in READY_REASONS.into_iter().filter(|reason| *reason != "AllNodesReady") {
         let label = format!("reason=\"{reason}\"");
