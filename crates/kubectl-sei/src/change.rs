@@ -1,9 +1,12 @@
-//! The only writes of this plugin: merge patches of the selected `SeiNodes`.
+//! The only writes of this plugin: merge patches of the selected `SeiNodes`, and of a fleet.
+
+use std::fmt::Debug;
 
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt as _};
 use sei_api::SeiNode;
 use sei_exec::call::call;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::cluster::{Found, Scope, key_of, readable, some_nodes};
@@ -137,22 +140,33 @@ pub(crate) fn follow(nodes: &[SeiNode], scope: &Scope) -> String {
 async fn patch_node(
     client: &Client,
     node: &SeiNode,
-    patch: &Value,
+    change: &Value,
+    dry_run: DryRun,
+) -> Result<(), Error> {
+    let namespace = node.namespace().unwrap_or_default();
+    let nodes: Api<SeiNode> = Api::namespaced(client.clone(), &namespace);
+    patch(&nodes, "seinode", &node.name_any(), change, dry_run).await
+}
+
+/// Merges the change into the object of this name.
+pub(crate) async fn patch<K: Clone + Debug + DeserializeOwned>(
+    api: &Api<K>,
+    kind: &str,
+    name: &str,
+    change: &Value,
     dry_run: DryRun,
 ) -> Result<(), Error> {
     if dry_run == DryRun::Client {
         return Ok(());
     }
-    let namespace = node.namespace().unwrap_or_default();
-    let nodes: Api<SeiNode> = Api::namespaced(client.clone(), &namespace);
     let params = PatchParams {
         field_manager: Some(FIELD_MANAGER.to_owned()),
         dry_run: dry_run == DryRun::Server,
         ..PatchParams::default()
     };
-    let name = node.name_any();
-    call("patch seinode", nodes.patch(&name, &params, &Patch::Merge(patch)))
+    let what = format!("patch {kind} {name}");
+    call(&what, api.patch(name, &params, &Patch::Merge(change)))
         .await
-        .map_err(|failure| call_error(&format!("patch seinode {name}"), failure))?;
+        .map_err(|failure| call_error(&what, failure))?;
     Ok(())
 }

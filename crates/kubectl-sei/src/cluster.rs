@@ -8,6 +8,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::core::{DeserializeGuard, ObjectList};
 use kube::{Api, Client, Config};
 use sei_api::SeiNode;
+use sei_api::names::label;
 use sei_exec::call::{call, chain, find};
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -228,6 +229,10 @@ pub(crate) async fn nodes(
     }
     let mut nodes = Vec::new();
     for given in &selection.nodes {
+        if is_fleet(given) {
+            nodes.extend(nodes_of_fleet(client, scope, given).await?);
+            continue;
+        }
         nodes.push(found_node(client, scope, given).await?);
     }
     nodes.sort_by_key(key_of);
@@ -289,10 +294,38 @@ async fn found_node(client: &Client, scope: &Scope, given: &str) -> Result<Found
 /// Names of the kind, as kubectl prints and accepts them before a slash.
 const KIND_NAMES: [&str; 5] = ["seinode", "seinodes", "seinode.sei.io", "seinodes.sei.io", "snode"];
 
+/// Names of the kind of fleets.
+const FLEET_KINDS: [&str; 4] =
+    ["snd", "seinodedeployment", "seinodedeployments", "seinodedeployment.sei.io"];
+
+/// Whether the name is that of a fleet: `snd/NAME`.
+fn is_fleet(given: &str) -> bool {
+    given.split_once('/').is_some_and(|(kind, _)| FLEET_KINDS.contains(&kind))
+}
+
+/// The nodes of a fleet, at least one.
+async fn nodes_of_fleet(client: &Client, scope: &Scope, given: &str) -> Result<Vec<Found>, Error> {
+    let (_, name) = split_fleet(given)?;
+    let selector = Some(format!("{}={name}", label::NODE_DEPLOYMENT));
+    let filter = FilterFlags { selector, chain: None };
+    let nodes = filtered(client, scope, &filter).await?;
+    let selection = SelectionFlags { nodes: Vec::new(), filter };
+    if nodes.is_empty() { Err(no_match(scope, &selection)) } else { Ok(nodes) }
+}
+
 /// Namespace and name in `NAME`, `NAMESPACE/NAME` or `seinode/NAME`.
 pub(crate) fn split(given: &str) -> Result<(Option<&str>, &str), Error> {
+    split_kind(given, &KIND_NAMES)
+}
+
+/// Namespace and name of a fleet in `NAME`, `NAMESPACE/NAME` or `snd/NAME`.
+pub(crate) fn split_fleet(given: &str) -> Result<(Option<&str>, &str), Error> {
+    split_kind(given, &FLEET_KINDS)
+}
+
+fn split_kind<'a>(given: &'a str, kinds: &[&str]) -> Result<(Option<&'a str>, &'a str), Error> {
     let (namespace, name) = match given.split_once('/') {
-        Some((kind, name)) if KIND_NAMES.contains(&kind) => (None, name),
+        Some((kind, name)) if kinds.contains(&kind) => (None, name),
         Some((namespace, name)) => (Some(namespace), name),
         None => (None, given),
     };
@@ -389,6 +422,8 @@ mod tests {
         assert_eq!(split("demo/rpc-0").unwrap(), (Some("demo"), "rpc-0"));
         assert_eq!(split("seinode/rpc-0").unwrap(), (None, "rpc-0"));
         assert_eq!(split("seinodes.sei.io/rpc-0").unwrap(), (None, "rpc-0"));
+        assert_eq!(split_fleet("snd/edge").unwrap(), (None, "edge"));
+        assert!(is_fleet("snd/edge") && !is_fleet("edge"));
         for given in ["", "/", "a/", "/a", "a/b/c"] {
             assert!(split(given).is_err(), "{given}");
         }

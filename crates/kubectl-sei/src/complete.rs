@@ -6,9 +6,11 @@
 use std::time::Duration;
 
 use clap::{CommandFactory as _, Parser as _};
+use kube::ResourceExt as _;
+use sei_api::SeiNodeDeployment;
 use sei_api::condition::Reason;
 
-use crate::cluster::{Scope, all_nodes, connect, key_of};
+use crate::cluster::{Key, Scope, all_nodes, connect, key_of};
 use crate::error::Error;
 use crate::flags::{CompleteFlags, Flags};
 use crate::{Out, write};
@@ -41,8 +43,8 @@ pub(crate) async fn run(flags: &CompleteFlags, out: Out<'_>) -> Result<(), Error
     let (mut arguments, directive) = match completion(before, last) {
         Completion::Candidates(arguments) => (arguments, NO_FILES),
         Completion::Files => (Vec::new(), DEFAULT),
-        Completion::Nodes => {
-            let names = tokio::time::timeout(PATIENCE, node_names(before)).await;
+        kind @ (Completion::Nodes | Completion::Fleets) => {
+            let names = tokio::time::timeout(PATIENCE, names(before, &kind)).await;
             (names.ok().flatten().unwrap_or_default(), NO_FILES)
         }
     };
@@ -58,6 +60,7 @@ pub(crate) async fn run(flags: &CompleteFlags, out: Out<'_>) -> Result<(), Error
 enum Completion {
     Candidates(Vec<String>),
     Nodes,
+    Fleets,
     Files,
 }
 
@@ -91,6 +94,9 @@ fn completion(before: &[String], last: &str) -> Completion {
         .collect();
     match command.get_name() {
         _ if !subcommands.is_empty() => Completion::Candidates(subcommands),
+        "status" | "pause" | "resume" | "undo" if before.iter().any(|word| word == "rollout") => {
+            Completion::Fleets
+        }
         "explain" => Completion::Candidates(
             Reason::ALL.iter().map(|reason| reason.as_str().to_owned()).collect(),
         ),
@@ -121,8 +127,8 @@ fn values(command: &clap::Command, flag: &str) -> Completion {
     Completion::Candidates(possible.iter().map(|value| value.get_name().to_owned()).collect())
 }
 
-/// The names of the nodes that the command line so far can mean.
-async fn node_names(before: &[String]) -> Option<Vec<String>> {
+/// The names of the nodes or fleets that the command line so far can mean.
+async fn names(before: &[String], kind: &Completion) -> Option<Vec<String>> {
     // The flags of the cluster are in the arguments to complete. Commands that lack an argument do not
     // parse, and `status` accepts all of these flags.
     let flags = cluster_arguments(before);
@@ -130,12 +136,20 @@ async fn node_names(before: &[String]) -> Option<Vec<String>> {
     let cluster = parsed.ok()?.cluster;
     let connection = connect(&cluster).await.ok()?;
     let scope = Scope::of(&cluster, &connection.namespace);
-    let nodes = all_nodes(&connection.client, &scope).await.ok()?;
+    let client = &connection.client;
+    let keys: Vec<Key> = if *kind == Completion::Fleets {
+        let fleets = scope.list::<SeiNodeDeployment>(client, "list fleets", "");
+        let key =
+            |fleet: &SeiNodeDeployment| (fleet.namespace().unwrap_or_default(), fleet.name_any());
+        fleets.await.ok()?.iter().map(key).collect()
+    } else {
+        all_nodes(client, &scope).await.ok()?.iter().map(key_of).collect()
+    };
     let name = |(namespace, name): (String, String)| match scope {
         Scope::All => format!("{namespace}/{name}"),
         Scope::Namespace(_) => name,
     };
-    Some(nodes.iter().map(key_of).map(name).collect())
+    Some(keys.into_iter().map(name).collect())
 }
 
 /// The arguments that choose the cluster and the namespace.
@@ -180,6 +194,8 @@ mod tests {
         for line in ["status ", "pause -n demo rp", "set image rpc-0 ", "logs -f "] {
             assert_eq!(check(line), Completion::Nodes, "{line}");
         }
+        assert_eq!(check("rollout status -w "), Completion::Fleets);
+        assert_eq!(check("rollout undo ed"), Completion::Fleets);
         assert!(
             matches!(check("explain Im"), Completion::Candidates(reasons) if reasons.len() > 20)
         );

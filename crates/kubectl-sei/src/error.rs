@@ -14,6 +14,9 @@ pub enum Error {
     NoKubeconfig,
     #[error("{message}")]
     Call { message: String },
+    /// Another client changed the object meanwhile.
+    #[error("{message}")]
+    Conflict { message: String },
     /// The API server did not answer, or not usefully. `main` adds its address.
     #[error("{message}")]
     Unreachable { message: String },
@@ -25,6 +28,8 @@ pub enum Error {
     NoNode { name: String, namespace: String, hint: String },
     #[error("SeiNode {name} not found in any namespace{hint}")]
     NoNodeAnywhere { name: String, hint: String },
+    #[error("SeiNodeDeployment {name} not found in namespace {namespace}; see kubectl get snd -A")]
+    NoFleet { name: String, namespace: String },
     #[error("SeiNode {name} is not among the {count} nodes of this preview")]
     NotInPreview { name: String, count: usize },
     #[error("SeiNode {name} exists in several namespaces; use one of {found}")]
@@ -70,8 +75,8 @@ pub(crate) fn call_error(what: &str, failure: Failure) -> Error {
         Failure::NotFound => format!("{what}: not found"),
         Failure::AlreadyExists => format!("{what}: already exists"),
         Failure::Forbidden(text) => format!("{text}; request that permission"),
-        Failure::Conflict(text)
-        | Failure::FieldManagerConflict(text)
+        Failure::Conflict(text) => return Error::Conflict { message: one_line(&text) },
+        Failure::FieldManagerConflict(text)
         | Failure::Rejected(text)
         | Failure::NotStarted { message: text, .. }
         | Failure::Unreachable(text)

@@ -3,13 +3,13 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use sei_api::SeiNode;
-use sei_api::SeiNodeSpec;
 use sei_api::condition::ConditionType;
 use sei_api::node::FullNodeSpec;
 use sei_api::plan::{PlanKind, PlanPhase, PlannedTask, TaskPlan, TaskStatus};
 use sei_api::status::{
     Cause, FieldChange, PendingUpdate, SeiNodePhase, SeiNodeStatus, UpdateState,
 };
+use sei_api::{SeiNodeDeployment, SeiNodeSpec};
 
 pub(crate) const HASH: &str = "v1:1111111111111111111111111111111111111111111111111111111111111111";
 
@@ -140,4 +140,34 @@ pub(crate) fn plan(tasks: &[(&str, bool)]) -> TaskPlan {
         abandoned: Vec::new(),
         created_at: Some(ago(20)),
     }
+}
+
+/// A fleet of two nodes whose rollout is halted; its condition `Ready` has this status.
+pub(crate) fn fleet(ready: &str) -> SeiNodeDeployment {
+    let begun = ago(300);
+    let mut fleet: SeiNodeDeployment = serde_json::from_value(serde_json::json!({
+        "apiVersion": "sei.io/v1alpha1", "kind": "SeiNodeDeployment",
+        "metadata": { "name": "edge", "namespace": "demo", "generation": 2 },
+        "spec": {
+            "replicas": 2, "updateStrategy": { "type": "InPlace" },
+            "template": { "spec": { "chainId": "pacific-1", "image": "seid:v2", "fullNode": {} } },
+        },
+        "status": {
+            "replicas": 2, "readyReplicas": 2, "updatedReplicas": 0,
+            "nodes": [
+                { "name": "edge-0", "state": "Broken", "currentImage": "host/seid:v1",
+                  "message": "ImagePullFailed: no such\n image" },
+                { "name": "edge-1", "state": "Outdated", "currentImage": "host/seid:v1" },
+            ],
+            "rollout": { "targetHash": "b", "startedAt": begun, "updatedReplicas": 0,
+                "healthyReplicas": 0, "batch": ["edge-0"],
+                "haltReason": "edge-0: ImagePullFailed: no such image" },
+        },
+    }))
+    .unwrap();
+    let mut condition = condition(ConditionType::Stalled, ready, "RolloutHalted", "edge-0: no");
+    condition.type_ = "Ready".into();
+    condition.observed_generation = Some(2);
+    fleet.status.get_or_insert_default().conditions.push(condition);
+    fleet
 }

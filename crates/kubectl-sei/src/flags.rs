@@ -113,7 +113,7 @@ pub enum Command {
     ///
     /// Exit code: 0 nothing differs, 1 something differs, 2 the command failed.
     Diff(DiffFlags),
-    /// Show what another platform configuration would roll, without changing anything
+    /// Show what another platform configuration or a changed fleet would roll, without changing anything
     ///
     /// It decides with the planner of the operator of the same version. Exit code: 0 nothing would
     /// roll, 2 something would roll, 1 the preview failed.
@@ -129,6 +129,11 @@ pub enum Command {
     Pause(VerbFlags),
     /// Resume the updates of nodes
     Resume(VerbFlags),
+    /// Show the rollout of a fleet, hold it, or go back to the template before it
+    ///
+    /// Exit code: 0 done or not halted, 1 the rollout is halted, 2 the command failed.
+    #[command(subcommand)]
+    Rollout(RolloutCommand),
     /// Start failed nodes again
     Retry(VerbFlags),
     /// Replace the pods of nodes, in turn
@@ -159,7 +164,7 @@ impl Command {
         match self {
             // Completions of commands and flags need none, and those of nodes connect by themselves.
             Self::Explain(_) | Self::Completion(_) | Self::Complete(_) => false,
-            Self::Preview(flags) => flags.manifests.is_empty(),
+            Self::Preview(flags) => flags.manifests.is_empty() || !flags.filename.is_empty(),
             Self::Version(flags) => !flags.client,
             _ => true,
         }
@@ -168,7 +173,7 @@ impl Command {
     /// The exit code of a failure. 1 means something else for the commands that check.
     pub fn failure_code(&self) -> u8 {
         match self {
-            Self::Diff(_) => 2,
+            Self::Diff(_) | Self::Rollout(_) => 2,
             Self::Status(flags) if flags.check => 2,
             _ => 1,
         }
@@ -178,7 +183,7 @@ impl Command {
 /// The nodes that a command reads.
 #[derive(Args, Clone, Debug, Default)]
 pub struct SelectionFlags {
-    /// Only these nodes: NAME, NAMESPACE/NAME or seinode/NAME
+    /// Only these nodes: NAME, NAMESPACE/NAME, seinode/NAME, or snd/FLEET
     #[arg(value_name = "NODE", conflicts_with_all = ["selector", "chain"])]
     pub nodes: Vec<String>,
     #[command(flatten)]
@@ -199,7 +204,7 @@ pub struct FilterFlags {
 /// The nodes that a command changes.
 #[derive(Args, Clone, Debug, Default)]
 pub struct VerbFlags {
-    /// The nodes: NAME, NAMESPACE/NAME or seinode/NAME
+    /// The nodes: NAME, NAMESPACE/NAME, seinode/NAME, or snd/FLEET
     #[arg(value_name = "NODE", conflicts_with_all = ["selector", "chain", "all"])]
     pub nodes: Vec<String>,
     #[command(flatten)]
@@ -268,8 +273,12 @@ pub struct DiffFlags {
 #[derive(Args, Clone, Debug)]
 pub struct PreviewFlags {
     /// The candidate platform configuration
-    #[arg(long, value_name = "FILE")]
-    pub config: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "filename")]
+    pub config: Option<PathBuf>,
+    /// Manifests of changed fleets: what would happen to which of their nodes, in order
+    #[arg(short, long, value_name = "FILE|DIR")]
+    #[arg(conflicts_with_all = ["config", "manifests", "all", "nodes", "format"])]
+    pub filename: Vec<PathBuf>,
     /// Also list the nodes that would not change
     #[arg(long)]
     pub all: bool,
@@ -283,6 +292,47 @@ pub struct PreviewFlags {
     pub nodes: Vec<String>,
     #[command(flatten)]
     pub output: OutputFlags,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+pub enum RolloutCommand {
+    /// Show how far the rollout is, and every node
+    ///
+    /// Exit code: 0 not halted, 1 halted, 2 the command failed.
+    Status(RolloutStatusFlags),
+    /// Hold rollouts of the fleet; every node keeps running
+    Pause(FleetFlags),
+    /// Resume rollouts of the fleet
+    Resume(FleetFlags),
+    /// Set the template back to that of before the rollout
+    ///
+    /// A node that does not have the new template yet still shows the previous one; without such a
+    /// node, apply the previous manifest instead.
+    Undo(FleetFlags),
+}
+
+#[derive(Args, Clone, Debug)]
+pub struct FleetFlags {
+    /// The fleet: NAME, NAMESPACE/NAME or snd/NAME
+    #[arg(value_name = "FLEET")]
+    pub fleet: String,
+    /// Print what would change; `server` also lets the server check it
+    #[arg(long, value_enum, value_name = "WHERE", num_args = 0..=1, require_equals = true)]
+    #[arg(default_value_t = DryRun::None, default_missing_value = "client", hide_default_value = true)]
+    pub dry_run: DryRun,
+}
+
+#[derive(Args, Clone, Debug)]
+pub struct RolloutStatusFlags {
+    /// The fleet: NAME, NAMESPACE/NAME or snd/NAME
+    #[arg(value_name = "FLEET")]
+    pub fleet: String,
+    /// Print each change until the rollout is complete or halted
+    #[arg(short, long)]
+    pub watch: bool,
+    /// How long to watch [default: until the end]
+    #[arg(long, value_name = "DURATION", value_parser = duration, requires = "watch")]
+    pub timeout: Option<Duration>,
 }
 
 #[derive(Subcommand, Clone, Debug)]

@@ -8,9 +8,9 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Client, ResourceExt as _};
-use sei_api::SeiNode;
 use sei_api::condition::ConditionStatus;
 use sei_api::names::{self, label};
+use sei_api::{SeiNode, SeiNodeDeployment};
 use sei_exec::call::chain;
 use sei_plan::view::PodView;
 
@@ -37,6 +37,10 @@ pub(crate) struct Readiness {
 pub(crate) struct Fleet {
     pub(crate) nodes: BTreeMap<Key, Found>,
     pods: Option<BTreeMap<Key, PodView>>,
+    /// `None` if they cannot be read, for example because their CRD is not installed.
+    pub(crate) fleets: Option<BTreeMap<Key, SeiNodeDeployment>>,
+    /// Nodes were named or filtered.
+    is_selected: bool,
 }
 
 impl Fleet {
@@ -48,7 +52,21 @@ impl Fleet {
         let found = nodes(client, scope, selection).await?;
         let nodes: BTreeMap<Key, Found> =
             found.into_iter().map(|node| (key_of(&node), node)).collect();
-        let mut fleet = Self { nodes, pods: None };
+        let SelectionFlags { nodes: named, filter } = selection;
+        let is_selected = !named.is_empty() || filter.selector.is_some() || filter.chain.is_some();
+        let mut fleet = Self { nodes, fleets: Some(BTreeMap::new()), is_selected, pods: None };
+        for scope in fleet.scopes(scope, selection) {
+            let listed = scope.list::<SeiNodeDeployment>(client, "list seinodedeployments", "");
+            match (listed.await, &mut fleet.fleets) {
+                (Ok(listed), Some(fleets)) => {
+                    fleets.extend(listed.into_iter().map(|listed| (key_of_fleet(&listed), listed)));
+                }
+                // Nodes can be shown without their fleets.
+                (Err(Error::Call { .. }), _) => fleet.fleets = None,
+                (Err(error), _) => return Err(error),
+                (Ok(_), None) => {}
+            }
+        }
         if !fleet.needs_pods() {
             return Ok(fleet);
         }
@@ -63,6 +81,13 @@ impl Fleet {
         }
         fleet.pods = Some(pods);
         Ok(fleet)
+    }
+
+    /// The fleets to show: those of the nodes, and all others if nothing was selected.
+    pub(crate) fn shown_fleets(&self) -> impl Iterator<Item = &SeiNodeDeployment> {
+        let own: BTreeSet<Key> = self.nodes.values().flatten().filter_map(fleet_key).collect();
+        let is_shown = move |key: &Key| !self.is_selected || own.contains(key);
+        self.fleets.iter().flatten().filter(move |(key, _)| is_shown(key)).map(|(_, fleet)| fleet)
     }
 
     fn needs_pods(&self) -> bool {
@@ -107,6 +132,22 @@ impl Fleet {
     }
 }
 
+/// Namespace and name of the fleet that controls a node.
+fn fleet_key(node: &SeiNode) -> Option<Key> {
+    Some((node.namespace().unwrap_or_default(), fleet_of(node)?.to_owned()))
+}
+
+/// The fleet that controls a node.
+pub(crate) fn fleet_of(node: &SeiNode) -> Option<&str> {
+    let owners = node.metadata.owner_references.as_deref().unwrap_or_default();
+    let owner = owners.iter().find(|owner| owner.controller == Some(true))?;
+    (owner.kind == "SeiNodeDeployment").then_some(owner.name.as_str())
+}
+
+fn key_of_fleet(fleet: &SeiNodeDeployment) -> Key {
+    (fleet.namespace().unwrap_or_default(), fleet.name_any())
+}
+
 fn ready_condition(
     node: &SeiNode,
 ) -> Option<&k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition> {
@@ -125,6 +166,7 @@ fn pod_of_node(pod: &Pod) -> Option<(Key, PodView)> {
 enum Event {
     Node(Box<watcher::Event<Guarded>>),
     Pod(Box<watcher::Event<Pod>>),
+    Fleet(Box<watcher::Event<SeiNodeDeployment>>),
 }
 
 /// A fleet that watches keep current.
@@ -136,6 +178,7 @@ pub(crate) struct LiveFleet {
     /// Nodes and pods that the list in progress has not contained yet.
     unlisted: BTreeSet<Key>,
     unlisted_pods: BTreeSet<Key>,
+    unlisted_fleets: BTreeSet<Key>,
     events: SelectAll<BoxStream<'static, (Scope, Result<Event, watcher::Error>)>>,
     is_broken: bool,
 }
@@ -157,6 +200,14 @@ impl LiveFleet {
             let nodes =
                 nodes.map(move |event| (of_nodes.clone(), event.map(Box::new).map(Event::Node)));
             events.push(nodes.boxed());
+            if fleet.fleets.is_some() {
+                let fleets = scope.api::<SeiNodeDeployment>(client);
+                let fleets = watcher(fleets, watcher::Config::default()).default_backoff();
+                let scope = scope.clone();
+                let fleets =
+                    fleets.map(move |event| (scope.clone(), event.map(Box::new).map(Event::Fleet)));
+                events.push(fleets.boxed());
+            }
             if fleet.pods.is_some() {
                 let config = watcher::Config::default().labels(label::NODE);
                 let pods = watcher(scope.api::<Pod>(client), config).default_backoff();
@@ -171,6 +222,7 @@ impl LiveFleet {
             only,
             unlisted: BTreeSet::new(),
             unlisted_pods: BTreeSet::new(),
+            unlisted_fleets: BTreeSet::new(),
             events: select_all(events),
             is_broken: false,
         })
@@ -217,6 +269,11 @@ impl LiveFleet {
                         && is_of_chain(found, &self.selection.filter)
                 };
                 update(&mut self.fleet.nodes, &mut self.unlisted, scope, event, is_selected);
+            }
+            Event::Fleet(event) => {
+                let event = map_event(*event, |fleet| (key_of_fleet(&fleet), fleet));
+                let fleets = self.fleet.fleets.get_or_insert_default();
+                update(fleets, &mut self.unlisted_fleets, scope, event, |_, _| true);
             }
             Event::Pod(event) => {
                 // A pod that is none of a node has an empty key, which no node has.

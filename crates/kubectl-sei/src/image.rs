@@ -8,6 +8,7 @@ use crate::change::{Change, Selected, follow};
 use crate::cluster::Scope;
 use crate::error::Error;
 use crate::flags::{DryRun, SetImageFlags};
+use crate::fleet::fleet_of;
 use crate::format::short_image;
 use crate::{CommandContext, Out, write};
 
@@ -54,6 +55,11 @@ fn set_image(node: &SeiNode, image: &str) -> Change {
     let known = check_spec(node);
     if let Some(error) = check_spec(&desired).into_iter().find(|error| !known.contains(error)) {
         return Change::Refused(error.to_string());
+    }
+    if let Some(fleet) = fleet_of(node) {
+        return Change::Refused(format!(
+            "its fleet sets the image; change spec.template.spec.image of SeiNodeDeployment {fleet}"
+        ));
     }
     if node.spec.image == image {
         return Change::NotNeeded(format!("its image is {image} already"));

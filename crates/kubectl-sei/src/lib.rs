@@ -5,10 +5,10 @@
 //! resume, retry, restart. It is a library that takes a client and a writer, and a thin `main`.
 //!
 //! What it never does: decide by its own rules what would roll (it calls the operator's planner),
-//! write to anything but the selected `SeiNodes`, or print the content of a Secret.
+//! write to anything but the selected `SeiNodes` and the fleet of `rollout`, or print the content of a Secret.
 //!
 //! Invariants:
-//! - `status`, `diff`, `wait` and `preview` write nothing. Guarded by
+//! - `status`, `diff`, `wait`, `preview` and `rollout status` write nothing. Guarded by
 //!   `the_same_config_rolls_nothing_and_writes_nothing` and
 //!   `the_server_compares_a_pod_without_a_recorded_template`.
 //! - The nodes and fields of a preview are those that roll afterwards. Guarded by
@@ -41,6 +41,7 @@ mod preview;
 mod report;
 mod restart;
 mod retry;
+mod rollout;
 mod status;
 mod terminal;
 mod version;
@@ -142,6 +143,7 @@ pub async fn run(flags: &Flags, context: &CommandContext, out: Out<'_>) -> Resul
         Command::Approve(flags) => approve::run(flags, &scope, context, out).await?,
         Command::Pause(flags) => pause::run(flags, true, &scope, context, out).await?,
         Command::Resume(flags) => pause::run(flags, false, &scope, context, out).await?,
+        Command::Rollout(command) => return rollout::run(command, &scope, context, out).await,
         Command::Retry(flags) => retry::run(flags, &scope, context, out).await?,
         Command::Restart(flags) => restart::run(flags, &scope, context, out).await?,
         Command::Logs(flags) => logs::run(flags, &scope, context, out).await?,

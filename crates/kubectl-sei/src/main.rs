@@ -62,7 +62,8 @@ async fn connect_and_run(flags: &Flags, server: &mut Option<String>) -> Result<E
 fn print_usage(error: &clap::Error) -> ExitCode {
     // A closed terminal cannot be repaired here.
     let _ = error.print();
-    let is_check = std::env::args().any(|argument| argument == "diff" || argument == "--check");
+    let checks = ["diff", "rollout", "--check"];
+    let is_check = std::env::args().any(|argument| checks.contains(&argument.as_str()));
     match (error.use_stderr(), is_check) {
         (false, _) => ExitCode::SUCCESS,
         (true, false) => ExitCode::FAILURE,

@@ -1,4 +1,4 @@
-//! `kubectl sei preview`: what another platform configuration would roll.
+//! `kubectl sei preview`: what another platform configuration, or a changed fleet, would roll.
 //!
 //! Each node is observed as the operator observes it, but with the candidate configuration, and the
 //! operator's planner decides. The plan that it would start is shown; nothing is performed.
@@ -23,6 +23,7 @@ use crate::format::count;
 use crate::{CommandContext, Exit, Out, show};
 
 mod fleet_snapshot;
+mod fleets;
 mod manifests;
 mod order;
 mod prediction;
@@ -160,7 +161,20 @@ pub(crate) async fn run(
     context: &CommandContext,
     out: Out<'_>,
 ) -> Result<Exit, Error> {
-    let platform = read_platform(&flags.config)?;
+    match &flags.config {
+        Some(config) => preview_config(config, flags, scope, context, out).await,
+        None => Box::pin(fleets::run(&flags.filename, scope, context, out)).await,
+    }
+}
+
+async fn preview_config(
+    config: &Path,
+    flags: &PreviewFlags,
+    scope: &Scope,
+    context: &CommandContext,
+    out: Out<'_>,
+) -> Result<Exit, Error> {
+    let platform = read_platform(config)?;
     let fleet = if flags.manifests.is_empty() {
         FleetSnapshot::read(context.client()?, scope).await?
     } else {
@@ -189,7 +203,7 @@ pub(crate) async fn run(
     previews.retain(|preview| show_all || !stays(preview));
     let rollout = &platform.rollout;
     let report = Report {
-        config: flags.config.display().to_string(),
+        config: config.display().to_string(),
         would_roll,
         budget: Rules {
             max_concurrent_per_chain: rollout.max_concurrent_per_chain,

@@ -11,9 +11,10 @@ use serde::Serialize;
 use crate::cluster::{Found, Key, Scope, no_match};
 use crate::error::{Error, one_line};
 use crate::flags::{StatusFlags, StatusOutput};
-use crate::fleet::{Fleet, Readiness};
+use crate::fleet::{Fleet, Readiness, fleet_of};
 use crate::{CommandContext, Exit, Out, json, write, write_printable, yaml};
 
+mod fleets;
 mod heights;
 mod table;
 mod watch;
@@ -24,6 +25,8 @@ mod watch;
 pub(crate) struct Row {
     namespace: String,
     node: String,
+    /// The fleet that controls it.
+    fleet: Option<String>,
     chain: Option<String>,
     mode: Option<String>,
     phase: Option<String>,
@@ -158,7 +161,7 @@ pub(crate) async fn run(
         StatusOutput::Name => write(out, &rows.iter().map(Row::name_line).collect::<String>())?,
         StatusOutput::Table | StatusOutput::Wide => {
             let view = table::View::of(flags, scope, context, context.terminal).with_heights();
-            write_printable(out, &view.text(&rows, now))?;
+            write_printable(out, &view.text(&fleet, &rows, now))?;
         }
     }
     let needs_attention = rows.iter().any(|row| row.needs_attention);
@@ -175,6 +178,7 @@ fn row(found: &Found, fleet: &Fleet, now: Timestamp) -> Row {
         Err(unreadable) => Row {
             namespace: unreadable.namespace.clone(),
             node: unreadable.name.clone(),
+            fleet: None,
             chain: None,
             mode: None,
             phase: None,
@@ -220,6 +224,7 @@ fn row_of(node: &SeiNode, readiness: Readiness, now: Timestamp) -> Row {
     Row {
         namespace: node.metadata.namespace.clone().unwrap_or_default(),
         node: node.metadata.name.clone().unwrap_or_default(),
+        fleet: fleet_of(node).map(str::to_owned),
         chain: Some(node.spec.chain_id.clone()),
         mode: node.spec.mode().map(Mode::as_str).map(str::to_owned).or_else(|| status.mode.clone()),
         phase: status.phase.map(|phase| phase.as_str().to_owned()),

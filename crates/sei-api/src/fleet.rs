@@ -146,6 +146,9 @@ pub struct UpdateStrategy {
     /// budget of its chain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_place: Option<InPlace>,
+    /// Holds the rollout: no further node gets the template. Nodes keep running.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused: Option<bool>,
 }
 
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -331,6 +334,46 @@ pub struct SeiNodeDeploymentStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
+}
+
+/// What a rollout does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RolloutState {
+    Progressing,
+    /// No further node gets the template because its user holds the rollout or stops the fleet.
+    Paused,
+    /// No further node gets the template because a node failed with it.
+    Halted,
+}
+
+impl RolloutState {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Progressing => "Progressing",
+            Self::Paused => "Paused",
+            Self::Halted => "Halted",
+        }
+    }
+}
+
+impl SeiNodeDeploymentSpec {
+    /// Whether the user holds rollouts; nodes keep running.
+    pub fn rollouts_are_paused(&self) -> bool {
+        self.update_strategy.paused == Some(true)
+    }
+}
+
+impl SeiNodeDeployment {
+    /// What the reported rollout does; `None` without a rollout.
+    pub fn rollout_state(&self) -> Option<RolloutState> {
+        let rollout = self.status.as_ref()?.rollout.as_ref()?;
+        let is_paused = self.spec.paused == Some(true) || self.spec.rollouts_are_paused();
+        Some(match rollout.halt_reason {
+            _ if is_paused => RolloutState::Paused,
+            Some(_) => RolloutState::Halted,
+            None => RolloutState::Progressing,
+        })
+    }
 }
 
 /// Phase of a fleet.
@@ -525,6 +568,19 @@ pub struct NodeEndpoints {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evm_ws: Option<String>,
 }
+
+/// The reasons of the condition `Ready` of a fleet.
+pub const READY_REASONS: [&str; 9] = [
+    "AllNodesReady",
+    "NodesNotReady",
+    "RolloutInProgress",
+    "RolloutHalted",
+    "RolloutPaused",
+    "Paused",
+    "NodeConflict",
+    "ServiceConflict",
+    "Refused",
+];
 
 /// The types of conditions on a fleet.
 pub mod condition_type {

@@ -158,6 +158,27 @@ metrics! {
     SEINODE_RPC_PROBE: Gauge "seinode_rpc_probe" ["namespace", "name", "chain", "role", "outcome"]
         "1, with the outcome of the last read of the node's RPC: answered, unreachable, unreadable or other_network",
         "Why a node has no height. other_network: its RPC belongs to another chain than spec.chainId, and nothing of it is shown.";
+    SEINODEDEPLOYMENT_PHASE: Gauge "seinodedeployment_phase" ["namespace", "name", "phase"]
+        "1 for the current phase of the fleet, 0 for every other phase",
+        "How many fleets are in which phase.";
+    SEINODEDEPLOYMENT_REPLICAS: Gauge "seinodedeployment_replicas"
+        ["namespace", "name", "replica_state"]
+        "Nodes of the fleet: desired, ready (in phase Running) and updated (they run the template)",
+        "How far a fleet is from its spec.";
+    SEINODEDEPLOYMENT_READY: Gauge "seinodedeployment_ready" ["namespace", "name", "reason"]
+        "Whether every node of the fleet runs the template and is Ready, with the reason of condition Ready",
+        "Which fleets are not complete, and why.";
+    SEINODEDEPLOYMENT_ROLLOUT: Gauge "seinodedeployment_rollout" ["namespace", "name", "state"]
+        "1 for each fleet with a rollout, by its state: Progressing, Paused or Halted",
+        "Which templates are on their way, and which rollouts a failed node has halted.";
+    SEINODEDEPLOYMENT_ROLLOUT_PROGRESS: Gauge
+        "seinodedeployment_rollout_progress_timestamp_seconds" ["namespace", "name"]
+        "When a node last got the template of the rollout or became healthy with it, in seconds since 1970",
+        "A rollout that makes no progress.";
+    SEINODEDEPLOYMENT_ROLLOUT_BAKE: Gauge "seinodedeployment_rollout_bake_seconds"
+        ["namespace", "name"]
+        "How long a rollout may make no progress because nodes have to stay healthy, in seconds",
+        "The time that is added before a rollout counts as stuck.";
     RECONCILE_ERRORS: Counter "reconcile_errors_total" ["controller", "category"]
         "Reconciles and watches that ended in an error",
         "An API server that rejects requests or does not respond.";

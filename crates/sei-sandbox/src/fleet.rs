@@ -10,7 +10,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, ResourceExt as _};
-use sei_api::SeiNode;
+use sei_api::{SeiNode, SeiNodeDeployment};
 use sei_operator::runtime::controller::InFlight;
 use sei_operator::runtime::metrics::Metrics;
 use sei_operator::{Operator, Options, TokenSource};
@@ -27,6 +27,9 @@ pub(crate) const SIZE: usize = 8;
 pub(crate) const CHAIN: &str = "sandbox-1";
 pub(crate) const OLD: &str = "registry.example.org/seid:v6.5.1";
 pub(crate) const NEW: &str = "registry.example.org/seid:v6.6.0";
+
+/// The name of the `SeiNodeDeployment`.
+const DEPLOYMENT: &str = "edge";
 
 const CRDS: [&str; 2] = [
     include_str!("../../../config/crd/bases/seinodes.sei.io.yaml"),
@@ -135,6 +138,44 @@ impl Fleet {
             secrets.create(&PostParams::default(), &secret).await?;
         }
         Ok(())
+    }
+
+    fn deployments(&self) -> Api<SeiNodeDeployment> {
+        Api::namespaced(self.admin.clone(), NAMESPACE)
+    }
+
+    /// Creates a `SeiNodeDeployment` of this many RPC nodes, whose canary has failed after five seconds.
+    pub(crate) async fn create_deployment(&self, replicas: usize) -> Result<()> {
+        let deployment: SeiNodeDeployment = serde_json::from_value(json!({
+            "apiVersion": "sei.io/v1alpha1",
+            "kind": "SeiNodeDeployment",
+            "metadata": { "name": DEPLOYMENT },
+            "spec": {
+                "replicas": replicas,
+                "updateStrategy": { "type": "InPlace", "inPlace": {
+                    "maxUnavailable": 4,
+                    "canary": { "replicas": 1, "bakeSeconds": 1 },
+                    "progressDeadlineSeconds": 5,
+                } },
+                "template": { "spec": { "chainId": CHAIN, "image": OLD, "fullNode": {} } },
+            },
+        }))?;
+        self.deployments().create(&PostParams::default(), &deployment).await?;
+        Ok(())
+    }
+
+    /// Sets the image of the template.
+    pub(crate) async fn set_template_image(&self, image: &str) -> Result<()> {
+        let patch = json!({ "spec": { "template": { "spec": { "image": image } } } });
+        let patch = Patch::Merge(&patch);
+        self.deployments().patch(DEPLOYMENT, &PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+
+    /// Why the rollout is halted, if it is.
+    pub(crate) async fn halt_reason(&self) -> Result<Option<String>> {
+        let status = self.deployments().get(DEPLOYMENT).await?.status.unwrap_or_default();
+        Ok(status.rollout.and_then(|rollout| rollout.halt_reason))
     }
 
     /// Merges a patch into the spec of these nodes.

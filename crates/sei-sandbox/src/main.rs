@@ -20,7 +20,7 @@ mod view;
 use fleet::Fleet;
 use view::View;
 
-/// Runs a scenario on a fleet of four validators and four RPC nodes.
+/// Runs a scenario on four validators and four RPC nodes, or on a `SeiNodeDeployment`.
 #[derive(Parser, Clone, Debug)]
 struct Flags {
     /// The scenario to run.
@@ -44,6 +44,8 @@ enum Scenario {
     BadImage,
     /// The image crashes and is rolled back.
     Rollback,
+    /// The canary of a `SeiNodeDeployment` fails and halts two rollouts: one is corrected, one undone.
+    Fleet,
 }
 
 #[tokio::main]

@@ -17,6 +17,11 @@ use crate::view::View;
 /// Deadline for each step of a scenario; a fleet of this size needs seconds.
 const STEP_DEADLINE: Duration = Duration::from_secs(120);
 
+/// Nodes of the `SeiNodeDeployment`.
+const DEPLOYED: usize = 12;
+/// An image that crashes.
+const BROKEN: &str = "registry.example.org/seid:v6.6.0-rc1";
+
 /// The measurements of a scenario.
 pub(crate) struct Figures {
     title: &'static str,
@@ -43,21 +48,81 @@ impl Figures {
     }
 }
 
-/// Creates the fleet and runs a scenario on it.
+/// Runs a scenario.
 pub(crate) async fn run(scenario: Scenario, fleet: &Fleet, view: &mut View) -> Result<Figures> {
-    view.heading("Creating a fleet of four validators and four RPC nodes.");
-    fleet.create().await?;
-    until(fleet, view, "every node is running and Ready", |node| runs(node, OLD) && is_ready(node))
-        .await?;
     match scenario {
         Scenario::ChainUpgrade => chain_upgrade(fleet, view).await,
         Scenario::TemplateDrift => template_drift(fleet, view).await,
         Scenario::BadImage => bad_image(fleet, view).await,
         Scenario::Rollback => rollback(fleet, view).await,
+        Scenario::Fleet => deployment(fleet, view).await,
+    }
+}
+
+/// Creates the validators and the RPC nodes.
+async fn create(fleet: &Fleet, view: &mut View) -> Result<()> {
+    view.heading("Creating a fleet of four validators and four RPC nodes.");
+    fleet.create().await?;
+    until(fleet, view, "every node is running and Ready", |node| runs(node, OLD) && is_ready(node))
+        .await?;
+    Ok(())
+}
+
+async fn deployment(fleet: &Fleet, view: &mut View) -> Result<Figures> {
+    view.heading("Creating a SeiNodeDeployment of twelve RPC nodes, one of them the canary.");
+    fleet.create_deployment(DEPLOYED).await?;
+    let on = |image: &'static str| move |node: &Member| runs(node, image) && is_ready(node);
+    let claim = "every node is running and Ready";
+    until_count(fleet, view, claim, DEPLOYED, on(OLD)).await?;
+    fleet.kubelet().behave(NAMESPACE, Rule::new(Behaviour::CrashesAtOnce).of_image(BROKEN));
+    view.heading("The template gets an image that crashes. Only the canary takes it.");
+    until_halted(fleet, view, OLD).await?;
+    view.heading("The template is corrected: the canary takes it first, then all others.");
+    let before = fleet.members().await?;
+    fleet.requests()?;
+    let began = Instant::now();
+    fleet.set_template_image(NEW).await?;
+    let after =
+        until_count(fleet, view, "the correction is on every node", DEPLOYED, on(NEW)).await?;
+    let figures = Figures {
+        title: "Fleet: the canary halted two bad rollouts, and no other node ran them.",
+        nodes: after.len(),
+        took: began.elapsed(),
+        pods_replaced: uids(&after).difference(&uids(&before)).count(),
+        requests: fleet.requests()?.len(),
+    };
+    view.heading("The next template crashes too. Only the canary takes it.");
+    until_halted(fleet, view, NEW).await?;
+    view.heading("This time the template is changed back.");
+    fleet.set_template_image(NEW).await?;
+    let back = until_count(fleet, view, "every node runs as before", DEPLOYED, on(NEW)).await?;
+    let replaced = uids(&back).difference(&uids(&after)).count();
+    ensure!(replaced == 1, "{replaced} pods were replaced, not only that of the canary");
+    Ok(figures)
+}
+
+/// Brings an image that crashes, and waits until the rollout is halted. All nodes but the canary must
+/// be Ready on the image that they ran.
+async fn until_halted(fleet: &Fleet, view: &mut View, image: &str) -> Result<()> {
+    fleet.set_template_image(BROKEN).await?;
+    let deadline = Instant::now() + STEP_DEADLINE;
+    loop {
+        let members = fleet.members().await?;
+        let untouched =
+            members.iter().filter(|node| node.node.spec.image == image && is_ready(node)).count();
+        view.show(&members, untouched);
+        if let Some(why) = fleet.halt_reason().await? {
+            ensure!(untouched == DEPLOYED - 1, "{untouched} nodes are as before, not all but one");
+            view.heading(&format!("The rollout is halted by {why}."));
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "timed out waiting until the rollout is halted");
+        tokio::time::sleep(Duration::from_millis(150)).await;
     }
 }
 
 async fn chain_upgrade(fleet: &Fleet, view: &mut View) -> Result<Figures> {
+    create(fleet, view).await?;
     view.heading("The chain halts at its upgrade height: every pod is running, none is Ready.");
     fleet.kubelet().behave(NAMESPACE, Rule::new(Behaviour::Halted).of_image(OLD));
     until(fleet, view, "every node is unready", |node| !is_ready(node)).await?;
@@ -68,6 +133,7 @@ async fn chain_upgrade(fleet: &Fleet, view: &mut View) -> Result<Figures> {
 }
 
 async fn template_drift(fleet: &Fleet, view: &mut View) -> Result<Figures> {
+    create(fleet, view).await?;
     view.heading("A label is added to every pod. Validators roll in turn, RPC nodes at once.");
     let labels = json!({ "podLabels": { "team": "core" } });
     let title = "Template drift: every pod has the label.";
@@ -79,6 +145,7 @@ async fn template_drift(fleet: &Fleet, view: &mut View) -> Result<Figures> {
 }
 
 async fn bad_image(fleet: &Fleet, view: &mut View) -> Result<Figures> {
+    create(fleet, view).await?;
     view.heading("The image is changed to one that cannot be pulled. Every old pod runs on.");
     let bad = "registry.example.org/seid:v6.6.O";
     fleet.kubelet().behave(NAMESPACE, Rule::new(Behaviour::ImageUnpullable).of_image(bad));
@@ -90,6 +157,7 @@ async fn bad_image(fleet: &Fleet, view: &mut View) -> Result<Figures> {
 }
 
 async fn rollback(fleet: &Fleet, view: &mut View) -> Result<Figures> {
+    create(fleet, view).await?;
     view.heading("The image is changed to one that crashes. One node takes it first.");
     fleet.kubelet().behave(NAMESPACE, Rule::new(Behaviour::Crashes).of_image(NEW));
     break_one(fleet, view, NEW).await?;

@@ -14,7 +14,7 @@ use crate::suite::{cargo_command, run_to_end, seconds, target_folder};
 const MINOR: &str = "1.34";
 
 /// Every scenario of the sandbox.
-const SCENARIOS: [&str; 4] = ["chain-upgrade", "template-drift", "bad-image", "rollback"];
+const SCENARIOS: [&str; 5] = ["chain-upgrade", "template-drift", "bad-image", "rollback", "fleet"];
 
 /// The last line of a sandbox that keeps running.
 const STAYS: &str = "Press Ctrl-C to stop.";

@@ -7,11 +7,14 @@ use cluster_tests::wait_for;
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{DeleteParams, PostParams};
+use sei_api::SeiNodeDeployment;
 use sei_api::condition::{ConditionStatus, ConditionType, REASONS, Reason};
+use sei_api::fleet::READY_REASONS;
 use sei_operator::runtime::metrics::Metrics;
 use sei_rig::Behaviour;
-use serde_json::json;
+use serde_json::{Value, json};
 
+use crate::fleets::{self, image, manifest};
 use crate::recording::{ALERTS, Fires, OVERRIDE, Recording, Scrape, file, of_node, scrape};
 
 /// Deadlines of stalls are minutes in production.
@@ -400,6 +403,94 @@ async fn a_halted_validator_pages_and_another_halted_node_warns() -> Result<()> 
     let mut recording = Recording::default();
     let minute = recording.hold(stopped, MINUTES);
     recording.check_alerts(&[file(ALERTS)], &[(minute, Vec::new())])?;
+    scraped.scenario.close().await
+}
+
+/// The series of fleet `edge` with two nodes at rest.
+const FLEET_READY: &[&str] = &[
+    "seinodedeployment_ready{NS,name=\"edge\",reason=\"AllNodesReady\"} 1",
+    "seinodedeployment_replicas{NS,name=\"edge\",replica_state=\"updated\"} 2",
+    "seinode_ready{NS,name=\"edge-0\",chain=\"fleet-1\",role=\"node\",reason=\"Ready\"} 1",
+    "seinode_ready{NS,name=\"edge-1\",chain=\"fleet-1\",role=\"node\",reason=\"Ready\"} 1",
+];
+
+#[tokio::test]
+async fn a_halted_rollout_of_a_fleet_fires_an_alert() -> Result<()> {
+    let scraped = Scraped::open("alert-fleet-halted").await?;
+    let scenario = &scraped.scenario;
+    let limits = json!({ "maxUnavailable": 1, "canary": { "replicas": 1 } });
+    fleets::create(scenario, manifest(2, &limits)).await?;
+    let before = scraped.until(FLEET_READY).await?;
+    scenario.set_image_behaviour("seid:typo", Behaviour::ImageUnpullable);
+    fleets::edit(scenario, image("seid:typo")).await?;
+    let halted = "seinodedeployment_rollout{NS,name=\"edge\",state=\"Halted\"} 1";
+    let during = scraped.until(&[halted]).await?;
+    fleets::edit(scenario, image("seid:v2")).await?;
+    let after = scraped.until(FLEET_READY).await?;
+    let fires = of_node("SeiFleetRolloutHalted", scraped.namespace(), "edge", "1");
+    let mut of_stalled = of_node("SeiNodeStalled", scraped.namespace(), "edge-0", "1");
+    of_stalled.labels.push(("reason", "ImagePullFailed".to_owned()));
+    check(before, during, after, vec![fires, of_stalled])?;
+    scraped.scenario.close().await
+}
+
+#[tokio::test]
+async fn a_rollout_without_progress_fires_an_alert() -> Result<()> {
+    let scraped = Scraped::open("alert-fleet-stuck").await?;
+    let scenario = &scraped.scenario;
+    let limits = json!({ "maxUnavailable": 1, "health": { "bakeSeconds": 2 } });
+    fleets::create(scenario, manifest(2, &limits)).await?;
+    let before = scraped.until(FLEET_READY).await?;
+    scenario.edit("edge-0", json!({ "spec": { "update": { "paused": true } } })).await?;
+    fleets::edit(scenario, image("seid:v2")).await?;
+    let progressing = "seinodedeployment_rollout{NS,name=\"edge\",state=\"Progressing\"} 1";
+    let held = "seinode_drifted{NS,name=\"edge-0\",reason=\"Paused\"} 1";
+    let during = scraped.until(&[progressing, held]).await?;
+    let progress = during.iter().find(|(series, _)| series.contains("rollout_progress"));
+    let since = *progress.context("the series is missing")?.1;
+    scenario.edit("edge-0", json!({ "spec": { "update": { "paused": null } } })).await?;
+    let after = scraped.until(FLEET_READY).await?;
+    // The rollout stands still from the second half hour of the recording on, for 90 minutes.
+    let mut recording = Recording::default();
+    let since = jiff::Timestamp::from_duration(SignedDuration::from_secs_f64(since))?;
+    recording.begin(since - SignedDuration::from_mins(i64::try_from(MINUTES)?));
+    recording.hold(before, MINUTES);
+    let over = recording.hold(during, 90);
+    let later = recording.hold(after, MINUTES);
+    let fires = of_node("SeiFleetRolloutStuck", scraped.namespace(), "edge", "1h 28m 58s");
+    let at = [(MINUTES + 64, vec![]), (over, vec![fires]), (later, vec![])];
+    recording.check_alerts(&[file(ALERTS)], &at)?;
+    scraped.scenario.close().await
+}
+
+#[tokio::test]
+async fn a_fleet_that_is_not_ready_fires_an_alert() -> Result<()> {
+    let scraped = Scraped::open("alert-fleet-ready").await?;
+    let scenario = &scraped.scenario;
+    scenario.run("edge-1", rpc("seid:v1")).await?;
+    let theirs =
+        "seinode_ready{NS,name=\"edge-1\",chain=\"demo-1\",role=\"node\",reason=\"Ready\"} 1";
+    let before = scraped.until(&[theirs]).await?;
+    fleets::create(scenario, manifest(2, &Value::Null)).await?;
+    let conflict = "seinodedeployment_ready{NS,name=\"edge\",reason=\"NodeConflict\"} 0";
+    let during = scraped.until(&[conflict, FLEET_READY[2], theirs]).await?;
+    scenario.nodes().delete("edge-1", &DeleteParams::default()).await?;
+    let after = scraped.until(FLEET_READY).await?;
+    let quiet = ["RolloutInProgress", "RolloutHalted", "RolloutPaused", "Paused"];
+    for reason in READY_REASONS.into_iter().filter(|reason| *reason != "AllNodesReady") {
+        let label = format!("reason=\"{reason}\"");
+        let renamed = |series: &String| series.replace("reason=\"NodeConflict\"", &label);
+        let during = during.iter().map(|(series, value)| (renamed(series), *value)).collect();
+        let mut fires = of_node("SeiFleetNotReady", scraped.namespace(), "edge", "0");
+        fires.labels.push(("reason", reason.to_owned()));
+        let fires = if quiet.contains(&reason) { Vec::new() } else { vec![fires] };
+        check(before.clone(), during, after.clone(), fires).with_context(|| reason.to_owned())?;
+    }
+    // A fleet that was deleted has no series.
+    let fleet = kube::Api::<SeiNodeDeployment>::namespaced(scenario.admin(), scenario.namespace());
+    fleet.delete("edge", &DeleteParams::default()).await?;
+    let is_removed = |text: &str| !text.contains("name=\"edge\"");
+    scraped.until_text("the series of the fleet are removed", is_removed).await?;
     scraped.scenario.close().await
 }
 

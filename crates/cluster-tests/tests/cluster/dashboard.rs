@@ -6,6 +6,7 @@ use sei_rig::Behaviour;
 use serde_json::{Value, json};
 
 use crate::alerts::Scraped;
+use crate::fleets::{create, edit, image, manifest};
 use crate::recording::{Recording, file};
 
 const DASHBOARD: &str = "dashboards/sei-operator.json";
@@ -33,8 +34,10 @@ async fn every_panel_shows_data_of_a_real_run() -> Result<()> {
     for name in ["good", "bad", "held"] {
         scenario.run(name, rpc("seid:v1")).await?;
     }
+    create(scenario, manifest(1, &json!({ "maxUnavailable": 1 }))).await?;
     let mut recording = Recording::default();
-    let before = scraped.until(&["plan_active{controller=\"seinode\",NS} 0"]).await?;
+    let ready = "seinodedeployment_ready{NS,name=\"edge\",reason=\"AllNodesReady\"} 1";
+    let before = scraped.until(&["plan_active{controller=\"seinode\",NS} 0", ready]).await?;
     recording.hold(before, 5);
     scenario.set_image("good", "seid:v2").await?;
     scenario.settled("good").await?;
@@ -44,9 +47,13 @@ async fn every_panel_shows_data_of_a_real_run() -> Result<()> {
     scenario
         .edit("held", json!({ "spec": { "image": "seid:v2", "update": { "paused": true } } }))
         .await?;
+    let mut change = image("seid:v2");
+    change["updateStrategy"] = json!({ "paused": true });
+    edit(scenario, change).await?;
+    let paused = "seinodedeployment_rollout{NS,name=\"edge\",state=\"Paused\"} 1";
     let stalled = "seinode_stalled{NS,name=\"bad\",reason=\"ImageNotPullable\"} 1";
     let held = "seinode_drifted{NS,name=\"held\",reason=\"Paused\"} 1";
-    scraped.until(&[stalled, held]).await?;
+    scraped.until(&[stalled, held, paused]).await?;
     let height = "sei_controller_seinode_height{";
     let during = scraped.until_text("a height", |text| text.contains(height)).await?;
     let minute = recording.hold(during, 5);

@@ -13,11 +13,11 @@ use sei_api::{SeiNode, SeiNodeDeployment, SeiNodeDeploymentStatus};
 use sei_rig::Behaviour;
 use serde_json::{Value, json};
 
-fn fleets(scenario: &Scenario) -> Api<SeiNodeDeployment> {
+pub(crate) fn fleets(scenario: &Scenario) -> Api<SeiNodeDeployment> {
     Api::namespaced(scenario.admin(), scenario.namespace())
 }
 
-fn manifest(replicas: i32, strategy: &Value) -> Value {
+pub(crate) fn manifest(replicas: i32, strategy: &Value) -> Value {
     json!({
         "apiVersion": "sei.io/v1alpha1", "kind": "SeiNodeDeployment",
         "metadata": { "name": "edge" },
@@ -32,23 +32,27 @@ fn manifest(replicas: i32, strategy: &Value) -> Value {
     })
 }
 
-async fn create(scenario: &Scenario, manifest: Value) -> Result<()> {
+pub(crate) async fn create(scenario: &Scenario, manifest: Value) -> Result<()> {
     let fleet: SeiNodeDeployment = serde_json::from_value(manifest)?;
     fleets(scenario).create(&PostParams::default(), &fleet).await?;
     Ok(())
 }
 
-async fn edit(scenario: &Scenario, spec: Value) -> Result<()> {
+pub(crate) async fn edit(scenario: &Scenario, spec: Value) -> Result<()> {
+    edit_fleet(scenario, "edge", spec).await
+}
+
+pub(crate) async fn edit_fleet(scenario: &Scenario, name: &str, spec: Value) -> Result<()> {
     let patch = Patch::Merge(json!({ "spec": spec }));
-    fleets(scenario).patch("edge", &PatchParams::default(), &patch).await?;
+    fleets(scenario).patch(name, &PatchParams::default(), &patch).await?;
     Ok(())
 }
 
-fn image(image: &str) -> Value {
+pub(crate) fn image(image: &str) -> Value {
     json!({ "template": { "spec": { "image": image } } })
 }
 
-fn condition(status: &SeiNodeDeploymentStatus, kind: &str) -> String {
+pub(crate) fn condition(status: &SeiNodeDeploymentStatus, kind: &str) -> String {
     let found = status.conditions.iter().find(|condition| condition.type_ == kind);
     found.map_or_else(String::new, |found| {
         format!("{}/{} {}", found.status, found.reason, found.message)
@@ -56,7 +60,7 @@ fn condition(status: &SeiNodeDeploymentStatus, kind: &str) -> String {
 }
 
 /// Waits until the fleet's status satisfies the predicate.
-async fn until(
+pub(crate) async fn until(
     scenario: &Scenario,
     claim: &str,
     holds: impl Fn(&SeiNodeDeploymentStatus) -> bool,
@@ -77,14 +81,17 @@ async fn until(
     }
 }
 
-async fn until_ready(scenario: &Scenario, nodes: usize) -> Result<SeiNodeDeploymentStatus> {
+pub(crate) async fn until_ready(
+    scenario: &Scenario,
+    nodes: usize,
+) -> Result<SeiNodeDeploymentStatus> {
     until(scenario, &format!("{nodes} nodes are Ready"), |status| {
         condition(status, "Ready") == format!("True/AllNodesReady {nodes} nodes")
     })
     .await
 }
 
-async fn nodes(scenario: &Scenario) -> Result<BTreeMap<String, SeiNode>> {
+pub(crate) async fn nodes(scenario: &Scenario) -> Result<BTreeMap<String, SeiNode>> {
     let nodes = scenario.nodes().list(&ListParams::default()).await?;
     Ok(nodes.items.into_iter().map(|node| (node.name_any(), node)).collect())
 }
@@ -116,12 +123,12 @@ async fn a_fleet_creates_scales_and_deletes_its_nodes() -> Result<()> {
     let before = scenario.node("edge-0").await?.uid();
     scenario.nodes().delete("edge-0", &DeleteParams::default()).await?;
     scenario.services().delete("edge-internal", &DeleteParams::default()).await?;
-    until(&scenario, "edge-0 is another node", |status| {
-        status.nodes.iter().all(|node| node.state == Some(sei_api::fleet::NodeState::Healthy))
-    })
-    .await?;
+    let is_new = async || {
+        let node = scenario.nodes().get_opt("edge-0").await?;
+        Ok(node.filter(|node| node.uid() != before).map(drop))
+    };
+    wait_for("edge-0 is another node", is_new).await?;
     until_ready(&scenario, 1).await?;
-    assert_ne!(scenario.node("edge-0").await?.uid(), before);
     scenario.services().get("edge-internal").await?;
 
     fleets(&scenario).delete("edge", &DeleteParams::default()).await?;

@@ -12,6 +12,7 @@ mod dashboard;
 mod disturbance_at_each_step;
 mod documents;
 mod failing_nodes;
+mod fleet_rollouts;
 mod fleets;
 mod foreign_objects;
 mod go_operator_behaviour;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::apps::v1::{ControllerRevision, StatefulSet};
 use kube::ResourceExt as _;
-use sei_api::SeiNode;
+use sei_api::{SeiNode, SeiNodeDeployment};
 use sei_plan::adoption::template_of_revision;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -17,17 +17,7 @@ use crate::error::{Error, one_line};
 pub(super) fn read(paths: &[PathBuf]) -> Result<FleetSnapshot, Error> {
     let mut fleet = FleetSnapshot::default();
     let mut templates = BTreeMap::new();
-    for path in paths {
-        for file in files(path)? {
-            let text = std::fs::read_to_string(&file).map_err(|error| problem(&file, &error))?;
-            let documents: Vec<Value> =
-                serde_saphyr::from_multiple(&text).map_err(|error| problem(&file, &error))?;
-            for object in documents {
-                add(&mut fleet, &mut templates, object)
-                    .map_err(|message| problem(&file, &message))?;
-            }
-        }
-    }
+    each_object(paths, |object| add(&mut fleet, &mut templates, object))?;
     if fleet.nodes.is_empty() {
         let shown: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
         let message = "contains no SeiNode; write them with kubectl get seinodes -A -o yaml";
@@ -36,6 +26,41 @@ pub(super) fn read(paths: &[PathBuf]) -> Result<FleetSnapshot, Error> {
     fleet.nodes.sort_by_key(key_of);
     fleet.fill_templates(&templates);
     Ok(fleet)
+}
+
+/// The fleets in the files.
+pub(super) fn fleets(paths: &[PathBuf]) -> Result<Vec<SeiNodeDeployment>, Error> {
+    let mut fleets = Vec::new();
+    each_object(paths, |object| {
+        if object["kind"] == "SeiNodeDeployment" {
+            fleets.push(decode("SeiNodeDeployment", object)?);
+        }
+        Ok(())
+    })?;
+    if fleets.is_empty() {
+        let path = paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>();
+        let message = "contains no SeiNodeDeployment".to_owned();
+        return Err(Error::Manifest { path: path.join(", "), message });
+    }
+    Ok(fleets)
+}
+
+/// Reads every document of the files, and of the manifests in the folders.
+fn each_object(
+    paths: &[PathBuf],
+    mut add: impl FnMut(Value) -> Result<(), String>,
+) -> Result<(), Error> {
+    for path in paths {
+        for file in files(path)? {
+            let text = std::fs::read_to_string(&file).map_err(|error| problem(&file, &error))?;
+            let documents: Vec<Value> =
+                serde_saphyr::from_multiple(&text).map_err(|error| problem(&file, &error))?;
+            for object in documents {
+                add(object).map_err(|message| problem(&file, &message))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn problem(path: &Path, error: &dyn std::fmt::Display) -> Error {

@@ -123,7 +123,8 @@ impl Fleet {
         std::fs::write(manifests.join("fleet.yaml"), list.to_string()).unwrap();
         std::fs::write(manifests.join("notes.txt"), "not a manifest").unwrap();
         PreviewFlags {
-            config,
+            config: Some(config),
+            filename: Vec::new(),
             all: false,
             manifests: vec![manifests],
             nodes: Vec::new(),
@@ -542,7 +543,8 @@ fn an_error_is_one_line() {
             error: SeiNode rpc-9 is not among the 4 nodes of this preview
         "#]],
     );
-    let flags = PreviewFlags { config: PathBuf::from("missing.yaml"), ..fleet.flags(PLATFORM) };
+    let flags =
+        PreviewFlags { config: Some(PathBuf::from("missing.yaml")), ..fleet.flags(PLATFORM) };
     fleet.check_flags(
         &flags,
         &expect![[r#"

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 
-use super::{Row, State};
+use super::{Row, State, fleets};
 use crate::cluster::Scope;
 use crate::error::one_line;
 use crate::flags::{StatusFlags, StatusOutput};
+use crate::fleet::Fleet;
 use crate::format::{GAP, age, count, line, short_image, widths, wrap};
 use crate::terminal::{Paint, Terminal, paint};
 use crate::{CommandContext, printable};
@@ -56,8 +57,13 @@ impl View {
         Self { heights: Heights::Read, ..self }
     }
 
-    /// The table, trouble first, and a line that counts. Every character of it may be printed.
-    pub(super) fn text(&self, rows: &[Row], now: Timestamp) -> String {
+    /// A line for each fleet, the table of nodes, trouble first, and a line that counts. Every
+    /// character of it may be printed.
+    pub(super) fn text(&self, fleet: &Fleet, rows: &[Row], now: Timestamp) -> String {
+        fleets::text(fleet.shown_fleets(), rows, &self.scope, now) + &self.nodes(rows, now)
+    }
+
+    fn nodes(&self, rows: &[Row], now: Timestamp) -> String {
         if rows.is_empty() {
             let (matching, hint) = match (&self.scope, self.is_filtered) {
                 (_, true) => ("matching ", ""),

@@ -95,7 +95,7 @@ fn a_fleet_is_printed_as_one_table_with_trouble_first() {
         archive-0   pacific-1   fullNode   Running   yes     seid:v6.5.1                  InSync    -                 5m
 
         10 nodes, 3 ready, 1 unreadable, 1 stalled, 1 not ready, 1 held, 1 paused, 1 stopped, 1 updating, 2 waiting
-    "#]].assert_eq(&view().text(&rows(), now()));
+    "#]].assert_eq(&view().text(&fleet(), &rows(), now()));
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn all_namespaces_and_wide_add_columns() {
         demo        rpc-0   pacific-1   fullNode   Running   yes     registry.example.org/seid:v6.5.1   Held     -      30m     -          an approval   changes of the operator wait for an approval
 
         1 node, 1 ready, 1 held
-    "#]].assert_eq(&view.text(&rows()[1..2], now()));
+    "#]].assert_eq(&view.text(&fleet(), &rows()[1..2], now()));
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn heights_are_columns_and_unknown_ones_are_dashes() {
         archive-0   pacific-1   fullNode   Running   yes     656      registry.example.org/seid:v6.5.1   InSync   -      5m      3       12s         -          -
 
         2 nodes, 2 ready, 1 held
-    "#]].assert_eq(&view.text(&[known, rows.remove(0)], now()));
+    "#]].assert_eq(&view.text(&fleet(), &[known, rows.remove(0)], now()));
 }
 
 /// Starts an API server that proxies to pods, except to those whose name begins with `no`.
@@ -194,7 +194,7 @@ fn an_explanation_uses_the_width_of_the_terminal() {
         rpc-0   pacific-1   fullNode   Running   yes     seid:v6.5.1   Held     -      30m     changes of the operator wait for an approval
 
         2 nodes, 1 ready, 1 stalled, 1 held
-    "#]].assert_eq(&at(140).text(&rows()[1..3], now()));
+    "#]].assert_eq(&at(140).text(&fleet(), &rows()[1..3], now()));
     expect![[r#"
         NODE    CHAIN       MODE       PHASE     READY   IMAGE         UPDATE   TASK   SINCE   WHY
         rpc-0   pacific-1   fullNode   Running   yes     seid:v6.5.1   Held     -      30m
@@ -202,18 +202,18 @@ fn an_explanation_uses_the_width_of_the_terminal() {
 
         1 node, 1 ready, 1 held
     "#]]
-    .assert_eq(&at(60).text(&rows()[1..2], now()));
+    .assert_eq(&at(60).text(&fleet(), &rows()[1..2], now()));
 }
 
 #[test]
 fn colours_mark_readiness_and_trouble() {
     let view = View { uses_color: true, ..view() };
-    let text = view.text(&rows()[2..3], now());
+    let text = view.text(&fleet(), &rows()[2..3], now());
     assert!(text.contains("\u{1b}[31mno\u{1b}[0m"), "{text:?}");
     assert!(text.contains("\u{1b}[31mImagePullFailed: pod"), "{text:?}");
     let mut row = rows().remove(2);
     row.why = Some("\u{1b}[2Jgone".into());
-    assert!(view.text(&[row], now()).contains("\\u{1b}[2Jgone"));
+    assert!(view.text(&fleet(), &[row], now()).contains("\\u{1b}[2Jgone"));
 }
 
 #[test]
@@ -221,12 +221,12 @@ fn an_empty_fleet_is_reported_in_a_sentence() {
     expect![[r#"
         No SeiNode found in namespace demo; -A shows all namespaces.
     "#]]
-    .assert_eq(&view().text(&[], now()));
+    .assert_eq(&view().text(&fleet(), &[], now()));
     let filtered = View { is_filtered: true, scope: Scope::All, ..view() };
     expect![[r#"
         No matching SeiNode found in any namespace.
     "#]]
-    .assert_eq(&filtered.text(&[], now()));
+    .assert_eq(&filtered.text(&fleet(), &[], now()));
 }
 
 #[test]
@@ -274,6 +274,7 @@ fn the_json_output_has_all_fields() {
         {
           "namespace": "demo",
           "node": "rpc-1",
+          "fleet": null,
           "chain": "pacific-1",
           "mode": "fullNode",
           "phase": "Running",
@@ -294,4 +295,32 @@ fn the_json_output_has_all_fields() {
           "why": "ImagePullFailed: pod rpc-1-0: seid: ErrImagePull: not found"
         }"#]]
     .assert_eq(&json(&rows()[2]));
+}
+
+#[test]
+fn a_line_for_each_fleet_is_above_its_nodes() {
+    let mut fleet = Fleet::default();
+    for name in ["edge-0", "edge-1"] {
+        let mut node = ready(node(name), "True", "");
+        let owner = serde_json::json!([{ "apiVersion": "sei.io/v1alpha1", "controller": true,
+            "kind": "SeiNodeDeployment", "name": "edge", "uid": "1" }]);
+        node.metadata.owner_references = serde_json::from_value(owner).unwrap();
+        fleet.nodes.insert(("demo".into(), name.into()), Ok(node));
+    }
+    let halted = crate::fixtures::fleet("False");
+    fleet.fleets = Some([(("demo".to_owned(), "edge".to_owned()), halted)].into());
+    let rows = super::rows(&fleet, now());
+    expect![[r#"
+        FLEET   REPLICAS   UPDATED   RUNNING   READY   ROLLOUT   SINCE   WHY
+        edge    2          0         2         2       Halted    5m      RolloutHalted: edge-0: no
+
+        NODE     CHAIN       MODE       PHASE     READY   IMAGE         UPDATE   TASK   SINCE   WHY
+        edge-0   pacific-1   fullNode   Running   yes     seid:v6.5.1   InSync   -      5m
+        edge-1   pacific-1   fullNode   Running   yes     seid:v6.5.1   InSync   -      5m
+
+        2 nodes, 2 ready
+    "#]]
+    .assert_eq(&view().text(&fleet, &rows, now()));
+    fleet.nodes.clear();
+    assert_eq!(fleet.shown_fleets().count(), 1, "also a fleet without nodes");
 }

@@ -37,7 +37,7 @@ pub(super) async fn run(
         if let Some(screen) = &mut screen {
             let terminal = screen.terminal();
             let view = View::of(flags, scope, context, Some(terminal));
-            write_printable(out, &screen.frame(&view.text(&rows, now), terminal))?;
+            write_printable(out, &screen.frame(&view.text(&live.fleet, &rows, now), terminal))?;
         } else if let Some(lines) = &mut lines {
             write_printable(out, &lines.changed(&rows, now))?;
         } else {

@@ -31,6 +31,7 @@ use crate::runtime::controller::{
 };
 use crate::runtime::events::Events;
 use crate::runtime::guarded::Guarded;
+use crate::runtime::metrics::Metrics;
 use crate::runtime::state::{Newest, States};
 use crate::runtime::write_log::LoggedWrite;
 
@@ -55,6 +56,7 @@ struct FleetController {
     fleets: Store<Guarded<SeiNodeDeployment>>,
     states: States<FleetState>,
     events: Events,
+    metrics: Metrics,
 }
 
 /// What is kept in memory about a fleet. All of it can be lost.
@@ -75,6 +77,7 @@ impl Reconcile for FleetController {
     ) -> Result<Option<Duration>, Error> {
         let key = ObjectKey::of(&cached.metadata);
         let snapshot = self.snapshot(cached, &key);
+        self.metrics.observe_fleet(&snapshot.fleet);
         let cluster = FleetCluster::new(self.client.clone(), &key);
         let mut pass = FleetPass::begin(snapshot);
         loop {
@@ -89,6 +92,7 @@ impl Reconcile for FleetController {
                 FleetAsk::Write(status) => match self.write(&cluster, &pass, &status, &key).await {
                     Ok(Some(fleet)) => {
                         let fleet = Shared::new(fleet);
+                        self.metrics.observe_fleet(&fleet);
                         self.states.with(&key, |state| state.fleet.wrote(&fleet));
                     }
                     Ok(None) => {}
@@ -200,6 +204,7 @@ impl FleetController {
     fn forget_if_deleted(&self, key: &ObjectKey) {
         if self.fleets.get(&reference(key)).is_none() {
             self.states.remove(key);
+            self.metrics.forget_fleet(key);
         }
     }
 }
@@ -250,6 +255,7 @@ pub(crate) async fn run(
         fleets: source.store(),
         states: States::default(),
         events: Events::start(Recorder::new(client.clone(), reporter)),
+        metrics: options.metrics.clone(),
         client,
     });
     tokio::select! {

@@ -1,6 +1,6 @@
 //! The operator's metrics, under the names of the Go operator.
 //!
-//! The gauges of nodes are derived at each scrape: [`Metrics::observe`] keeps a few values of each
+//! The gauges of nodes and fleets are derived at each scrape: [`Metrics::observe`] keeps a few values of each
 //! node, and a scrape renders them. So there is no series of an older label value to remove, and no
 //! up-down counter that could drift.
 //!
@@ -27,7 +27,7 @@ use sei_api::metric::{self, Metric};
 use sei_api::plan::PlanPhase;
 use sei_api::status::{Cause, PendingUpdate, SeiNodePhase, UpdateOutcome, UpdateState};
 use sei_api::task::TaskType;
-use sei_api::{Mode, SeiNode, SeiNodeStatus, TaskPlan};
+use sei_api::{Mode, SeiNode, SeiNodeDeployment, SeiNodeStatus, TaskPlan};
 use sei_exec::sidecar::Health;
 use sei_plan::chain::{ChainFacts, NoFacts};
 use sei_plan::planner::kind::rules;
@@ -52,7 +52,8 @@ const PLAN_BUCKETS: [f64; 9] = [1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0,
 #[derive(Clone, Debug)]
 pub struct Metrics {
     registry: Arc<Registry>,
-    nodes: Arc<Nodes>,
+    nodes: Arc<Observed<NodeGauges>>,
+    fleets: Arc<Observed<FleetGauges>>,
     transitions: Family<TransitionLabels, Counter>,
     phase_durations: Family<PhaseLabels, Histogram, Buckets>,
     plan_durations: Family<PlanLabels, Histogram, Buckets>,
@@ -73,6 +74,7 @@ impl Metrics {
         let metrics = Self {
             registry: Arc::default(),
             nodes: Arc::default(),
+            fleets: Arc::default(),
             transitions: Family::default(),
             phase_durations: Family::new_with_constructor(Buckets(&PHASE_BUCKETS)),
             plan_durations: Family::new_with_constructor(Buckets(&PLAN_BUCKETS)),
@@ -95,6 +97,7 @@ impl Metrics {
         register(&mut registry, &metric::SEINODE_SIDECAR_HEALTH_PROBES, self.probes.clone());
         register(&mut registry, &metric::RECONCILE_ERRORS, self.errors.clone());
         registry.register_collector(Box::new(self.nodes.clone()));
+        registry.register_collector(Box::new(self.fleets.clone()));
         registry
     }
 
@@ -116,6 +119,16 @@ impl Metrics {
     /// Drops the gauges of a deleted node.
     pub fn forget(&self, key: &ObjectKey) {
         self.nodes.lock().remove(key);
+    }
+
+    /// Records a fleet as it is stored.
+    pub fn observe_fleet(&self, fleet: &SeiNodeDeployment) {
+        self.fleets.lock().insert(ObjectKey::of(&fleet.metadata), FleetGauges::of(fleet));
+    }
+
+    /// Drops the gauges of a deleted fleet.
+    pub fn forget_fleet(&self, key: &ObjectKey) {
+        self.fleets.lock().remove(key);
     }
 
     /// Counts the changes between two stored statuses of a node. Call it once for each write that
@@ -424,24 +437,32 @@ fn state_label(state: UpdateState) -> &'static str {
     }
 }
 
-/// The nodes that were observed, by namespace and name.
-#[derive(Debug, Default)]
-struct Nodes(Mutex<NodeMap>);
+/// The values of the objects that were observed, by namespace and name.
+#[derive(Debug)]
+struct Observed<T>(Mutex<BTreeMap<ObjectKey, T>>);
 
 type NodeMap = BTreeMap<ObjectKey, NodeGauges>;
 
-impl Nodes {
-    fn lock(&self) -> MutexGuard<'_, NodeMap> {
+impl<T> Default for Observed<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T> Observed<T> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<ObjectKey, T>> {
         // Each change under the lock is a single operation, so a panic leaves nothing half-done.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Collector for Nodes {
+impl Collector for Observed<NodeGauges> {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
         let nodes = self.lock();
         let encoder = &mut encoder;
-        encode_phases(&nodes, encoder)?;
+        encode_choices(&nodes, encoder, (&metric::SEINODE_PHASE, "phase"), |gauges| {
+            PHASES.map(|phase| (phase.as_str(), i64::from(phase == gauges.phase)))
+        })?;
         encode_by_chain(&nodes, encoder, &metric::SEINODE_READY, |gauges| gauges.ready)?;
         encode_active_plans(&nodes, encoder)?;
         encode_conditions(&nodes, encoder, &metric::SEINODE_DRIFTED, |gauges| gauges.drifted)?;
@@ -482,16 +503,19 @@ fn gauge_family<'a>(
     encoder.encode_descriptor(metric.stem(), &help, None, MetricType::Gauge)
 }
 
-fn encode_phases(nodes: &NodeMap, encoder: &mut DescriptorEncoder) -> Result<(), fmt::Error> {
-    let mut family = gauge_family(encoder, &metric::SEINODE_PHASE)?;
-    for (ObjectKey { namespace, name }, gauges) in nodes {
-        for phase in PHASES {
-            let labels = [
-                ("namespace", namespace.as_str()),
-                ("name", name.as_str()),
-                ("phase", phase.as_str()),
-            ];
-            family.encode_family(&labels)?.encode_gauge(&i64::from(phase == gauges.phase))?;
+/// A number for each of these values of one label.
+fn encode_choices<T, C: IntoIterator<Item = (&'static str, i64)>>(
+    observed: &BTreeMap<ObjectKey, T>,
+    encoder: &mut DescriptorEncoder,
+    (metric, label): (&Metric, &str),
+    choices_of: impl Fn(&T) -> C,
+) -> Result<(), fmt::Error> {
+    let mut family = gauge_family(encoder, metric)?;
+    for (ObjectKey { namespace, name }, gauges) in observed {
+        for (choice, value) in choices_of(gauges) {
+            let labels =
+                [("namespace", namespace.as_str()), ("name", name.as_str()), (label, choice)];
+            family.encode_family(&labels)?.encode_gauge(&value)?;
         }
     }
     Ok(())
@@ -588,15 +612,15 @@ fn encode_halted_chains(
     Ok(())
 }
 
-/// A number for each node that has it.
-fn encode_numbers(
-    nodes: &NodeMap,
+/// A number for each object that has it.
+fn encode_numbers<T>(
+    observed: &BTreeMap<ObjectKey, T>,
     encoder: &mut DescriptorEncoder,
     metric: &Metric,
-    value_of: impl Fn(&NodeGauges) -> Option<i64>,
+    value_of: impl Fn(&T) -> Option<i64>,
 ) -> Result<(), fmt::Error> {
     let mut family = gauge_family(encoder, metric)?;
-    for (ObjectKey { namespace, name }, gauges) in nodes {
+    for (ObjectKey { namespace, name }, gauges) in observed {
         if let Some(value) = value_of(gauges) {
             let labels = [("namespace", namespace.as_str()), ("name", name.as_str())];
             family.encode_family(&labels)?.encode_gauge(&value)?;
@@ -605,21 +629,15 @@ fn encode_numbers(
     Ok(())
 }
 
-fn encode_conditions(
-    nodes: &NodeMap,
+fn encode_conditions<T>(
+    observed: &BTreeMap<ObjectKey, T>,
     encoder: &mut DescriptorEncoder,
     metric: &Metric,
-    value_of: impl Fn(&NodeGauges) -> Option<(bool, &'static str)>,
+    value_of: impl Fn(&T) -> Option<(bool, &'static str)>,
 ) -> Result<(), fmt::Error> {
-    let mut family = gauge_family(encoder, metric)?;
-    for (ObjectKey { namespace, name }, gauges) in nodes {
-        if let Some((is_true, reason)) = value_of(gauges) {
-            let labels =
-                [("namespace", namespace.as_str()), ("name", name.as_str()), ("reason", reason)];
-            family.encode_family(&labels)?.encode_gauge(&i64::from(is_true))?;
-        }
-    }
-    Ok(())
+    encode_choices(observed, encoder, (metric, "reason"), |gauges| {
+        value_of(gauges).map(|(is_true, reason)| (reason, i64::from(is_true)))
+    })
 }
 
 fn encode_pending_updates(
@@ -640,6 +658,10 @@ fn encode_pending_updates(
     }
     Ok(())
 }
+
+mod fleets;
+
+use fleets::FleetGauges;
 
 #[cfg(test)]
 mod tests;

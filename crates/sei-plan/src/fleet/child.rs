@@ -3,13 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use sei_api::fleet::{DeletionPolicy, SeiNodeDeployment};
+use sei_api::fleet::{DeletionPolicy, NodeTemplate, SeiNodeDeployment, TemplateMetadata};
 use sei_api::names::{GROUP, VERSION, annotation, fleet_node, label};
 use sei_api::node::{DataVolumeSpec, GenesisCeremony, OnDelete, SeiNodeSpec};
+use sei_api::status::FieldChange;
 use sei_api::{SeiNode, names};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use crate::diff::diff;
 use crate::fingerprint::{canonical_json, short_digest};
 use crate::merge_patch::difference;
 
@@ -112,7 +114,7 @@ impl Target {
     }
 
     /// The part of a spec that the template owns and that is the same for all nodes.
-    fn comparable(&self, spec: &SeiNodeSpec) -> Value {
+    fn comparable(&self, spec: &SeiNodeSpec) -> SeiNodeSpec {
         let mut spec = spec.clone();
         spec.paused = None;
         if !self.owned.update {
@@ -142,7 +144,14 @@ impl Target {
                 spec.data_volume = None;
             }
         }
-        serde_json::to_value(spec).unwrap_or_default()
+        spec
+    }
+
+    /// The fields of a node's spec that the template changes.
+    pub(super) fn changes(&self, ordinal: usize, node: &SeiNode) -> Vec<FieldChange> {
+        let value =
+            |spec: &SeiNodeSpec| serde_json::to_value(self.comparable(spec)).unwrap_or_default();
+        diff(&value(&node.spec), &value(&self.spec_of(ordinal, &node.spec)))
     }
 
     /// Whether the node has everything that the template gives it.
@@ -157,8 +166,8 @@ impl Target {
         let desired = self.spec_of(ordinal, &node.spec);
         let passed_on = |spec: &SeiNodeSpec| {
             let spec = self.comparable(spec);
-            let sidecar = (spec["sidecar"]["image"].clone(), spec["sidecar"]["port"].clone());
-            (spec["image"].clone(), sidecar, spec["podLabels"].clone(), spec["peers"].clone())
+            let sidecar = spec.sidecar.map(|sidecar| (sidecar.image, sidecar.port));
+            (spec.image, sidecar.unwrap_or_default(), spec.pod_labels, spec.peers)
         };
         passed_on(&node.spec) == passed_on(&desired)
     }
@@ -237,11 +246,9 @@ impl Target {
     fn metadata_patch(&self, ordinal: usize, node: &SeiNode) -> Option<Value> {
         let has = |map: &Option<BTreeMap<String, String>>| map.clone().unwrap_or_default();
         let (labels, annotations) = (has(&node.metadata.labels), has(&node.metadata.annotations));
-        let recorded = annotations.get(annotation::FLEET_METADATA);
-        let before: TemplateKeys =
-            recorded.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+        let before = recorded_keys(&annotations);
         let keys = self.keys();
-        let is_recorded = recorded == Some(&keys);
+        let is_recorded = annotations.get(annotation::FLEET_METADATA) == Some(&keys);
         let changed_labels = changes(&labels, &self.labels_of(ordinal), &before.labels);
         let mut changed = changes(&annotations, &self.annotations, &before.annotations);
         if is_recorded && changed_labels.is_empty() && changed.is_empty() {
@@ -262,6 +269,44 @@ impl Target {
         let on_delete = json!({ "spec": { "dataVolume": { "onDelete": OnDelete::Retain } } });
         Some(guarded(on_delete, node))
     }
+}
+
+/// The template that the spec and the metadata of a node come from. What a template does not pass on is
+/// that of the fleet's present template.
+pub(super) fn template_of(fleet: &SeiNodeDeployment, node: &SeiNode) -> NodeTemplate {
+    let present = &fleet.spec.template.spec;
+    let annotations = node.metadata.annotations.clone().unwrap_or_default();
+    let keys = recorded_keys(&annotations);
+    let only = |map: BTreeMap<String, String>, keys: &BTreeSet<String>| {
+        let kept: BTreeMap<_, _> = map.into_iter().filter(|(key, _)| keys.contains(key)).collect();
+        (!kept.is_empty()).then_some(kept)
+    };
+    let labels = only(node.metadata.labels.clone().unwrap_or_default(), &keys.labels);
+    let annotations = only(annotations, &keys.annotations);
+    let mut spec = node.spec.clone();
+    spec.paused = present.paused;
+    spec.external_address.clone_from(&present.external_address);
+    if let Some(validator) = &mut spec.validator
+        && fleet.spec.genesis.is_some()
+    {
+        validator.genesis_ceremony = None;
+    }
+    // The pod has the labels of the template, and two of its fleet.
+    let of_template = |key: &String, value: &String| {
+        labels.as_ref().is_some_and(|labels| labels.get(key) == Some(value))
+    };
+    let of_fleet = [label::REVISION, label::NODE_DEPLOYMENT];
+    let mut pod_labels = spec.pod_labels.take().unwrap_or_default();
+    pod_labels.retain(|key, value| !of_fleet.contains(&key.as_str()) && !of_template(key, value));
+    spec.pod_labels = (!pod_labels.is_empty()).then_some(pod_labels);
+    let metadata = TemplateMetadata { labels, annotations };
+    NodeTemplate { metadata: (metadata != TemplateMetadata::default()).then_some(metadata), spec }
+}
+
+/// The keys of labels and annotations that a node has from a template.
+fn recorded_keys(annotations: &BTreeMap<String, String>) -> TemplateKeys {
+    let recorded = annotations.get(annotation::FLEET_METADATA);
+    recorded.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
 }
 
 /// The merge patch of a map: what it lacks or has otherwise, and null for what a template had added

@@ -4,7 +4,7 @@
 //! A pass has no stages. Its next request follows from the snapshot alone, and the outcome goes into
 //! the snapshot; so a crash after any request resumes where it stopped.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -21,11 +21,13 @@ use crate::shared::Shared;
 use crate::view::controller_of;
 
 mod child;
+mod forecast;
 mod rollout;
 mod service;
 mod status;
 
 use child::{Target, guarded, ordinal_in, stamp};
+pub use forecast::{Forecast, NodeForecast, forecast, previous_template};
 use rollout::{Context, Flight, Limits, Member, Next, Release};
 pub use service::ServiceView;
 
@@ -150,6 +152,8 @@ pub struct FleetEvent {
 pub struct FleetPass {
     snapshot: FleetSnapshot,
     target: Target,
+    /// Nodes that have the target. Comparing a node is expensive, and a request changes only one.
+    current: BTreeSet<String>,
     /// What the server refused in this pass, by the name of the object.
     refused: BTreeMap<String, String>,
     /// Nodes that this pass released while they were down.
@@ -161,9 +165,16 @@ pub struct FleetPass {
 
 impl FleetPass {
     pub fn begin(snapshot: FleetSnapshot) -> Self {
+        let target = Target::of(&snapshot.fleet);
+        let own = snapshot.own().into_iter();
+        let current = own
+            .filter(|(ordinal, node)| snapshot.has_template(&target, *ordinal, node))
+            .map(|(_, node)| name_of(&node))
+            .collect();
         Self {
-            target: Target::of(&snapshot.fleet),
+            target,
             snapshot,
+            current,
             refused: BTreeMap::new(),
             released_down: Vec::new(),
             asked: None,
@@ -223,6 +234,7 @@ impl FleetPass {
         match outcome {
             FleetOutcome::Node(node) => {
                 self.report_write(asked.as_ref(), &node);
+                self.compare(&node);
                 self.snapshot.put(*node);
             }
             FleetOutcome::Service(service) => self.snapshot.service = Some(service),
@@ -246,6 +258,17 @@ impl FleetPass {
                 }
             }
             FleetOutcome::Failed(failure) => self.failed(asked.as_ref(), failure),
+        }
+    }
+
+    /// Compares a node with the target again.
+    fn compare(&mut self, node: &SeiNode) {
+        let (snapshot, name) = (&self.snapshot, name_of(node));
+        let ordinal = ordinal_in(&snapshot.name(), node).filter(|_| snapshot.controls(node));
+        if ordinal.is_some_and(|ordinal| snapshot.has_template(&self.target, ordinal, node)) {
+            self.current.insert(name);
+        } else {
+            self.current.remove(&name);
         }
     }
 
@@ -397,15 +420,15 @@ impl FleetPass {
     /// How far the template has reached the nodes.
     fn survey(&self) -> Survey {
         let snapshot = &self.snapshot;
-        let target = self.target.clone();
+        let hash = self.target.hash.clone();
         let replicas = snapshot.replicas();
-        let limits = Limits::of(snapshot.fleet.spec.update_strategy.in_place.as_ref(), replicas);
+        let limits = Limits::of(&snapshot.fleet.spec.update_strategy, replicas);
         let nodes: BTreeMap<usize, Shared<SeiNode>> =
             snapshot.own().into_iter().filter(|(at, _)| *at < replicas).collect();
         let order = rollout::in_order(&limits, nodes.keys().copied());
         let members = order.iter().enumerate().filter_map(|(place, ordinal)| {
             let node = nodes.get(ordinal)?;
-            let is_of_target = snapshot.target_hash() == Some(target.hash.as_str());
+            let is_of_target = snapshot.target_hash() == Some(hash.as_str());
             let record = snapshot.record(node).and_then(|record| {
                 let (at, was_down) =
                     (record.released_at.as_ref()?.0, record.was_down == Some(true));
@@ -421,7 +444,7 @@ impl FleetPass {
                 *ordinal,
                 Context {
                     limits: &limits,
-                    has_template: snapshot.has_template(&target, *ordinal, node),
+                    has_template: self.current.contains(&name_of(node)),
                     is_stamped: stamp(node).is_some(),
                     release: now.or(record),
                     place,
@@ -441,17 +464,19 @@ impl FleetPass {
             .cloned()
             .collect();
         let next = rollout::next(&open, &limits);
-        Survey { target, members, next, has_limits: snapshot.has_limits() }
+        Survey { hash, members, next, limits, has_limits: snapshot.has_limits() }
     }
 }
 
 /// How far the template has reached the nodes, and what comes next.
 #[derive(Clone, Debug)]
 struct Survey {
-    target: Target,
+    /// Hash of the target.
+    hash: String,
     /// The nodes below `spec.replicas`, in the order of the rollout.
     members: Vec<Member>,
     next: Next,
+    limits: Limits,
     has_limits: bool,
 }
 

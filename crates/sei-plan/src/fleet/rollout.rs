@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use sei_api::SeiNode;
 use sei_api::condition::{self, ConditionStatus, ConditionType};
-use sei_api::fleet::{InPlace, NodeState, OnFailure, Order};
+use sei_api::fleet::{InPlace, NodeState, OnFailure, Order, UpdateStrategy};
 use sei_api::status::{SeiNodePhase, SeiNodeStatus, UpdateState};
 
 use crate::planner::later;
@@ -21,6 +21,8 @@ use crate::platform::Share;
 pub(super) struct Limits {
     /// How many nodes may be down because of the rollout.
     max_unavailable: usize,
+    /// The user holds the rollout.
+    is_paused: bool,
     order: Order,
     canaries: usize,
     canary_bake: Duration,
@@ -34,13 +36,13 @@ pub(super) struct Limits {
 
 impl Limits {
     /// The limits of a fleet with this many nodes; without any, every node is released at once.
-    pub(super) fn of(rules: Option<&InPlace>, replicas: usize) -> Self {
+    pub(super) fn of(strategy: &UpdateStrategy, replicas: usize) -> Self {
         let seconds = |value: Option<i32>| {
             Duration::from_secs(u64::try_from(value.unwrap_or(0)).unwrap_or(0))
         };
         let none = InPlace::default();
-        let is_limited = rules.is_some();
-        let rules = rules.unwrap_or(&none);
+        let is_limited = strategy.in_place.is_some();
+        let rules = strategy.in_place.as_ref().unwrap_or(&none);
         let health = rules.health.clone().unwrap_or_default();
         let canary = rules.canary.clone().unwrap_or_default();
         Self {
@@ -48,6 +50,7 @@ impl Limits {
                 .max_unavailable
                 .as_ref()
                 .map_or(usize::MAX, |share| at_once(share, replicas)),
+            is_paused: strategy.paused == Some(true),
             order: rules.order.unwrap_or_default(),
             canaries: usize::try_from(canary.replicas).unwrap_or(0).min(replicas),
             canary_bake: seconds(Some(canary.bake_seconds)),
@@ -61,6 +64,15 @@ impl Limits {
                 None => OnFailure::Continue,
             },
         }
+    }
+
+    /// How many nodes may be down because of the rollout; `None` without a limit.
+    pub(super) fn max_unavailable(&self) -> Option<usize> {
+        (self.max_unavailable < usize::MAX).then_some(self.max_unavailable)
+    }
+
+    pub(super) fn canaries(&self) -> usize {
+        self.canaries
     }
 
     /// How long a node must be healthy before others follow.
@@ -280,6 +292,8 @@ pub(super) fn in_order(limits: &Limits, ordinals: impl Iterator<Item = usize>) -
 pub(super) enum Next {
     /// This node gets the template.
     Release { ordinal: usize },
+    /// No node gets the template: the user holds the rollout.
+    Paused,
     /// No node gets the template: these failed.
     Halted(String),
     /// Nodes have to become healthy first.
@@ -293,6 +307,9 @@ pub(super) fn next(members: &[Member], limits: &Limits) -> Next {
     let outdated = || members.iter().filter(|member| !member.has_template());
     if outdated().next().is_none() {
         return Next::Done;
+    }
+    if limits.is_paused {
+        return Next::Paused;
     }
     let broken: Vec<_> =
         members.iter().filter(|member| member.state == NodeState::Broken).collect();

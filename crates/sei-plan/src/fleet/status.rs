@@ -19,6 +19,8 @@ use super::{FleetEvent, FleetSnapshot, Survey, name_of};
 /// How many nodes a message names.
 const NAMED_MAX: usize = 3;
 
+const PAUSED: &str = "spec.updateStrategy.paused holds the rollout";
+
 /// The status after a pass.
 pub(super) fn report(
     snapshot: &FleetSnapshot,
@@ -37,7 +39,7 @@ pub(super) fn report(
         own.iter().filter(|(_, node)| phase_of(node) == Some(SeiNodePhase::Failed)).count();
     let is_paused = snapshot.is_paused();
     let rollout = rollout(snapshot, survey);
-    let hash = &survey.target.hash;
+    let hash = &survey.hash;
     let is_settled = rollout.is_none() && !is_paused;
     let mut status = SeiNodeDeploymentStatus {
         observed_generation: if rollout.is_none() {
@@ -183,6 +185,9 @@ fn rollout_condition(
     if let Next::Halted(why) = &survey.next {
         return Some((kind, true, "RolloutHalted", format!("{progress}; halted by {why}")));
     }
+    if survey.next == Next::Paused {
+        return Some((kind, true, "RolloutPaused", format!("{progress}; {PAUSED}")));
+    }
     let batch = named(&rollout.batch);
     let waits = if batch.is_empty() { String::new() } else { format!("; in progress: {batch}") };
     Some((kind, true, "TemplateChanged", format!("{progress}{waits}")))
@@ -219,6 +224,9 @@ fn summary(
     if let Next::Halted(why) = &survey.next {
         return (kind, false, "RolloutHalted", why.clone());
     }
+    if survey.next == Next::Paused {
+        return (kind, false, "RolloutPaused", PAUSED.to_owned());
+    }
     if status.rollout.is_some() {
         let (updated, total) = (updated(&survey.members), survey.members.len());
         return (kind, false, "RolloutInProgress", format!("{updated} of {total} nodes updated"));
@@ -240,7 +248,7 @@ fn rollout(snapshot: &FleetSnapshot, survey: &Survey) -> Option<RolloutStatus> {
     let before = snapshot.status();
     let known = before.and_then(|before| before.rollout.as_ref());
     let baseline = before.and_then(|before| before.template_hash.as_ref());
-    let target = &survey.target.hash;
+    let target = &survey.hash;
     let is_complete = survey.members.iter().all(|member| match member.state {
         NodeState::Outdated | NodeState::Updating | NodeState::Broken => false,
         NodeState::Updated => !survey.has_limits,
@@ -295,7 +303,7 @@ fn record(
     let Some(member) = survey.members.iter().find(|member| member.name == name) else {
         return plain;
     };
-    let is_target = snapshot.target_hash() == Some(survey.target.hash.as_str());
+    let is_target = snapshot.target_hash() == Some(survey.hash.as_str());
     let before = snapshot.record(node).and_then(|before| before.released_at.clone());
     let released_at = match member.state {
         NodeState::Healthy => None,

@@ -5,16 +5,17 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use proptest::prelude::*;
 use sei_api::fleet::{
-    Canary, FleetPhase, InPlace, NodeTemplate, OnFailure, Order, SeiNodeDeploymentSpec,
-    TemplateMetadata, UpdateStrategy, condition_type,
+    Canary, FleetPhase, InPlace, NodeTemplate, Order, READY_REASONS, RolloutState,
+    SeiNodeDeploymentSpec, TemplateMetadata, UpdateStrategy, condition_type,
 };
 use sei_api::names::annotation;
 use sei_api::node::{FullNodeSpec, SeiNodeSpec};
 use sei_api::status::{SeiNodePhase, SeiNodeStatus};
 
 use super::*;
+
+mod random;
 
 /// A fleet with its nodes, which a few rules bring from one state to the next.
 #[derive(Clone)]
@@ -126,7 +127,12 @@ impl Model {
                     let outcome = self.perform(&request);
                     pass.absorb(outcome);
                 }
-                FleetAsk::Write(status) => self.fleet.status = Some(*status),
+                FleetAsk::Write(status) => {
+                    let ready = status.conditions.iter().find(|it| it.type_ == "Ready");
+                    let is_listed = |it: &Condition| READY_REASONS.contains(&it.reason.as_str());
+                    assert!(ready.is_none_or(is_listed), "{ready:?}");
+                    self.fleet.status = Some(*status);
+                }
                 FleetAsk::Done(ending) => {
                     self.events.extend(ending.events.iter().map(|event| event.reason));
                     assert_eq!(ending.failure, None);
@@ -269,9 +275,9 @@ impl Model {
 
     /// Nodes that a rollout has down, or may take down next.
     fn down(&self) -> usize {
-        let is_member = |machine: &Machine| {
-            ordinal_in("edge", &machine.node).is_some_and(|at| at < self.snapshot().replicas())
-        };
+        let replicas = usize::try_from(self.fleet.spec.replicas).unwrap();
+        let is_member =
+            |machine: &Machine| ordinal_in("edge", &machine.node).is_some_and(|at| at < replicas);
         self.nodes.values().filter(|machine| machine.in_flight && is_member(machine)).count()
     }
 
@@ -507,6 +513,29 @@ fn a_paused_fleet_stops_its_nodes_and_releases_nothing() {
 }
 
 #[test]
+fn a_held_rollout_releases_no_further_node_and_stops_none() {
+    let mut model = running(3, Some(limited(1)));
+    model.set_image("seid:2");
+    model.pass(1000);
+    model.edit(|spec| spec.update_strategy.paused = Some(true));
+    model.settle();
+    assert_eq!(model.images(), ["seid:2", "seid:1", "seid:1"]);
+    assert!(model.nodes.values().all(|machine| machine.ready));
+    assert_eq!(model.fleet.rollout_state(), Some(RolloutState::Paused));
+    let progress = "1 of 3 nodes are updated, 1 healthy";
+    let held = "spec.updateStrategy.paused holds the rollout";
+    assert_eq!(
+        model.condition(condition_type::ROLLOUT_IN_PROGRESS),
+        format!("True/RolloutPaused {progress}; {held}")
+    );
+    assert_eq!(model.condition(condition_type::READY), format!("False/RolloutPaused {held}"));
+    model.edit(|spec| spec.update_strategy.paused = None);
+    model.settle();
+    assert_eq!(model.images(), ["seid:2"; 3]);
+    assert_eq!(model.fleet.rollout_state(), None);
+}
+
+#[test]
 fn an_edited_or_deleted_node_is_restored() {
     let mut model = running(2, None);
     let machine = model.nodes.get_mut("edge-1").unwrap();
@@ -518,6 +547,67 @@ fn an_edited_or_deleted_node_is_restored() {
     let labels = model.nodes["edge-1"].node.metadata.labels.as_ref().unwrap();
     assert_eq!(labels["team"], "mine", "labels of others stay");
     assert_eq!(model.status().rollout, None, "the template did not change");
+}
+
+#[test]
+fn a_forecast_names_the_nodes_in_the_order_in_which_they_get_the_template() {
+    let rules = InPlace {
+        canary: Some(Canary { replicas: 1, bake_seconds: 0 }),
+        order: Some(Order::ReverseOrdinal),
+        ..limited(1)
+    };
+    let mut model = running(4, Some(rules));
+    model.nodes.get_mut("edge-1").unwrap().outage = true;
+    model.tick();
+    assert_eq!(forecast(model.snapshot()).updates, [], "nothing changes");
+    model.edit(|spec| {
+        spec.replicas = 3;
+        spec.template.spec.image = "seid:2".into();
+    });
+    let all = forecast(model.snapshot());
+    let names: Vec<_> =
+        all.updates.iter().map(|node| (node.name.as_str(), node.is_down, node.is_canary)).collect();
+    let expected = [("edge-1", true, false), ("edge-2", false, true), ("edge-0", false, false)];
+    assert_eq!(names, expected);
+    assert_eq!((all.max_unavailable, all.deletes), (Some(1), vec!["edge-3".to_owned()]));
+    let change = all.updates[0].changes.first().unwrap();
+    assert_eq!((change.path.as_str(), change.to.as_deref()), ("image", Some("seid:2")));
+    let mut released = Vec::new();
+    for _ in 0..20 {
+        released.extend(model.pass(1000));
+        model.tick();
+    }
+    assert_eq!(released, expected.map(|(name, ..)| name));
+}
+
+#[test]
+fn the_template_before_a_rollout_is_read_from_a_node_that_has_it() {
+    let mut model = running(3, Some(limited(1)));
+    let map = |key: &str, value: &str| Some(BTreeMap::from([(key.to_owned(), value.to_owned())]));
+    model.edit(|spec| {
+        let (labels, annotations) = (map("team", "edge"), map("contact", "edge"));
+        spec.template.metadata = Some(TemplateMetadata { labels, annotations });
+        spec.template.spec.pod_labels = map("tier", "rpc");
+        spec.template.spec.overrides = map("logging.level", "debug");
+    });
+    model.settle();
+    let before = model.fleet.spec.template.clone();
+    let nodes = |model: &Model| -> Vec<SeiNode> {
+        model.nodes.values().map(|machine| machine.node.clone()).collect()
+    };
+    assert_eq!(previous_template(&model.fleet, &nodes(&model)), None, "there is no rollout");
+    // What users set on a node is no part of the template.
+    let node = &mut model.nodes.get_mut("edge-2").unwrap().node;
+    node.spec.update.get_or_insert_default().paused = Some(true);
+    node.metadata.labels.get_or_insert_default().insert("mine".into(), "x".into());
+    model.nodes.get_mut("edge-1").unwrap().node.spec.image = "seid:other".into();
+    let new = spec("seid:2");
+    model.edit(|spec| spec.template = NodeTemplate { metadata: None, spec: new });
+    model.pass(1000);
+    assert_eq!(model.images(), ["seid:2", "seid:other", "seid:1"]);
+    assert_eq!(previous_template(&model.fleet, &nodes(&model)), Some(before));
+    model.nodes.get_mut("edge-2").unwrap().node.spec.image = "seid:other".into();
+    assert_eq!(previous_template(&model.fleet, &nodes(&model)), None, "no node proves it");
 }
 
 #[test]
@@ -658,97 +748,4 @@ fn what_the_server_refuses_is_reported_and_blocks_no_other_node() {
     assert_eq!(model.images(), ["seid:2", "seid:1", "seid:2"]);
     let ready = model.condition(condition_type::READY);
     assert_eq!(ready, "False/Refused edge-1: no such registry");
-}
-
-/// Something that happens to a fleet.
-#[derive(Clone, Debug)]
-enum Event {
-    Image(u8),
-    Replicas(i32),
-    Pause(bool),
-    Step(usize),
-    /// A pass that dies after this many calls.
-    Pass(usize),
-    Delete(usize),
-    Second,
-}
-
-fn event() -> impl Strategy<Value = Event> {
-    prop_oneof![
-        1 => (1u8..5).prop_map(Event::Image),
-        1 => (1i32..7).prop_map(Event::Replicas),
-        1 => any::<bool>().prop_map(Event::Pause),
-        8 => (0usize..7).prop_map(Event::Step),
-        6 => (1usize..12).prop_map(Event::Pass),
-        1 => (0usize..7).prop_map(Event::Delete),
-        2 => Just(Event::Second),
-    ]
-}
-
-fn rules() -> impl Strategy<Value = Option<InPlace>> {
-    let rules = (1i32..4, 0i32..3, any::<bool>(), any::<bool>()).prop_map(
-        |(max, canaries, reverse, continues)| InPlace {
-            canary: Some(Canary { replicas: canaries, bake_seconds: 1 }),
-            order: reverse.then_some(Order::ReverseOrdinal),
-            on_failure: continues.then_some(OnFailure::Continue),
-            ..limited(max)
-        },
-    );
-    prop_oneof![1 => Just(None), 4 => rules.prop_map(Some)]
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 500, max_shrink_iters: 2_000, ..ProptestConfig::default() })]
-
-    /// In any order of edits, crashes and progress: no more nodes are down because of a rollout than
-    /// its limit allows, nothing is released while the fleet is paused or halted, and the last template
-    /// arrives.
-    #[test]
-    fn rollouts_keep_their_limit_and_the_last_template_arrives(
-        replicas in 1i32..7,
-        rules in rules(),
-        events in prop::collection::vec(event(), 0..40),
-    ) {
-        let limit = rules.as_ref().and_then(|rules| match rules.max_unavailable {
-            Some(IntOrString::Int(max)) => usize::try_from(max).ok(),
-            _ => None,
-        });
-        let mut model = running(replicas, rules);
-        model.bad.push("seid:4".into());
-        for event in events {
-            match event {
-                Event::Image(number) => model.set_image(&format!("seid:{number}")),
-                Event::Replicas(replicas) => model.edit(|spec| spec.replicas = replicas),
-                Event::Pause(paused) => model.edit(|spec| spec.paused = Some(paused)),
-                Event::Step(index) => model.step(&fleet_node("edge", index)),
-                Event::Delete(index) => drop(model.nodes.remove(&fleet_node("edge", index))),
-                Event::Second => model.pass_time(1),
-                Event::Pass(calls) => {
-                    let before = model.clone();
-                    let released = model.pass(calls);
-                    let next = FleetPass::begin(before.snapshot()).survey().next;
-                    let halted = matches!(next, Next::Halted(_));
-                    prop_assert!(released.is_empty() || before.fleet.spec.paused != Some(true));
-                    for name in released {
-                        let machine = &before.nodes[&name];
-                        let was_up = machine.is_up(&machine.node);
-                        prop_assert!(!halted || !was_up, "{name} was fine and the rollout halted");
-                        // A node that was up takes from the limit.
-                        let down = before.down() - usize::from(machine.in_flight);
-                        if let Some(limit) = limit && was_up && down >= limit {
-                            prop_assert!(false, "{name} was released beside {down} of {limit}");
-                        }
-                    }
-                }
-            }
-        }
-        model.edit(|spec| {
-            spec.paused = None;
-            spec.template.spec.image = "seid:9".into();
-        });
-        model.settle();
-        prop_assert!(model.images().iter().all(|image| *image == "seid:9"), "{:?}", model.images());
-        prop_assert_eq!(model.status().phase, Some(FleetPhase::Ready));
-        prop_assert_eq!(&model.status().rollout, &None);
-    }
 }

@@ -512,10 +512,93 @@ fn the_facts_of_a_chain_show_until_they_are_not_read_any_more() {
     check(&metrics, CHAIN, &expect![[""]]);
 }
 
+fn fleet(spec: &Value, status: &Value) -> SeiNodeDeployment {
+    let mut fleet = json!({
+        "apiVersion": "sei.io/v1alpha1", "kind": "SeiNodeDeployment",
+        "metadata": { "name": "edge", "namespace": "sei" },
+        "spec": {
+            "replicas": 3, "updateStrategy": { "type": "InPlace" },
+            "template": { "spec": { "chainId": "pacific-1", "image": "seid:v1", "fullNode": {} } },
+        },
+        "status": status,
+    });
+    for (key, value) in spec.as_object().unwrap() {
+        fleet["spec"][key] = value.clone();
+    }
+    serde_json::from_value(fleet).unwrap()
+}
+
+/// A fleet whose rollout is halted.
+fn halted_fleet() -> SeiNodeDeployment {
+    fleet(
+        &json!({ "updateStrategy": { "type": "InPlace", "inPlace": {
+            "canary": { "replicas": 1, "bakeSeconds": 60 }, "health": { "bakeSeconds": 90 },
+        } } }),
+        &json!({
+            "phase": "Upgrading", "replicas": 3, "readyReplicas": 3, "updatedReplicas": 1,
+            "rollout": { "targetHash": "b", "startedAt": "2026-08-05T09:00:00Z",
+                "lastProgressAt": "2026-08-05T10:00:00Z", "haltReason": "edge-0: no" },
+            "conditions": [condition("Ready", "False", "RolloutHalted")],
+        }),
+    )
+}
+
+#[test]
+fn a_fleet_shows_its_nodes_and_its_rollout_until_it_is_deleted() {
+    let metrics = Metrics::new();
+    let empty = metrics.encode();
+    let names = &[
+        "seinodedeployment_r",
+        "seinodedeployment_phase{namespace=\"sei\",name=\"edge\",phase=\"Up",
+    ];
+    metrics.observe_fleet(&halted_fleet());
+    check(
+        &metrics,
+        names,
+        &expect![[r#"
+        sei_controller_seinodedeployment_phase{namespace="sei",name="edge",phase="Upgrading"} 1
+        sei_controller_seinodedeployment_ready{namespace="sei",name="edge",reason="RolloutHalted"} 0
+        sei_controller_seinodedeployment_replicas{namespace="sei",name="edge",replica_state="desired"} 3
+        sei_controller_seinodedeployment_replicas{namespace="sei",name="edge",replica_state="ready"} 3
+        sei_controller_seinodedeployment_replicas{namespace="sei",name="edge",replica_state="updated"} 1
+        sei_controller_seinodedeployment_rollout_bake_seconds{namespace="sei",name="edge"} 90
+        sei_controller_seinodedeployment_rollout_progress_timestamp_seconds{namespace="sei",name="edge"} 1785924000
+        sei_controller_seinodedeployment_rollout{namespace="sei",name="edge",state="Halted"} 1
+    "#]],
+    );
+    let held = json!({ "paused": true });
+    let rollout = json!({ "targetHash": "b", "startedAt": "2026-08-05T09:00:00Z" });
+    metrics.observe_fleet(&fleet(&held, &json!({ "rollout": rollout })));
+    check(
+        &metrics,
+        &["seinodedeployment_rollout"],
+        &expect![[r#"
+        sei_controller_seinodedeployment_rollout_bake_seconds{namespace="sei",name="edge"} 0
+        sei_controller_seinodedeployment_rollout{namespace="sei",name="edge",state="Paused"} 1
+    "#]],
+    );
+    let conditions = [condition("Ready", "True", "a \" quote")];
+    metrics.observe_fleet(&fleet(&json!({}), &json!({ "conditions": conditions })));
+    check(
+        &metrics,
+        &["seinodedeployment_r"],
+        &expect![[r#"
+        sei_controller_seinodedeployment_ready{namespace="sei",name="edge",reason="Other"} 1
+        sei_controller_seinodedeployment_replicas{namespace="sei",name="edge",replica_state="desired"} 3
+        sei_controller_seinodedeployment_replicas{namespace="sei",name="edge",replica_state="ready"} 0
+        sei_controller_seinodedeployment_replicas{namespace="sei",name="edge",replica_state="updated"} 0
+        sei_controller_seinodedeployment_rollout_bake_seconds{namespace="sei",name="edge"} 0
+    "#]],
+    );
+    metrics.forget_fleet(&ObjectKey::new("sei", "edge"));
+    assert_eq!(metrics.encode(), empty);
+}
+
 /// Metrics with at least one series of every kind.
 fn with_every_metric() -> Metrics {
     let metrics = observed();
     metrics.chain(&ObjectKey::new("sei", "a"), Some(Ok(facts())));
+    metrics.observe_fleet(&halted_fleet());
     metrics.error("write-status");
     metrics.probe("sei", &Health::Ready);
     let before = status(json!({ "phase": "Initializing", "plan": plan("p", "Active"),
