@@ -424,7 +424,9 @@ async fn a_halted_rollout_of_a_fleet_fires_an_alert() -> Result<()> {
     scenario.set_image_behaviour("seid:typo", Behaviour::ImageUnpullable);
     fleets::edit(scenario, image("seid:typo")).await?;
     let halted = "seinodedeployment_rollout{NS,name=\"edge\",state=\"Halted\"} 1";
-    let during = scraped.until(&[halted]).await?;
+    // A slow control plane stalls the node for another reason first.
+    let stalled = "seinode_stalled{NS,name=\"edge-0\",reason=\"ImagePullFailed\"} 1";
+    let during = scraped.until(&[halted, stalled]).await?;
     fleets::edit(scenario, image("seid:v2")).await?;
     let after = scraped.until(FLEET_READY).await?;
     let fires = of_node("SeiFleetRolloutHalted", scraped.namespace(), "edge", "1");
