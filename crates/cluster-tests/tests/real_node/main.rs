@@ -1,4 +1,7 @@
-//! Stories on a real kubelet. `cargo xtask real-node` builds its programs and runs this program.
+//! Stories on a real kubelet, with the real sidecar, proxy and chain in the pods. `cargo xtask
+//! real-node` builds them and runs this program; its tests share one control plane and one Kubernetes
+//! node.
 
 mod rig;
+mod single_node;
 mod story;
