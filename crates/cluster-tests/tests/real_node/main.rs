@@ -2,6 +2,8 @@
 //! real-node` builds them and runs this program; its tests share one control plane and one Kubernetes
 //! node.
 
+mod chain;
+mod chain_upgrade;
 mod rig;
 mod single_node;
 mod story;

@@ -12,7 +12,9 @@ use cluster_tests::operator::{Setup, start_on};
 use cluster_tests::scenario::condition_text;
 use futures::StreamExt as _;
 use k8s_openapi::api::authentication::v1::TokenRequest;
-use k8s_openapi::api::core::v1::{ContainerStateTerminated, Namespace, Pod, ServiceAccount};
+use k8s_openapi::api::core::v1::{
+    ContainerStateTerminated, Namespace, Pod, Secret, ServiceAccount,
+};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::watcher::{self, Event};
@@ -84,9 +86,9 @@ pub(crate) async fn until<T>(
 }
 
 /// The control plane and the Kubernetes node that all stories share. They end with the process.
-struct Stage {
-    plane: ControlPlane,
-    node: RealNode,
+pub(crate) struct Stage {
+    pub(crate) plane: ControlPlane,
+    pub(crate) node: RealNode,
 }
 
 async fn stage() -> Result<&'static Stage> {
@@ -120,9 +122,9 @@ pub(crate) struct PodEnd {
 
 /// A namespace with an operator.
 pub(crate) struct Story {
-    stage: &'static Stage,
-    admin: Client,
-    namespace: String,
+    pub(crate) stage: &'static Stage,
+    pub(crate) admin: Client,
+    pub(crate) namespace: String,
     operator: Option<Operator>,
     started: Instant,
     ends: Arc<Mutex<BTreeMap<String, PodEnd>>>,
@@ -209,6 +211,15 @@ impl Story {
             "metadata": { "name": name, "labels": { "sei.io/chain": spec["chainId"] } }, "spec": spec,
         }))?;
         self.nodes().create(&PostParams::default(), &node).await?;
+        Ok(())
+    }
+
+    pub(crate) async fn create_secret(&self, name: &str, file: &str, content: &str) -> Result<()> {
+        let secret: Secret = serde_json::from_value(json!({
+            "metadata": { "name": name }, "stringData": { file: content },
+        }))?;
+        let secrets: Api<Secret> = Api::namespaced(self.admin.clone(), &self.namespace);
+        secrets.create(&PostParams::default(), &secret).await?;
         Ok(())
     }
 
