@@ -53,10 +53,15 @@ pub fn minor() -> String {
 
 /// Boots a plane of the minor under test for a single test that disturbs it.
 pub async fn boot() -> Result<ControlPlane> {
+    boot_with(Options::default()).await
+}
+
+/// The same with other options; the CRDs are added.
+pub async fn boot_with(options: Options) -> Result<ControlPlane> {
     let folder = sei_rig::bin_dir(&minor())?;
     let crds: Result<Vec<CustomResourceDefinition>, _> =
         [SEINODE_CRD, FLEET_CRD].into_iter().map(serde_saphyr::from_str).collect();
-    let options = Options { definitions: crds?, ..Options::default() };
+    let options = Options { definitions: crds?, ..options };
     let plane = ControlPlane::boot(&folder, options).await?;
     let admin = plane.client(User::Admin)?;
     let role: ClusterRole = serde_saphyr::from_str(CLUSTER_ROLE)?;

@@ -12,7 +12,7 @@ use sei_operator::{Operator, Options, TokenSource};
 use sei_plan::fingerprint::Algorithm;
 use sei_plan::platform::Platform;
 use sei_plan::timing::Timing;
-use sei_rig::User;
+use sei_rig::{ControlPlane, User};
 use tower::layer::layer_fn;
 
 use crate::TestContext;
@@ -74,23 +74,28 @@ impl Default for Setup {
 
 /// Starts an operator for the nodes of the test's namespace, or of all.
 pub async fn start(context: &TestContext, setup: Setup) -> Result<Operator> {
+    start_on(context.plane(), &context.namespace, setup).await
+}
+
+/// The same on a plane without the rig's kubelet.
+pub async fn start_on(plane: &ControlPlane, namespace: &str, setup: Setup) -> Result<Operator> {
     let platform = Platform::parse(&setup.platform, "platform.yaml")?;
     // There is no leader election here: the operator leads as soon as it runs.
     setup.metrics.leading(true);
     let options = Options {
         platform: Arc::new(platform),
         platform_path: None,
-        namespace: (!setup.all_namespaces).then(|| context.namespace.clone()),
+        namespace: (!setup.all_namespaces).then(|| namespace.to_owned()),
         sidecar_token: setup
             .tokens
-            .unwrap_or_else(|| TokenSource::Account { namespace: context.namespace.clone() }),
+            .unwrap_or_else(|| TokenSource::Account { namespace: namespace.to_owned() }),
         timing: Timing::faster(setup.speed),
         version: setup.version,
         algorithm: setup.algorithm,
         metrics: setup.metrics,
         in_flight: InFlight::default(),
     };
-    let path = context.plane().kubeconfig(setup.user);
+    let path = plane.kubeconfig(setup.user);
     let kubeconfig = Kubeconfig::read_from(&path).context("failed to read a kubeconfig")?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     let mut operator = Operator::start(move || client(config, setup.interceptor), options)?;

@@ -7,8 +7,10 @@
 //! reports the status of pods as a real one would and serves their sidecars, and `StatusChecker`
 //! checks the claims in nodes' statuses. A `World` is the namespace of one scenario on a lane.
 //!
-//! What it never does: run containers or the operator, use an existing cluster, or leave processes
-//! behind when the process that booted it ends in any way.
+//! A `RealNode` runs containers: a real kubelet, as root on Debian.
+//!
+//! What it never does: run the operator, use an existing cluster, or leave processes behind when the
+//! process that booted it ends in any way.
 //!
 //! Invariants:
 //! - When a plane is dropped, its processes have ended and its folder is removed. Guarded by
@@ -16,6 +18,8 @@
 //! - The same holds when the process that booted it is killed: each component has a watcher that
 //!   reads a pipe held by that process, and the kernel closes the pipe when it ends. Guarded by
 //!   `a_killed_owner_leaves_nothing`.
+//! - The same holds for a real node, its containers, mounts, cgroups and network. Guarded by
+//!   `a_dropped_node_leaves_nothing`.
 //! - A pod's chain process starts only after the sidecar of the same pod was marked ready. Guarded by
 //!   `a_pod_is_not_ready_until_its_own_sidecar_runs_mark_ready`.
 //! - Task records last as long as the claim, the ready flag as long as the process. Guarded by
@@ -27,11 +31,13 @@
 //!   `the_error_of_a_failed_component_contains_its_log`.
 
 mod audit;
+mod component;
 mod digest;
 mod kubelet;
 mod lane;
 mod plane;
 mod programs;
+mod real_node;
 mod rpc;
 mod sidecar;
 mod status_checker;
@@ -41,7 +47,8 @@ pub use audit::{AuditEntry, AuditLog};
 pub use kubelet::{Addresses, Behaviour, ClaimRule, Kubelet, Rule, RuleId, Timing};
 pub use lane::{Lane, LaneError};
 pub use plane::{ControlPlane, Error, Options, User};
-pub use programs::{ProgramsError, bin_dir, cargo, tool};
+pub use programs::{ProgramsError, bin_dir, cargo, real_node_programs, tool};
+pub use real_node::{Network, RealNode, RealNodeError};
 pub use rpc::RpcFault;
 pub use sidecar::{Doing, FirstAnswer, GateOpening, Received, Sidecars, Submission};
 pub use status_checker::{Stamp, StatusChecker};

@@ -1,6 +1,5 @@
 //! A control plane: booting it, clients for it, restarting its components.
 
-mod component;
 mod files;
 
 use std::net::TcpListener;
@@ -15,8 +14,8 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio::time::{Instant, sleep, timeout};
 
-use self::component::{Component, Folder};
 use crate::audit::AuditLog;
+use crate::component::{Component, Folder};
 
 /// Attempts to boot: another process can bind a port after we found it free and before a component
 /// binds it.
@@ -113,11 +112,14 @@ pub struct Options {
     /// CRDs that are installed before the controllers start: the garbage collector discovers kinds
     /// when it starts and then every 30 s, and until then ignores deleted owners of a newer kind.
     pub definitions: Vec<CustomResourceDefinition>,
+    /// The range of Service addresses if pods run on a [`crate::RealNode`]. The plane then has the
+    /// controllers and the admission that real pods need.
+    pub service_range: Option<String>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { ready_within: Duration::from_secs(60), definitions: Vec::new() }
+        Self { ready_within: Duration::from_secs(60), definitions: Vec::new(), service_range: None }
     }
 }
 
@@ -211,6 +213,11 @@ impl ControlPlane {
         AuditLog::from_now(files::audit_log_path(self.folder.path()))
     }
 
+    /// The port of the API server on loopback.
+    pub(crate) fn apiserver_port(&self) -> u16 {
+        self.ports.apiserver
+    }
+
     /// Ids of the running processes, etcd first.
     pub fn process_ids(&self) -> Vec<u32> {
         [&self.etcd, &self.apiserver, &self.controller_manager]
@@ -273,10 +280,13 @@ impl ControlPlane {
     /// Starts the component unless it already runs.
     fn start(&self, part: Part) -> Result<(), Error> {
         let folder = self.folder.path();
+        let range = self.options.service_range.as_deref();
         let arguments = match part {
             Part::Etcd => files::etcd_arguments(folder, &self.ports),
-            Part::Apiserver => files::apiserver_arguments(folder, &self.ports),
-            Part::ControllerManager => files::controller_manager_arguments(folder, &self.ports),
+            Part::Apiserver => files::apiserver_arguments(folder, &self.ports, range),
+            Part::ControllerManager => {
+                files::controller_manager_arguments(folder, &self.ports, range)
+            }
         };
         let component = part.program();
         let mut slot = lock(self.slot(part));

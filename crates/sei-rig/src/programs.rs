@@ -27,6 +27,18 @@ pub fn tool(name: &str) -> Result<PathBuf, ProgramsError> {
     path_from_cargo(&["xtask", "tool", name])
 }
 
+/// Set by `cargo xtask real-node` to the folder that it has prepared.
+const REAL_NODE: &str = "SEI_REAL_NODE";
+
+/// The folder with the programs and images of a [`crate::RealNode`]; built when missing, which takes
+/// minutes.
+pub fn real_node_programs() -> Result<PathBuf, ProgramsError> {
+    if let Some(folder) = std::env::var_os(REAL_NODE) {
+        return Ok(folder.into());
+    }
+    path_from_cargo(&["xtask", "real-node", "--prepare"])
+}
+
 /// The cargo that runs the test, without the package variables that it set for the test. Build
 /// scripts that read those variables would see a change, and cargo would recompile everything that
 /// depends on them while the scenarios run.

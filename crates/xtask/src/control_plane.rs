@@ -15,7 +15,7 @@ pub(crate) const MINORS: &[&str] = &["1.34", "1.37"];
 
 const MODULES: &str = "tools/control-plane";
 
-const KUBERNETES: &str = "k8s.io/kubernetes";
+pub(crate) const KUBERNETES: &str = "k8s.io/kubernetes";
 
 /// The same module serves all minors.
 const ETCD: &str = "etcd";
@@ -120,6 +120,7 @@ fn recipe(modules: &Path, minor: &str) -> Result<Programs> {
         module: modules.join(if *name == ETCD { ETCD } else { minor }),
         linker_flags: linker_flags.clone(),
         tags: String::new(),
+        has_c: false,
     };
     Ok(Programs {
         label: minor.to_owned(),
@@ -131,7 +132,7 @@ fn recipe(modules: &Path, minor: &str) -> Result<Programs> {
 }
 
 /// Without these flags a server reports the version `v0.0.0-master`.
-fn linker_flags(version: &str) -> String {
+pub(crate) fn linker_flags(version: &str) -> String {
     let mut numbers = version.trim_start_matches('v').split('.');
     let (major, minor) = (numbers.next().unwrap_or(""), numbers.next().unwrap_or(""));
     let package = "k8s.io/component-base/version";

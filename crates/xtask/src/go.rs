@@ -26,6 +26,8 @@ pub(crate) struct Program {
     pub(crate) linker_flags: String,
     /// Build tags, joined by commas; usually none.
     pub(crate) tags: String,
+    /// Whether it has parts in C, which need gcc and g++.
+    pub(crate) has_c: bool,
 }
 
 /// The programs of a cache folder.
@@ -150,8 +152,9 @@ fn build(program: &Program, title: &str, path: &Path) -> Result<()> {
         eprintln!("{title}: already built");
         return Ok(());
     }
-    let Program { name: _, package, module, linker_flags, tags } = program;
+    let Program { name: _, package, module, linker_flags, tags, has_c } = program;
     let mut go = go(module);
+    go.env("CGO_ENABLED", if *has_c { "1" } else { "0" });
     go.args(["build", "-trimpath", "-buildvcs=false", "-ldflags", linker_flags]);
     if !tags.is_empty() {
         go.args(["-tags", tags]);

@@ -45,8 +45,17 @@ const PROGRAM: &str = "sei-operator";
 /// The number that distroless images use for `nonroot`. Pod Security needs a number other than 0.
 const USER: u32 = 65532;
 
-/// Files of the image by path: content, and whether they are executable.
-type Files = BTreeMap<PathBuf, (Vec<u8>, bool)>;
+/// Files of an image by path: content, and whether they are executable.
+pub(crate) type Files = BTreeMap<PathBuf, (Vec<u8>, bool)>;
+
+/// An image as its files and what a container runtime reads besides them.
+pub(crate) struct Image {
+    pub(crate) layers: Vec<Files>,
+    /// User, entrypoint and variables, as the specification of OCI names them.
+    pub(crate) config: Value,
+    /// Annotations of its manifest, which tools read names and tags from.
+    pub(crate) annotations: Value,
+}
 
 pub(crate) fn run(root: &Path, desired: &Desired) -> Result<()> {
     let Desired { profile, output, root: root_only } = desired;
@@ -67,7 +76,8 @@ pub(crate) fn run(root: &Path, desired: &Desired) -> Result<()> {
     } else {
         let folder = output.parent().context("an archive has a parent folder")?;
         fs::create_dir_all(folder).with_context(failure)?;
-        fs::write(&output, archive(&layers, &version(&program)?)?).with_context(failure)?;
+        let image = operator_image(layers.into(), &version(&program)?);
+        fs::write(&output, image.archive()?).with_context(failure)?;
     }
     println!("{}", output.display());
     Ok(())
@@ -97,10 +107,14 @@ fn version(program: &Path) -> Result<String> {
 
 /// The libraries that the program is linked with, at the same paths as on this machine: the loader
 /// searches for them there.
-fn libraries(program: &Path) -> Result<Files> {
+pub(crate) fn libraries(program: &Path) -> Result<Files> {
     let output = Command::new("ldd").arg(program).output().context("failed to start ldd")?;
+    let error = String::from_utf8_lossy(&output.stderr);
+    if error.contains("not a dynamic executable") {
+        return Ok(Files::new());
+    }
     if !output.status.success() {
-        bail!("ldd failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+        bail!("ldd failed: {}", error.trim());
     }
     let mut files = Files::new();
     for path in linked(&String::from_utf8_lossy(&output.stdout))? {
@@ -134,7 +148,7 @@ fn own_files(program: &Path) -> Result<Files> {
     ]))
 }
 
-fn read(path: &Path) -> Result<Vec<u8>> {
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("failed to read {}", path.display()))
 }
 
@@ -154,53 +168,58 @@ fn write_root(folder: &Path, layers: &[Files]) -> Result<()> {
     Ok(())
 }
 
-/// An OCI archive: blobs by digest, and the index that refers to them.
-fn archive(layers: &[Files], version: &str) -> Result<Vec<u8>> {
-    let mut blobs = Files::new();
-    let mut store = |content: Vec<u8>, kind: &str| {
-        let digest = digest(&content);
-        let stored = json!({ "mediaType": kind, "digest": format!("sha256:{digest}"), "size": content.len() });
-        blobs.insert(Path::new("blobs/sha256").join(digest), (content, false));
-        stored
-    };
-    let mut stored = Vec::new();
-    let mut unpacked = Vec::new();
-    for files in layers {
-        let tar = tar(files)?;
-        unpacked.push(format!("sha256:{}", digest(&tar)));
-        stored.push(store(gzip(&tar)?, "application/vnd.oci.image.layer.v1.tar+gzip"));
-    }
-    let config = json(&image_config(&unpacked, version))?;
-    let config = store(config, "application/vnd.oci.image.config.v1+json");
-    let manifest_kind = "application/vnd.oci.image.manifest.v1+json";
-    let manifest = json!({ "schemaVersion": 2, "mediaType": manifest_kind,
-        "config": config, "layers": stored });
-    let mut manifest = store(json(&manifest)?, manifest_kind);
-    manifest["annotations"] = json!({ "org.opencontainers.image.ref.name": version });
-    let index = json!({ "schemaVersion": 2,
-        "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [manifest] });
-    blobs.insert("index.json".into(), (json(&index)?, false));
-    blobs.insert("oci-layout".into(), (json(&json!({ "imageLayoutVersion": "1.0.0" }))?, false));
-    tar(&blobs)
+fn operator_image(layers: Vec<Files>, version: &str) -> Image {
+    let config = json!({
+        "User": format!("{USER}:{USER}"),
+        "Entrypoint": [format!("/{PROGRAM}")],
+        "WorkingDir": "/",
+        "Labels": {
+            "org.opencontainers.image.title": PROGRAM,
+            "org.opencontainers.image.version": version,
+        },
+    });
+    let annotations = json!({ "org.opencontainers.image.ref.name": version });
+    Image { layers, config, annotations }
 }
 
-fn image_config(unpacked: &[String], version: &str) -> Value {
-    json!({
-        // A real time would change the digest of an unchanged image.
-        "created": "1970-01-01T00:00:00Z",
-        "architecture": architecture(std::env::consts::ARCH),
-        "os": "linux",
-        "config": {
-            "User": format!("{USER}:{USER}"),
-            "Entrypoint": [format!("/{PROGRAM}")],
-            "WorkingDir": "/",
-            "Labels": {
-                "org.opencontainers.image.title": PROGRAM,
-                "org.opencontainers.image.version": version,
-            },
-        },
-        "rootfs": { "type": "layers", "diff_ids": unpacked },
-    })
+impl Image {
+    /// An OCI archive: blobs by digest, and the index that refers to them.
+    pub(crate) fn archive(&self) -> Result<Vec<u8>> {
+        let mut blobs = Files::new();
+        let mut store = |content: Vec<u8>, kind: &str| {
+            let digest = digest(&content);
+            let stored = json!({ "mediaType": kind, "digest": format!("sha256:{digest}"), "size": content.len() });
+            blobs.insert(Path::new("blobs/sha256").join(digest), (content, false));
+            stored
+        };
+        let mut stored = Vec::new();
+        let mut unpacked = Vec::new();
+        for files in &self.layers {
+            let tar = tar(files)?;
+            unpacked.push(format!("sha256:{}", digest(&tar)));
+            stored.push(store(gzip(&tar)?, "application/vnd.oci.image.layer.v1.tar+gzip"));
+        }
+        let config = json!({
+            // A real time would change the digest of an unchanged image.
+            "created": "1970-01-01T00:00:00Z",
+            "architecture": architecture(std::env::consts::ARCH),
+            "os": "linux",
+            "config": self.config,
+            "rootfs": { "type": "layers", "diff_ids": unpacked },
+        });
+        let config = store(json(&config)?, "application/vnd.oci.image.config.v1+json");
+        let manifest_kind = "application/vnd.oci.image.manifest.v1+json";
+        let manifest = json!({ "schemaVersion": 2, "mediaType": manifest_kind,
+            "config": config, "layers": stored });
+        let mut manifest = store(json(&manifest)?, manifest_kind);
+        manifest["annotations"] = self.annotations.clone();
+        let index = json!({ "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [manifest] });
+        blobs.insert("index.json".into(), (json(&index)?, false));
+        let layout = json!({ "imageLayoutVersion": "1.0.0" });
+        blobs.insert("oci-layout".into(), (json(&layout)?, false));
+        tar(&blobs)
+    }
 }
 
 /// The name of an architecture in Go and OCI.
@@ -285,18 +304,22 @@ mod tests {
         archive.entries().unwrap().map(entry).collect()
     }
 
+    fn archive(layers: &[Files]) -> Vec<u8> {
+        operator_image(layers.to_vec(), "1.2.3").archive().unwrap()
+    }
+
     #[test]
     fn the_same_files_give_the_same_bytes() {
-        assert_eq!(archive(&[files()], "1.2.3").unwrap(), archive(&[files()], "1.2.3").unwrap());
+        assert_eq!(archive(&[files()]), archive(&[files()]));
         let mut changed = files();
         changed.insert("bin/a".into(), (b"Program".to_vec(), true));
-        assert_ne!(archive(&[files()], "1.2.3").unwrap(), archive(&[changed], "1.2.3").unwrap());
+        assert_ne!(archive(&[files()]), archive(&[changed]));
     }
 
     /// Reads the archive like a client: from the index to the manifest, its config and layers.
     #[test]
     fn every_digest_matches_its_blob() {
-        let archive = entries(&archive(&[files(), own()], "1.2.3").unwrap());
+        let archive = entries(&archive(&[files(), own()]));
         let blob = |stored: &Value| {
             let digest = stored["digest"].as_str().unwrap().strip_prefix("sha256:").unwrap();
             let content = archive[&format!("blobs/sha256/{digest}")].1.clone();

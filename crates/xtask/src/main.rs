@@ -18,6 +18,7 @@ mod control_plane;
 mod docs;
 mod go;
 mod image;
+mod real_node;
 mod sandbox;
 mod suite;
 mod tasks;
@@ -52,6 +53,8 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Codegen { check: true } => codegen::check(&root),
         Task::ControlPlane(desired) => control_plane::run(&root, &desired),
         Task::Image(desired) => image::run(&root, &desired),
+        Task::RealNode { prepare: true, .. } => real_node::prepare(&root),
+        Task::RealNode { prepare: false, filters } => real_node::run(&root, &filters),
         Task::Sandbox { arguments } => sandbox::run(&root, &arguments),
         Task::Tidy => tidy::run(&root),
         Task::Test => suite::run(&root),

@@ -18,6 +18,11 @@ pub(crate) enum Task {
     },
     ControlPlane(Desired),
     Image(image::Desired),
+    /// The stories on a real kubelet; or only its programs and images.
+    RealNode {
+        prepare: bool,
+        filters: Vec<String>,
+    },
     Sandbox {
         arguments: Vec<String>,
     },
@@ -51,6 +56,11 @@ const TASKS: &[(&str, &str)] = &[
          --profile NAME, --root writes its files into a folder",
     ),
     (
+        "real-node",
+        "run the stories on a real kubelet with real programs in the pods (builds them once, takes \
+         minutes; needs root); FILTER... runs some of them, --prepare only prints their folder",
+    ),
+    (
         "sandbox",
         "run the operator on a local control plane; --scenario NAME, --keep, --help; --check runs all \
          scenarios",
@@ -78,6 +88,8 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Task> {
         ["codegen", "--check"] => Ok(Task::Codegen { check: true }),
         ["control-plane", ref options @ ..] => parse_control_plane(options),
         ["image", ref options @ ..] => parse_image(options),
+        ["real-node", "--prepare"] => Ok(Task::RealNode { prepare: true, filters: Vec::new() }),
+        ["real-node", ref filters @ ..] => parse_real_node(filters),
         ["sandbox", ..] => Ok(Task::Sandbox { arguments: arguments[1..].to_vec() }),
         ["tidy"] => Ok(Task::Tidy),
         ["test"] => Ok(Task::Test),
@@ -135,6 +147,14 @@ fn parse_control_plane(options: &[&str]) -> Result<Task> {
         }
     }
     Ok(Task::ControlPlane(desired))
+}
+
+fn parse_real_node(filters: &[&str]) -> Result<Task> {
+    if let Some(flag) = filters.iter().find(|filter| filter.starts_with('-')) {
+        bail!("task `real-node` takes --prepare or names of stories, not `{flag}`");
+    }
+    let filters = filters.iter().map(|filter| (*filter).to_owned()).collect();
+    Ok(Task::RealNode { prepare: false, filters })
 }
 
 fn parse_image(options: &[&str]) -> Result<Task> {
@@ -225,6 +245,10 @@ mod tests {
         assert_eq!(parsed("image"), Ok(Task::Image(image::Desired::default())));
         let desired = image::Desired { profile: "dev".into(), output: "a".into(), root: true };
         assert_eq!(parsed("image --root --profile dev --output a"), Ok(Task::Image(desired)));
+        let filters = vec!["proxy".to_owned()];
+        assert_eq!(parsed("real-node proxy"), Ok(Task::RealNode { prepare: false, filters }));
+        let prepared = Task::RealNode { prepare: true, filters: Vec::new() };
+        assert_eq!(parsed("real-node --prepare"), Ok(prepared));
         let arguments = vec!["--keep".to_owned()];
         assert_eq!(parsed("sandbox --keep"), Ok(Task::Sandbox { arguments }));
         assert_eq!(parsed("tidy"), Ok(Task::Tidy));
@@ -256,6 +280,10 @@ mod tests {
             ),
             ("image --output", "--output needs a value"),
             ("image now", "task `image` takes --output, --profile and --root, not `now`"),
+            (
+                "real-node --keep",
+                "task `real-node` takes --prepare or names of stories, not `--keep`",
+            ),
             ("test now", "task `test` takes no arguments, not `now`"),
         ] {
             assert_eq!(parsed(typed), Err(error.to_owned()), "{typed}");

@@ -135,6 +135,7 @@ impl Recipe {
                 module: folder.clone(),
                 linker_flags,
                 tags: tags.clone(),
+                has_c: false,
             }],
         };
         let cache = go::cache_folder(|name| std::env::var_os(name))?.join(MODULES);

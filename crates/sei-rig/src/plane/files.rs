@@ -39,6 +39,11 @@ pub(super) fn audit_log_path(folder: &Path) -> PathBuf {
     folder.join("audit.log")
 }
 
+/// The server signs its certificate itself, and writes it with the signer's.
+fn authority_path(folder: &Path) -> PathBuf {
+    folder.join(CERTIFICATES).join("apiserver.crt")
+}
+
 /// The server listens on loopback only, so the tokens need not be secret.
 fn token(user: User) -> String {
     format!("token-of-{}", user.name())
@@ -83,7 +88,7 @@ fn audit_policy() -> String {
 
 /// JSON is YAML.
 fn kubeconfig(folder: &Path, ports: &Ports, user: User) -> String {
-    let authority = folder.join(CERTIFICATES).join("apiserver.crt");
+    let authority = authority_path(folder);
     let server = format!("https://127.0.0.1:{}", ports.apiserver);
     let cluster = json!({ "server": server, "certificate-authority": authority });
     let context = json!({ "cluster": "rig", "user": user.name() });
@@ -111,9 +116,13 @@ pub(super) fn etcd_arguments(folder: &Path, ports: &Ports) -> Vec<String> {
     ]
 }
 
-pub(super) fn apiserver_arguments(folder: &Path, ports: &Ports) -> Vec<String> {
+pub(super) fn apiserver_arguments(
+    folder: &Path,
+    ports: &Ports,
+    service_range: Option<&str>,
+) -> Vec<String> {
     let file = |name: &str| folder.join(name).display().to_string();
-    vec![
+    let mut arguments = vec![
         flag("etcd-servers", format_args!("http://127.0.0.1:{}", ports.etcd)),
         flag("bind-address", "127.0.0.1"),
         flag("advertise-address", "127.0.0.1"),
@@ -121,12 +130,10 @@ pub(super) fn apiserver_arguments(folder: &Path, ports: &Ports) -> Vec<String> {
         flag("cert-dir", file(CERTIFICATES)),
         flag("token-auth-file", file(TOKENS)),
         flag("authorization-mode", "RBAC"),
-        // No controller creates service accounts here, and without one no pod would be admitted.
-        flag("disable-admission-plugins", "ServiceAccount"),
         flag("service-account-issuer", "https://kubernetes.default.svc"),
         flag("service-account-key-file", file(VERIFYING_KEY)),
         flag("service-account-signing-key-file", file(SIGNING_KEY)),
-        flag("service-cluster-ip-range", "10.0.0.0/16"),
+        flag("service-cluster-ip-range", service_range.unwrap_or("10.0.0.0/16")),
         // The `kubernetes` service must not point to a loopback address.
         flag("endpoint-reconciler-type", "none"),
         flag("allow-privileged", "true"),
@@ -134,7 +141,12 @@ pub(super) fn apiserver_arguments(folder: &Path, ports: &Ports) -> Vec<String> {
         flag("audit-log-path", audit_log_path(folder).display()),
         // In megabytes. Readers keep an offset, so the file must not rotate.
         flag("audit-log-maxsize", 100_000),
-    ]
+    ];
+    if service_range.is_none() {
+        // No pod runs here. Without this, a scenario would have to create service accounts.
+        arguments.push(flag("disable-admission-plugins", "ServiceAccount"));
+    }
+    arguments
 }
 
 /// Controllers that create pods, collect garbage and empty namespaces. Claims get a finalizer when
@@ -142,12 +154,27 @@ pub(super) fn apiserver_arguments(folder: &Path, ports: &Ports) -> Vec<String> {
 const CONTROLLERS: &str = "statefulset-controller,job-controller,ttl-after-finished-controller,\
     garbage-collector-controller,namespace-controller,persistentvolumeclaim-protection-controller";
 
-pub(super) fn controller_manager_arguments(folder: &Path, ports: &Ports) -> Vec<String> {
+/// What pods on a real kubelet need besides: their claims are bound to volumes, and their mounts of
+/// service accounts contain the certificate of the API server.
+const CONTROLLERS_FOR_PODS: &str = "persistentvolume-binder-controller,\
+    persistentvolume-protection-controller,root-ca-certificate-publisher-controller,\
+    endpointslice-controller,node-lifecycle-controller,taint-eviction-controller";
+
+pub(super) fn controller_manager_arguments(
+    folder: &Path,
+    ports: &Ports,
+    service_range: Option<&str>,
+) -> Vec<String> {
+    let mut controllers = CONTROLLERS.to_owned();
+    if service_range.is_some() {
+        controllers = format!("{controllers},{CONTROLLERS_FOR_PODS}");
+    }
     vec![
         flag("kubeconfig", kubeconfig_path(folder, User::ControllerManager).display()),
         flag("bind-address", "127.0.0.1"),
         flag("secure-port", ports.controller_manager),
-        flag("controllers", CONTROLLERS),
+        flag("controllers", controllers),
+        flag("root-ca-file", authority_path(folder).display()),
         flag("leader-elect", "false"),
         // With the default limit of 20 calls a second, tests of a fleet would measure that limit.
         flag("kube-api-qps", 1000),

@@ -29,14 +29,14 @@ const TAIL_LINES: usize = 12;
 
 /// A running program of the control plane.
 #[derive(Debug)]
-pub(super) struct Component {
+pub(crate) struct Component {
     child: Child,
     log: PathBuf,
 }
 
 impl Component {
     /// Starts a program of the folder; its output goes to a log with its name.
-    pub(super) fn start(
+    pub(crate) fn start(
         bin_dir: &Path,
         name: &str,
         arguments: &[String],
@@ -52,16 +52,16 @@ impl Component {
         Ok(Self { child, log })
     }
 
-    pub(super) fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// Its exit status, if it has ended.
-    pub(super) fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
+    pub(crate) fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
         self.child.try_wait()
     }
 
-    pub(super) fn log_tail(&self) -> String {
+    pub(crate) fn log_tail(&self) -> String {
         tail(&std::fs::read_to_string(&self.log).unwrap_or_default())
     }
 }
@@ -84,7 +84,7 @@ fn watched(program: &Path, arguments: &[String]) -> Command {
     command
 }
 
-pub(super) fn log_path(folder: &Path, name: &str) -> PathBuf {
+pub(crate) fn log_path(folder: &Path, name: &str) -> PathBuf {
     folder.join(format!("{name}.log"))
 }
 
@@ -96,22 +96,29 @@ fn tail(text: &str) -> String {
 
 /// A folder that is removed when its owner ends.
 #[derive(Debug)]
-pub(super) struct Folder {
+pub(crate) struct Folder {
     path: PathBuf,
     remover: Child,
 }
 
 impl Folder {
-    pub(super) fn create() -> io::Result<Self> {
+    pub(crate) fn create() -> io::Result<Self> {
+        Self::create_with(REMOVER, &[])
+    }
+
+    /// The same with a script that removes it when stdin closes. Its arguments are the folder and
+    /// these.
+    pub(crate) fn create_with(remover: &str, arguments: &[&str]) -> io::Result<Self> {
         let folder = tempfile::Builder::new().prefix("sei-rig-").tempdir()?;
         let mut command = Command::new("sh");
-        command.args(["-c", REMOVER, "remover"]).arg(folder.path()).process_group(0);
+        command.args(["-c", remover, "remover"]).arg(folder.path()).args(arguments);
+        command.process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let remover = command.spawn()?;
         Ok(Self { path: folder.keep(), remover })
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 }
@@ -176,7 +183,7 @@ mod tests {
         let here = tempfile::tempdir().unwrap();
         let report = here.path().join("report");
         let mut owner = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "plane::component::tests::a_killed_owner_leaves_nothing"])
+            .args(["--exact", "component::tests::a_killed_owner_leaves_nothing"])
             .env(OWNER, &report)
             .stdout(Stdio::null())
             .spawn()
