@@ -13,7 +13,6 @@ use kube::{Api, Client};
 use sei_api::SeiNode;
 use sei_api::key::ObjectKey;
 use sei_api::names::{self, label};
-use sei_plan::pre_pull::PrePullView;
 use sei_plan::request::{
     ClaimView, Failure, MountView, Outcome, PodDelete, Read, Request, SecretView, VolumeView,
 };
@@ -98,8 +97,8 @@ impl Cluster {
             }
             Read::PrePull => {
                 let name = names::pre_pull_pod(&self.node);
-                let found = find("get pod", self.api::<Lean<Pod>>().get(&name)).await?;
-                Outcome::PrePull(found.map(|pod| PrePullView::from(&pod.0)))
+                let found = find("get pod", self.api::<WatchedPod>().get(&name)).await?;
+                Outcome::PrePull(found.map(|pod| pod.pre_pull()))
             }
             Read::Claim(name) => Outcome::Claim(self.claim(name).await?),
             Read::Volume(name) => {
@@ -262,10 +261,7 @@ impl Cluster {
                 let dry_run = PostParams { dry_run: true, ..create };
                 call("dry-run create pod", self.api::<Pod>().create(&dry_run, pod)).await?;
             }
-            Request::CreatePrePull(pod) => {
-                let created = call("create pod", self.api::<Pod>().create(&create, pod)).await?;
-                return Ok(Outcome::PrePull(Some(PrePullView::from(&created))));
-            }
+            Request::CreatePrePull(pod) => return self.create_pre_pull(pod).await,
             Request::Read(_)
             | Request::Sidecar(_)
             | Request::DeletePrePull { .. }
@@ -318,20 +314,33 @@ impl Cluster {
         Ok(Outcome::Accepted)
     }
 
+    /// `Api::create` would decode the whole pod.
+    async fn create_pre_pull(&self, pod: &Pod) -> Result<Outcome, Failure> {
+        let body = serde_json::to_vec(pod).map_err(kube::Error::SerdeError);
+        let pods = kube::api::Request::new(self.api::<Pod>().resource_url());
+        let created = async {
+            let request = pods.create(&create_params(), body?);
+            self.client.request::<WatchedPod>(request.map_err(kube::Error::BuildRequest)?).await
+        };
+        let created = call("create pod", created).await?;
+        Ok(Outcome::PrePull(Some(created.pre_pull())))
+    }
+
+    /// `Api::delete` would decode the deleted pod, twice.
+    async fn delete_pod(&self, name: &str, params: &DeleteParams) -> Result<(), Failure> {
+        let pods = kube::api::Request::new(self.api::<Pod>().resource_url());
+        let request = pods.delete(name, params).map_err(kube::Error::BuildRequest);
+        let deleted = async { self.client.request::<IgnoredAny>(request?).await.map(drop) };
+        call("delete pod", deleted).await
+    }
+
     async fn delete(&self, request: &Request) -> Result<Outcome, Failure> {
         match request {
             Request::DeletePod(PodDelete { name, uid, resource_version }) => {
-                let params = only_uid(uid, resource_version.clone());
-                // `Api::delete` would decode the deleted pod, twice.
-                let pods = self.api::<Pod>();
-                let request = kube::api::Request::new(pods.resource_url()).delete(name, &params);
-                let request = request.map_err(kube::Error::BuildRequest);
-                let deleted = async { self.client.request::<IgnoredAny>(request?).await.map(drop) };
-                call("delete pod", deleted).await?;
+                self.delete_pod(name, &only_uid(uid, resource_version.clone())).await?;
             }
             Request::DeletePrePull { uid } => {
-                let (name, params) = (names::pre_pull_pod(&self.node), only_uid(uid, None));
-                call("delete pod", self.api::<Pod>().delete(&name, &params)).await?;
+                self.delete_pod(&names::pre_pull_pod(&self.node), &only_uid(uid, None)).await?;
             }
             Request::DeleteJob { uid } => {
                 let params = DeleteParams {

@@ -1,4 +1,4 @@
-//! Pods as far as [`PodView`] reads them: only those fields are decoded.
+//! Pods as far as [`PodView`] and [`PrePullView`] read them: only those fields are decoded.
 //!
 //! Every phase of every pod of a fleet is an event. A whole pod, with its volumes, probes and managed
 //! fields, costs four times as much to decode and is dropped right after.
@@ -10,6 +10,8 @@ use std::fmt;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use kube::Resource;
+use sei_api::names::annotation;
+use sei_plan::pre_pull::PrePullView;
 use sei_plan::view::{AUDIENCE_FLAG, PodView, SECURE_FLAG};
 use serde::de::Visitor;
 use serde::{Deserialize, Deserializer};
@@ -25,6 +27,11 @@ pub struct WatchedPod(Pod);
 impl WatchedPod {
     pub fn view(&self) -> PodView {
         PodView::from(&self.0)
+    }
+
+    /// The view of a pod that pulls the images of an update.
+    pub fn pre_pull(&self) -> PrePullView {
+        PrePullView::from(&self.0)
     }
 }
 
@@ -44,8 +51,17 @@ struct Metadata {
     uid: Option<String>,
     resource_version: Option<String>,
     labels: Option<BTreeMap<String, String>>,
+    annotations: Option<Annotations>,
+    creation_timestamp: Option<Time>,
     owner_references: Option<Vec<OwnerReference>>,
     deletion_timestamp: Option<Time>,
+}
+
+/// The one annotation that a view reads.
+#[derive(Deserialize)]
+struct Annotations {
+    #[serde(rename = "sei.io/pre-pull")]
+    pre_pull: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -110,7 +126,11 @@ impl<'de> Deserialize<'de> for WatchedPod {
             init_containers: spec.init_containers.map(containers),
             ..PodSpec::default()
         });
+        let pre_pull = metadata.annotations.and_then(|all| all.pre_pull);
         let metadata = ObjectMeta {
+            annotations: pre_pull
+                .map(|purpose| BTreeMap::from([(annotation::PRE_PULL.to_owned(), purpose)])),
+            creation_timestamp: metadata.creation_timestamp,
             name: metadata.name,
             namespace: metadata.namespace,
             uid: metadata.uid,
@@ -164,6 +184,7 @@ mod tests {
     #[test]
     fn a_watched_pod_has_the_view_of_the_whole_pod() {
         let mut pod: serde_json::Value = serde_saphyr::from_str(POD).expect("a pod");
+        pod["metadata"]["annotations"][annotation::PRE_PULL] = "plan/host".into();
         let statuses: BTreeMap<String, serde_json::Value> =
             serde_saphyr::from_str(STATUSES).expect("statuses");
         assert!(statuses.len() > 5, "{}", statuses.len());
@@ -172,6 +193,7 @@ mod tests {
             let whole: Pod = serde_json::from_value(pod.clone()).expect("a pod");
             let watched: WatchedPod = serde_json::from_value(pod.clone()).expect("a pod");
             assert_eq!(watched.view(), PodView::from(&whole), "{name}");
+            assert_eq!(watched.pre_pull(), PrePullView::from(&whole), "{name}");
         }
     }
 }

@@ -430,13 +430,13 @@ async fn a_halted_rollout_of_a_fleet_fires_an_alert() -> Result<()> {
     fleets::edit(scenario, image("seid:typo")).await?;
     let halted = "seinodedeployment_rollout{NS,name=\"edge\",state=\"Halted\"} 1";
     // A slow control plane stalls the node for another reason first.
-    let stalled = "seinode_stalled{NS,name=\"edge-0\",reason=\"ImagePullFailed\"} 1";
+    let stalled = "seinode_stalled{NS,name=\"edge-0\",reason=\"ImageNotPullable\"} 1";
     let during = scraped.until(&[halted, stalled]).await?;
     fleets::edit(scenario, image("seid:v2")).await?;
     let after = scraped.until(FLEET_READY).await?;
     let fires = of_node("SeiFleetRolloutHalted", scraped.namespace(), "edge", "1");
     let mut of_stalled = of_node("SeiNodeStalled", scraped.namespace(), "edge-0", "1");
-    of_stalled.labels.push(("reason", "ImagePullFailed".to_owned()));
+    of_stalled.labels.push(("reason", "ImageNotPullable".to_owned()));
     check(before, during, after, vec![fires, of_stalled])?;
     scraped.scenario.close().await
 }

@@ -148,11 +148,10 @@ async fn a_chain_without_new_blocks_is_shown_and_fires_an_alert() -> Result<()> 
         assert!(summary.why.starts_with("NoNewBlock: no new block since"), "{summary:?}");
     }
     let version = scenario.node("a").await?.metadata.resource_version;
-    let during = scraped
-        .until(&[
-            "seinode_halted{NS,name=\"a\",chain=\"demo-1\",role=\"node\",reason=\"NoNewBlock\"} 1",
-        ])
-        .await?;
+    let series = format!("{},reason=\"NoNewBlock\"", labels(&scraped, "a"));
+    let series = format!("sei_controller_seinode_halted{{{series}}} 1");
+    let is_scraped = |text: &str| text.lines().any(|line| line == series);
+    let during = scraped.until_text(&series, is_scraped).await?;
     let gauge = |scrape: &Scrape, gauge: &str| {
         let mut all = scrape.iter().filter(|(series, _)| series.contains(gauge));
         all.next().map(|(_, value)| *value)

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
 use kube::runtime::events::{Recorder, Reporter};
@@ -21,7 +21,7 @@ use sei_exec::perform::claim_view;
 use sei_exec::sidecar::Sidecar;
 use sei_exec::token::Tokens;
 use sei_exec::watched_pod::WatchedPod;
-use sei_plan::pre_pull::PrePullView;
+use sei_plan::pre_pull::{PrePullView, Pull};
 use sei_plan::request::ClaimView;
 use sei_plan::view::{
     JobView, ObjectView, PodView, StatefulSetView, is_controlled_by, is_made_for,
@@ -92,7 +92,18 @@ impl View for ObjectJson {
 
 impl View for ClaimView {}
 impl View for JobView {}
-impl View for PrePullView {}
+impl View for PrePullView {
+    /// The operator has just created it, and waits.
+    fn is_news_at_first(&self) -> bool {
+        self.pull != Pull::Unclaimed
+    }
+
+    fn is_news(&self, before: &Self) -> bool {
+        // A kubelet that begins to pull has nothing to report yet.
+        let begins = before.pull == Pull::Unclaimed && self.pull == Pull::Pending;
+        !begins && self != before
+    }
+}
 
 impl Caches {
     /// Starts the watches. The receivers turn true once the first lists are in.
@@ -110,7 +121,6 @@ impl Caches {
         let config_map = |map: &Lean<ConfigMap>| object_json(&map.0);
         let job = |job: &Lean<Job>| (&job.0).into();
         let pulling = Scope { owner_label: label::PRE_PULL, ..scope };
-        let pre_pull = |pod: &Lean<Pod>| (&pod.0).into();
         vec![
             scope.follow(&self.statefulsets, |set, node| is_own(set, node, node_name), statefulset),
             scope.follow(&self.pods, is_own_pod, WatchedPod::view),
@@ -122,7 +132,11 @@ impl Caches {
             ),
             scope.follow(&self.claims, is_own_claim, |claim: &Lean<_>| claim_view(&claim.0)),
             scope.follow(&self.jobs, |job, node| is_own(job, node, bootstrap_job), job),
-            pulling.follow(&self.pre_pulls, |pod, node| is_own(pod, node, pre_pull_pod), pre_pull),
+            pulling.follow(
+                &self.pre_pulls,
+                |pod, node| is_own(pod, node, pre_pull_pod),
+                WatchedPod::pre_pull,
+            ),
         ]
     }
 }

@@ -39,6 +39,11 @@ pub trait View: PartialEq + Send + Sync + 'static {
     fn is_news(&self, before: &Self) -> bool {
         self != before
     }
+
+    /// The same for an object that the cache did not hold.
+    fn is_news_at_first(&self) -> bool {
+        true
+    }
 }
 
 /// Views of one kind, by the object they belong to and by their own name.
@@ -253,7 +258,7 @@ where
                 let of_owner = objects.entry(key.clone()).or_default();
                 let before = of_owner.insert(object.name_any(), view.clone());
                 drop(objects);
-                if before.is_none_or(|before| view.is_news(&before)) {
+                if before.map_or_else(|| view.is_news_at_first(), |before| view.is_news(&before)) {
                     self.queue.enqueue(&key);
                 }
             }
