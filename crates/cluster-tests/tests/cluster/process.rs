@@ -214,8 +214,9 @@ async fn the_log_has_who_deleted_a_pod_and_why() -> Result<()> {
     runs("seid:v2").await?;
 
     let log = std::fs::read_to_string(&operator.log)?;
-    let deletes: Vec<&str> =
-        log.lines().filter(|line| line.contains("verb=\"delete\" kind=\"Pod\"")).collect();
+    // The pod that pulled the image is deleted too.
+    let delete = "verb=\"delete\" kind=\"Pod\" name=\"val-0-0\"";
+    let deletes: Vec<&str> = log.lines().filter(|line| line.contains(delete)).collect();
     let [delete] = deletes[..] else { anyhow::bail!("{deletes:?}") };
     for part in [
         "node=default/val-0 plan=\"",
