@@ -90,6 +90,7 @@ pub async fn start_on(plane: &ControlPlane, namespace: &str, setup: Setup) -> Re
             .tokens
             .unwrap_or_else(|| TokenSource::Account { namespace: namespace.to_owned() }),
         timing: Timing::faster(setup.speed),
+        rpc_reads: sei_operator::RPC_READS,
         version: setup.version,
         algorithm: setup.algorithm,
         metrics: setup.metrics,

@@ -65,6 +65,10 @@ pub const VERSION: &str = env!("SEI_OPERATOR_VERSION");
 /// 30 s; before that it has to release its lease, or to report what is unfinished.
 const STOP_MAX: Duration = Duration::from_secs(20);
 
+/// How many RPCs are read at once. Nodes that do not respond must not delay the others for long: each
+/// takes two seconds.
+pub const RPC_READS: usize = 16;
+
 /// How to run.
 #[derive(Clone)]
 pub struct Options {
@@ -75,6 +79,8 @@ pub struct Options {
     pub namespace: Option<String>,
     pub sidecar_token: TokenSource,
     pub timing: Timing,
+    /// How many RPCs of nodes are read at once; none with 0.
+    pub rpc_reads: usize,
     pub version: String,
     /// How templates are hashed. A newer one restamps what is stored and rolls nothing.
     pub algorithm: Algorithm,

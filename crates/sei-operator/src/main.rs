@@ -100,6 +100,7 @@ async fn operate() -> Result<()> {
         namespace: None,
         sidecar_token,
         timing: Timing::faster(flags.speed),
+        rpc_reads: sei_operator::RPC_READS,
         version: VERSION.to_owned(),
         algorithm: Algorithm::CURRENT,
         metrics,

@@ -151,6 +151,8 @@ impl Fleet {
             namespace: None,
             sidecar_token: TokenSource::None,
             timing: Timing::default(),
+            // They come when they are due, not with a change.
+            rpc_reads: 0,
             version: sei_operator::VERSION.to_owned(),
             in_flight: InFlight::default(),
             algorithm: Algorithm::CURRENT,

@@ -74,6 +74,7 @@ impl Fleet {
             namespace: None,
             sidecar_token: TokenSource::None,
             timing: Timing::default(),
+            rpc_reads: sei_operator::RPC_READS,
             version: sei_operator::VERSION.to_owned(),
             in_flight: InFlight::default(),
             algorithm: Algorithm::CURRENT,

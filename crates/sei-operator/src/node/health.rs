@@ -15,10 +15,6 @@ use super::reconcile::NodeController;
 use super::state::NodeState;
 use crate::runtime::controller::reference;
 
-/// How many RPCs are read at once. Nodes that do not respond must not delay the others for long:
-/// each takes two seconds.
-pub(crate) const RPC_READS_MAX: usize = 16;
-
 /// The last probes of the node's pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Probe {

@@ -200,7 +200,7 @@ pub(crate) async fn run(
         platform_file: PlatformFile::new(options.platform_path.clone(), options.platform.clone()),
         events: Events::start(Recorder::new(client.clone(), reporter)),
         peer_ids: peer_ids::PeerIds::default(),
-        rpc_reads: tokio::sync::Semaphore::new(health::RPC_READS_MAX),
+        rpc_reads: tokio::sync::Semaphore::new(options.rpc_reads),
         leading_since: Instant::now(),
         client,
         options,
