@@ -88,9 +88,15 @@ pub const IMAGE_UPDATE_BASELINE: Cost = Cost {
 };
 
 /// What the tests allow for a reconcile that changes nothing, beside the decoding of its watch event,
-/// which costs the same whatever the operator does then. 213 allocations are needed.
-pub const NO_OP_MAX: Cost =
-    Cost { allocations: 300, bytes: 60_000, instructions: None, requests: 0.0, status_writes: 0.0 };
+/// which costs the same whatever the operator does then: a twentieth of the baseline's allocations. 290
+/// are needed. A probe of a sidecar that becomes due meanwhile is counted too, and its buffers are large.
+pub const NO_OP_MAX: Cost = Cost {
+    allocations: 668,
+    bytes: 160_000,
+    instructions: None,
+    requests: 0.0,
+    status_writes: 0.0,
+};
 
 /// What the tests allow: a fifth of the baseline. A run with three status writes needs 23 300
 /// allocations. On a busy machine progress that is held back for five seconds is written in between,
