@@ -146,6 +146,9 @@ async fn probe(subject: Subject, key: ObjectKey, controller: Arc<NodeController>
 /// metrics: a height in a status would be a write for every node and every probe.
 async fn probe_chain(subject: &Subject, key: &ObjectKey, controller: &Arc<NodeController>) {
     let timing = controller.options.timing;
+    if controller.options.rpc_reads == 0 {
+        return;
+    }
     // Pods of one rollout start together: the first probes are spread over a whole pause.
     tokio::time::sleep(timing.chain_probe().mul_f64(share(&subject.uid))).await;
     loop {
