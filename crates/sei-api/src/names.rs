@@ -87,6 +87,8 @@ pub mod annotation {
     pub const INITIALISED: &str = "sei.io/initialised";
     /// On a `SeiNode`: hash of the fleet's template that it was given.
     pub const FLEET_TEMPLATE: &str = "sei.io/fleet-template";
+    /// On a `SeiNode`: it was down when it was given that template.
+    pub const FLEET_RELEASED_DOWN: &str = "sei.io/fleet-released-down";
     /// On a `SeiNode`: the keys of labels and annotations that come from the fleet's template, so that
     /// one that is taken out of the template is removed, and those of others stay.
     pub const FLEET_METADATA: &str = "sei.io/fleet-metadata";

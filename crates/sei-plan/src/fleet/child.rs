@@ -223,7 +223,10 @@ impl Target {
     }
 
     /// The merge patch that gives the template to a node. Labels and annotations of others stay.
-    pub(super) fn release(&self, ordinal: usize, node: &SeiNode) -> Value {
+    ///
+    /// `is_down` is stored with the template: the status of the fleet, which has it too, is written
+    /// later and can be about an earlier release.
+    pub(super) fn release(&self, ordinal: usize, node: &SeiNode, is_down: bool) -> Value {
         let mut desired = self.spec_of(ordinal, &node.spec);
         let is_new = self.comparable(&node.spec) != self.comparable(&desired);
         let present = node.spec.pod_labels.as_ref().and_then(|labels| labels.get(label::REVISION));
@@ -234,7 +237,11 @@ impl Target {
         let to_value = |spec: &SeiNodeSpec| serde_json::to_value(spec).unwrap_or_default();
         let mut patch =
             json!({ "metadata": self.metadata_patch(ordinal, node).unwrap_or_default() });
-        patch["metadata"]["annotations"][annotation::FLEET_TEMPLATE] = json!(self.hash);
+        let annotations = &mut patch["metadata"]["annotations"];
+        annotations[annotation::FLEET_TEMPLATE] = json!(self.hash);
+        if is_down || was_released_down(node) {
+            annotations[annotation::FLEET_RELEASED_DOWN] = json!(is_down.then_some("true"));
+        }
         if let Some(spec) = difference(&to_value(&node.spec), &to_value(&desired)) {
             patch["spec"] = spec;
             patch["metadata"]["labels"][label::REVISION] = json!(self.generation.to_string());
@@ -335,6 +342,12 @@ pub(super) fn guarded(mut patch: Value, node: &SeiNode) -> Value {
 pub(super) fn stamp(node: &SeiNode) -> Option<&str> {
     let annotations = node.metadata.annotations.as_ref()?;
     annotations.get(annotation::FLEET_TEMPLATE).map(String::as_str)
+}
+
+/// Whether the node was down when the fleet gave it its template.
+pub(super) fn was_released_down(node: &SeiNode) -> bool {
+    let annotations = node.metadata.annotations.as_ref();
+    annotations.is_some_and(|all| all.contains_key(annotation::FLEET_RELEASED_DOWN))
 }
 
 /// The ordinal of a node, by its name. Labels can be edited.

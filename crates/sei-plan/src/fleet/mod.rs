@@ -26,7 +26,7 @@ mod rollout;
 mod service;
 mod status;
 
-use child::{Target, guarded, ordinal_in, stamp};
+use child::{Target, guarded, ordinal_in, stamp, was_released_down};
 pub use forecast::{Forecast, NodeForecast, forecast, previous_template};
 use rollout::{Context, Flight, Limits, Member, Next, Release};
 pub use service::ServiceView;
@@ -374,8 +374,9 @@ impl FleetPass {
         let (_, node) = nodes.iter().find(|(at, _)| *at == ordinal)?;
         let name = node.metadata.name.clone().unwrap_or_default();
         let member = plan.members.iter().find(|member| member.ordinal == ordinal)?;
-        let patch = target.release(ordinal, node);
-        if member.is_down && member.flight == Flight::No {
+        let is_free = member.is_down && member.flight == Flight::No;
+        let patch = target.release(ordinal, node, is_free);
+        if is_free {
             self.released_down.push(name.clone());
         }
         Some(FleetRequest::PatchNode { name, patch })
@@ -430,8 +431,8 @@ impl FleetPass {
             let node = nodes.get(ordinal)?;
             let is_of_target = snapshot.target_hash() == Some(hash.as_str());
             let record = snapshot.record(node).and_then(|record| {
-                let (at, was_down) =
-                    (record.released_at.as_ref()?.0, record.was_down == Some(true));
+                let at = record.released_at.as_ref()?.0;
+                let was_down = record.was_down == Some(true) && was_released_down(node);
                 Some(Release { at, is_of_target, was_down })
             });
             let now = self.released_down.contains(&name_of(node)).then_some(Release {

@@ -581,6 +581,25 @@ fn a_forecast_names_the_nodes_in_the_order_in_which_they_get_the_template() {
 }
 
 #[test]
+fn a_release_that_the_status_does_not_have_yet_takes_from_the_limit() {
+    let mut model = running(3, Some(limited(1)));
+    model.nodes.get_mut("edge-0").unwrap().outage = true;
+    model.tick();
+    model.set_image("seid:2");
+    assert_eq!(model.pass(1000), ["edge-0", "edge-1"], "a node that is down costs nothing");
+    model.nodes.get_mut("edge-0").unwrap().outage = false;
+    for _ in 0..2 {
+        model.step("edge-0");
+        model.step("edge-1");
+    }
+    model.set_image("seid:3");
+    assert_eq!(model.pass(1), ["edge-0"], "the operator crashes before it reports the release");
+    assert_eq!(model.pass(1000), Vec::<String>::new());
+    model.settle();
+    assert_eq!((model.images(), model.most_down), (vec!["seid:3"; 3], 1));
+}
+
+#[test]
 fn the_template_before_a_rollout_is_read_from_a_node_that_has_it() {
     let mut model = running(3, Some(limited(1)));
     let map = |key: &str, value: &str| Some(BTreeMap::from([(key.to_owned(), value.to_owned())]));

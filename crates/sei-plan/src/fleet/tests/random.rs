@@ -17,6 +17,8 @@ enum Event {
     /// A pass that dies after this many calls.
     Pass(usize),
     Delete(usize),
+    /// The node goes down for a reason of its own, or that reason ends.
+    Outage(usize, bool),
     Second,
 }
 
@@ -29,6 +31,7 @@ fn event() -> impl Strategy<Value = Event> {
         8 => (0usize..7).prop_map(Event::Step),
         6 => (1usize..12).prop_map(Event::Pass),
         1 => (0usize..7).prop_map(Event::Delete),
+        1 => (0usize..7, any::<bool>()).prop_map(|(index, is_down)| Event::Outage(index, is_down)),
         2 => Just(Event::Second),
     ]
 }
@@ -76,6 +79,11 @@ proptest! {
                 }
                 Event::Step(index) => model.step(&fleet_node("edge", index)),
                 Event::Delete(index) => drop(model.nodes.remove(&fleet_node("edge", index))),
+                Event::Outage(index, is_down) => {
+                    if let Some(machine) = model.nodes.get_mut(&fleet_node("edge", index)) {
+                        machine.outage = is_down;
+                    }
+                }
                 Event::Second => model.pass_time(1),
                 Event::Pass(calls) => {
                     let before = model.clone();
@@ -98,6 +106,7 @@ proptest! {
                 }
             }
         }
+        model.nodes.values_mut().for_each(|machine| machine.outage = false);
         model.edit(|spec| {
             spec.paused = None;
             spec.update_strategy.paused = None;
