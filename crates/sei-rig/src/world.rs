@@ -205,22 +205,6 @@ impl World {
         checked(created, || format!("create secret {name}")).map(drop)
     }
 
-    /// Creates a Secret with a valid signing key, a different one for each name.
-    pub async fn signing_key(&self, name: &str) -> Result<(), WorldError> {
-        let key = json!({
-            "address": crate::digest::sha256_hex(name)[..40].to_uppercase(),
-            "pub_key": { "type": "tendermint/PubKeyEd25519", "value": "cHVibGlj" },
-            "priv_key": { "type": "tendermint/PrivKeyEd25519", "value": "cHJpdmF0ZQ==" },
-        });
-        self.secret(name, &[("priv_validator_key.json", &key.to_string())]).await
-    }
-
-    /// Creates a Secret with a valid node key.
-    pub async fn node_key(&self, name: &str) -> Result<(), WorldError> {
-        let key = json!({ "type": "tendermint/PrivKeyEd25519", "value": "cHJpdmF0ZQ==" });
-        self.secret(name, &[("node_key.json", &json!({ "priv_key": key }).to_string())]).await
-    }
-
     /// Creates a Secret with a keyring that has this key, and one with its passphrase.
     pub async fn keyring(&self, name: &str, key: &str, pass: &str) -> Result<(), WorldError> {
         let info = format!("{key}.info");

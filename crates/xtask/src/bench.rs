@@ -13,8 +13,8 @@ use crate::suite::{cargo_command, run_to_end, target_folder};
 pub(crate) enum Bench {
     /// Allocations and instructions of a reconcile and of an image update.
     Cost,
-    /// CPU time and requests of an image update of a whole fleet.
-    Fleet { nodes: usize, minor: &'static str },
+    /// CPU time, memory and requests of a whole fleet, with arguments for the benchmark.
+    Fleet { minor: &'static str, arguments: Vec<String> },
 }
 
 /// Builds what is missing in release mode, and prints a table.
@@ -24,13 +24,15 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<()> {
             build(root, &["--package", "sei-sandbox", "--example", "cost"])?;
             run_to_end(&mut example(root, "cost"), "cost")
         }
-        Bench::Fleet { nodes, minor } => {
+        Bench::Fleet { minor, arguments } => {
             let programs = control_plane::ensure(root, minor)?;
             build(root, &["--package", "sei-operator"])?;
             build(root, &["--package", "sei-sandbox", "--example", "fleet"])?;
             let mut command = example(root, "fleet");
-            command.arg("--nodes").arg(nodes.to_string()).arg("--bin-dir").arg(programs);
-            command.arg("--operator").arg(target_folder(root).join("release/sei-operator"));
+            let program = target_folder(root).join("release/sei-operator");
+            command.arg("--bin-dir").arg(programs);
+            command.arg("--operator").arg(format!("sei-operator={} run", program.display()));
+            command.args(arguments);
             run_to_end(&mut command, "fleet")
         }
     }
