@@ -60,7 +60,7 @@ async fn a_poll_follows_the_status_field_and_an_unknown_status_counts_as_running
     ] {
         serve(address, response).await;
         let outcome = client().call(&node(), &poll(address)).await;
-        assert_eq!(outcome, Ok(Outcome::Task(expected.map(|state| TaskRecord { state }))));
+        assert_eq!(outcome, Ok(Outcome::Task(expected.map(|state| TaskRecord::from(state)))));
     }
 }
 
@@ -72,7 +72,7 @@ async fn a_poll_that_returns_another_task_fails() {
     assert!(matches!(outcome, Err(Failure::Unreachable(_))), "{outcome:?}");
     serve("127.77.0.18", completed("x")).await;
     let outcome = client().call(&node(), &poll("127.77.0.18")).await;
-    assert_eq!(outcome, Ok(Outcome::Task(Some(TaskRecord { state: TaskState::Completed }))));
+    assert_eq!(outcome, Ok(Outcome::Task(Some(TaskRecord::from(TaskState::Completed)))));
 }
 
 #[tokio::test]
