@@ -246,10 +246,14 @@ fn a_ceremony_assembles_one_genesis_and_begins_the_chain() {
     for event in ["PlanStarted", "PlanComplete"] {
         assert_eq!(model.events.iter().filter(|seen| **seen == event).count(), 1, "{event}");
     }
-    // It rests.
+    // It rests, and a further node begins nothing.
     let before = (model.version, model.fleet.clone());
     model.pass(1000);
     assert_eq!((model.version, model.fleet.clone()), before);
+    model.edit(|spec| spec.replicas = 5);
+    model.pass(1000);
+    assert_eq!((model.nodes.len(), model.status().plan.as_ref()), (5, None));
+    assert_eq!(model.genesis(), "True/Complete genesis ab");
 }
 
 #[test]
@@ -453,11 +457,17 @@ fn plans_of_the_go_operator_are_resumed_or_dropped() {
     let rollout = json!({ "id": id, "phase": "Active", "tasks": [
         { "type": "update-node-specs", "id": "a", "status": "Pending", "params": group },
     ] });
+    let rollout: Option<TaskPlan> = serde_json::from_value(rollout).unwrap();
     let mut model = running(2, None);
-    model.fleet.status.as_mut().unwrap().plan = serde_json::from_value(rollout).unwrap();
+    model.fleet.status.as_mut().unwrap().plan.clone_from(&rollout);
     model.pass(1000);
     assert_eq!(model.status().plan, None);
     assert_eq!(model.status().phase, Some(FleetPhase::Ready));
+    let mut model = begins(2);
+    model.pass(1000);
+    model.fleet.status.as_mut().unwrap().plan = rollout;
+    model.complete();
+    assert!(!model.events.contains(&"PlanFailed"), "it is no plan of a ceremony");
 }
 
 #[test]
