@@ -312,6 +312,10 @@ pub struct SeiNodeDeploymentStatus {
     /// The active plan of the genesis ceremony.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<TaskPlan>,
+    /// What outlasts a failed plan of the ceremony.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ceremony: Option<CeremonyStatus>,
+    /// SHA-256 of the genesis file, as the sidecar that assembled it reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub genesis_hash: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "genesisS3URI")]
@@ -334,6 +338,22 @@ pub struct SeiNodeDeploymentStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
+}
+
+/// What outlasts a failed plan of the genesis ceremony.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct CeremonyStatus {
+    /// Failed plans in a row.
+    pub failures: i32,
+    /// The next plan begins at this time.
+    pub retry_at: Time,
+    /// The node whose failure ended the plan. The next plan begins when it is no longer failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed_node: Option<String>,
+    /// A failed plan has assembled the genesis; no later plan does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub assembled: Option<bool>,
 }
 
 /// What a rollout does.

@@ -1,4 +1,4 @@
-//! The types of tasks that a node's plan can hold.
+//! The types of tasks that the plan of a node or of a fleet can hold.
 
 /// What performs a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -7,6 +7,8 @@ pub enum Side {
     Controller,
     /// The sidecar of the node's pod, by a call of the operator.
     Sidecar,
+    /// The operator, for all nodes of a fleet.
+    Fleet,
 }
 
 macro_rules! task_types {
@@ -61,6 +63,9 @@ task_types! {
     GenerateGentx = "generate-gentx", Sidecar;
     UploadGenesisArtifacts = "upload-genesis-artifacts", Sidecar;
     SetGenesisPeers = "set-genesis-peers", Sidecar;
+    AssembleAndUploadGenesis = "assemble-and-upload-genesis", Sidecar;
+    CollectAndSetPeers = "collect-and-set-peers", Fleet;
+    AwaitNodesRunning = "await-nodes-running", Fleet;
 }
 
 impl TaskType {
@@ -70,12 +75,12 @@ impl TaskType {
 
     /// Maximum number of retries after a failure.
     ///
-    /// `configure-genesis` depends on other nodes: the genesis of a ceremony exists only after the
+    /// Both tasks with retries depend on other nodes: the genesis of a ceremony exists only after the
     /// last validator was scheduled. With the back-off of plan tasks, 180 retries are about 90
     /// minutes.
     pub fn max_retries(self) -> i32 {
         match self {
-            Self::ConfigureGenesis => 180,
+            Self::ConfigureGenesis | Self::AssembleAndUploadGenesis => 180,
             _ => 0,
         }
     }

@@ -12,16 +12,19 @@ use serde_json::{Value, json};
 
 use crate::call::call;
 use crate::lean::Lean;
+use crate::perform::Cluster;
+use crate::sidecar::Sidecar;
 
 /// The objects of one fleet in the cluster.
 pub struct FleetCluster {
     client: Client,
+    sidecar: Sidecar,
     key: ObjectKey,
 }
 
 impl FleetCluster {
-    pub fn new(client: Client, key: &ObjectKey) -> Self {
-        Self { client, key: key.clone() }
+    pub fn new(client: Client, sidecar: Sidecar, key: &ObjectKey) -> Self {
+        Self { client, sidecar, key: key.clone() }
     }
 
     /// The fleets in the fleet's namespace.
@@ -93,6 +96,13 @@ impl FleetCluster {
                 let metadata =
                     json!({ "resourceVersion": resource_version, "finalizers": finalizers });
                 self.patch_fleet(&json!({ "metadata": metadata })).await
+            }
+            FleetRequest::OfNode { node, request } => {
+                let namespace = &self.key.namespace;
+                let (client, sidecar) = (self.client.clone(), self.sidecar.clone());
+                let key = ObjectKey::new(namespace, node);
+                let cluster = Cluster::new(client, sidecar, &key, Some(namespace));
+                Ok(FleetOutcome::OfNode(cluster.perform(request).await))
             }
         }
     }

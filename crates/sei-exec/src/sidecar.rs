@@ -92,6 +92,7 @@ impl Sidecar {
                 let (status, body) = self.send(pod, Method::POST, "/v0/tasks", Some(&task)).await?;
                 submitted(id, status, &body)
             }
+            SidecarCall::NodeId => self.node_id(pod).await.map(Outcome::NodeId),
             SidecarCall::Delete { id } => {
                 let (status, _) =
                     self.send(pod, Method::DELETE, &format!("/v0/tasks/{id}"), None).await?;
@@ -125,7 +126,7 @@ impl Sidecar {
             return Err(unexpected("node-id", status));
         }
         let id = perform::json(&body).and_then(|body| body["nodeId"].as_str().map(str::to_owned));
-        id.filter(|id| id.len() == 40 && id.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f')))
+        id.filter(|id| is_hex(id, 40))
             .ok_or_else(|| Failure::Unreachable("node-id returned no valid id".to_owned()))
     }
 
@@ -202,6 +203,11 @@ pub(crate) fn host(ip: &str) -> String {
     if ip.contains(':') { format!("[{ip}]") } else { ip.to_owned() }
 }
 
+/// Whether a text has this many lower-case hex digits and nothing else.
+fn is_hex(text: &str, digits: usize) -> bool {
+    text.len() == digits && text.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f'))
+}
+
 fn unexpected(action: &str, status: StatusCode) -> Failure {
     Failure::Unreachable(format!("{action} returned {status}"))
 }
@@ -227,7 +233,9 @@ fn polled(id: &str, status: StatusCode, body: &[u8]) -> Result<Outcome, Failure>
                 }
                 _ => TaskState::Running,
             };
-            Ok(Outcome::Task(Some(TaskRecord { state })))
+            let hash = record["result"]["genesisHash"].as_str();
+            let genesis_hash = hash.filter(|hash| is_hex(hash, 64)).map(str::to_owned);
+            Ok(Outcome::Task(Some(TaskRecord { state, genesis_hash })))
         }
         StatusCode::NOT_FOUND => Ok(Outcome::Task(None)),
         status => Err(unexpected("poll", status)),

@@ -100,12 +100,21 @@ pub async fn run(
     let fleets = fleet::source(&client, &options);
     let nodes = fleet::nodes_of(&fleets, &client, &options);
     let known = (nodes.store(), nodes.listed());
+    let reach = node::Reach::new(&client, &options);
     let controllers = async {
-        let fleets = fleet::run(&runtime, client.clone(), &options, fleets, known, stop.clone());
-        let nodes =
-            node::run(&runtime, client.clone(), options.clone(), nodes, stop.clone(), ready);
+        let (client, stop) = (client.clone(), stop.clone());
+        let fleets = fleet::run(
+            &runtime,
+            client.clone(),
+            &options,
+            fleets,
+            known,
+            reach.clone(),
+            stop.clone(),
+        );
+        let nodes = node::run(&runtime, client, options.clone(), nodes, reach, stop, ready);
         // The operator ends when one of them fails.
-        tokio::try_join!(fleets, nodes).map(drop)
+        tokio::try_join!(Box::pin(fleets), nodes).map(drop)
     };
     tokio::select! {
         ended = controllers => ended,

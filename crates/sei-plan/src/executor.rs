@@ -12,6 +12,7 @@ use sei_api::plan::{FailedTaskDetail, PlanKind, PlanPhase, PlannedTask, TaskStat
 use sei_api::status::SeiNodeStatus;
 
 use crate::planner::{enter, later};
+use crate::request::{Outcome, Request, SidecarCall, SidecarRequest};
 use crate::tasks::sidecar::attempt_id;
 use crate::tasks::{Effects, Failed, Next, Waiting};
 use crate::timing::Timing;
@@ -76,6 +77,34 @@ pub fn record_submission(status: &mut SeiNodeStatus, now: Timestamp) {
     if let Some(task) = current(status) {
         task.submitted_at.get_or_insert(Time(now));
     }
+}
+
+/// Records a submission that a call proves: one that was accepted, or a record of the task, where a
+/// crash came before it was written.
+pub fn record_call(
+    status: &mut SeiNodeStatus,
+    request: &Request,
+    outcome: &Outcome,
+    now: Timestamp,
+) {
+    let Request::Sidecar(SidecarRequest { call, .. }) = request else { return };
+    let is_submitted = match (call, outcome) {
+        (SidecarCall::Submit { .. }, Outcome::Accepted) => true,
+        (SidecarCall::Poll { id }, Outcome::Task(Some(_))) => {
+            current_attempt(status).as_ref() == Some(id)
+        }
+        _ => false,
+    };
+    if is_submitted {
+        record_submission(status, now);
+    }
+}
+
+/// The id of the current task's attempt.
+fn current_attempt(status: &SeiNodeStatus) -> Option<String> {
+    let plan = status.plan.as_ref().filter(|plan| plan.is_active())?;
+    let (index, task) = plan.current()?;
+    Some(attempt_id(plan, index, task))
 }
 
 /// Marks a plan complete that has no task left.

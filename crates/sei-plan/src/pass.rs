@@ -23,16 +23,15 @@ use crate::budget::Roll;
 use crate::endpoint::endpoint;
 use crate::executor::{self, Progress};
 use crate::planner::{self, Decision, Note, repair};
-use crate::request::{Failure, Outcome, Purpose, Read, Request, SidecarCall};
+use crate::request::{Failure, Outcome, Purpose, Read, Request};
 use crate::seen::{PodTry, Reading, Seen};
 use crate::shared::Shared;
 use crate::snapshot::{Claim, Current, Sidecar, Snapshot};
 use crate::start_check::{StartCheck, Verdict};
-use crate::tasks::sidecar::attempt_id;
 use crate::tasks::{Next, Waiting, in_bootstrap, kind_of, pre_pull, step, takes_a_key};
 
 /// More requests than any pass needs; past it the answers of the cluster change in circles.
-const REQUESTS_MAX: usize = 64;
+pub(crate) const REQUESTS_MAX: usize = 64;
 
 /// How long progress may stay unwritten.
 pub const DEFER_MAX: Duration = Duration::from_secs(5);
@@ -390,23 +389,8 @@ impl Pass {
     }
 
     fn absorb_step(&mut self, request: &Request, outcome: Outcome) {
-        let submitted = matches!(request, Request::Sidecar(call)
-            if matches!(call.call, SidecarCall::Submit { .. }));
-        // A record of the task proves its submission, where a crash came before that was written.
-        let is_found = matches!(outcome, Outcome::Task(Some(_))) && self.polls_current(request);
-        if (submitted && outcome == Outcome::Accepted) || is_found {
-            executor::record_submission(&mut self.snapshot.status, self.snapshot.now);
-        }
+        executor::record_call(&mut self.snapshot.status, request, &outcome, self.snapshot.now);
         self.seen.absorb(request, outcome);
-    }
-
-    /// Whether this polls the task that the plan is at.
-    fn polls_current(&self, request: &Request) -> bool {
-        let Request::Sidecar(call) = request else { return false };
-        let SidecarCall::Poll { id } = &call.call else { return false };
-        let plan = self.snapshot.status.plan.as_ref().filter(|plan| plan.is_active());
-        plan.and_then(|plan| plan.current().map(|(index, task)| attempt_id(plan, index, task)))
-            .is_some_and(|current| current == *id)
     }
 
     /// Repairs an object that the cache does not show, unless it is not the node's.

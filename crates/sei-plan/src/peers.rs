@@ -56,12 +56,17 @@ fn is_selected(node: &SeiNode, peer: &SeiNode, label: &sei_api::node::LabelPeers
 }
 
 fn address_of(peer: &SeiNode) -> String {
-    let name = peer.metadata.name.as_deref().unwrap_or_default();
-    let namespace = peer.metadata.namespace.as_deref().unwrap_or_default();
     match peer.spec.external_address.as_deref().filter(|address| !address.is_empty()) {
         Some(address) => address.to_owned(),
-        None => format!("{}:{P2P_PORT}", pod_dns(name, namespace)),
+        None => address_in_cluster(peer),
     }
+}
+
+/// The p2p address of a node for others in the cluster.
+pub(crate) fn address_in_cluster(node: &SeiNode) -> String {
+    let name = node.metadata.name.as_deref().unwrap_or_default();
+    let namespace = node.metadata.namespace.as_deref().unwrap_or_default();
+    format!("{}:{P2P_PORT}", pod_dns(name, namespace))
 }
 
 #[cfg(test)]

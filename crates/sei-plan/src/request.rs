@@ -115,7 +115,7 @@ impl Request {
             }
             Self::PatchFinalizers { .. } => of("patch", "SeiNode", node, None),
             Self::Sidecar(SidecarRequest { pod_uid, call, .. }) => match call {
-                SidecarCall::Poll { .. } => None,
+                SidecarCall::Poll { .. } | SidecarCall::NodeId => None,
                 SidecarCall::Submit { id, .. } => of("submit", "SidecarTask", id, Some(pod_uid)),
                 SidecarCall::Delete { id } => of("delete", "SidecarTask", id, Some(pod_uid)),
             },
@@ -199,9 +199,19 @@ pub struct SidecarRequest {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum SidecarCall {
-    Submit { id: String, task_type: String, params: Value },
-    Poll { id: String },
-    Delete { id: String },
+    Submit {
+        id: String,
+        task_type: String,
+        params: Value,
+    },
+    Poll {
+        id: String,
+    },
+    Delete {
+        id: String,
+    },
+    /// Reads the p2p id of the node.
+    NodeId,
 }
 
 /// The outcome of a request.
@@ -237,6 +247,8 @@ pub enum Outcome {
     Created(ObjectView),
     /// The polled task; `None` if the sidecar has no such task.
     Task(Option<TaskRecord>),
+    /// The p2p id of the node: 40 hex digits.
+    NodeId(String),
     Failed(Failure),
 }
 
@@ -356,6 +368,14 @@ impl std::fmt::Debug for SecretView {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskRecord {
     pub state: TaskState,
+    /// The hash of the genesis file that the task has assembled: 64 hex digits.
+    pub genesis_hash: Option<String>,
+}
+
+impl From<TaskState> for TaskRecord {
+    fn from(state: TaskState) -> Self {
+        Self { state, genesis_hash: None }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

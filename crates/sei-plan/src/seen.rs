@@ -201,6 +201,7 @@ impl Seen {
             | Outcome::Mounts(_)
             | Outcome::SigningRecord(_)
             | Outcome::DryRun(_)
+            | Outcome::NodeId(_)
             | Outcome::Slot(_) => {}
             Outcome::Failed(failure) => self.absorb_failure(request, failure),
         }
@@ -237,7 +238,7 @@ impl Seen {
                 SidecarCall::Delete { id } => {
                     self.tasks.insert(id.clone(), None);
                 }
-                SidecarCall::Poll { .. } => {}
+                SidecarCall::Poll { .. } | SidecarCall::NodeId => {}
             },
             Request::Read(_)
             | Request::CreatePrePull(_)
@@ -292,7 +293,7 @@ impl Seen {
                 SidecarCall::Submit { id, .. } | SidecarCall::Delete { id } => {
                     self.tasks.remove(id);
                 }
-                SidecarCall::Poll { .. } => {}
+                SidecarCall::Poll { .. } | SidecarCall::NodeId => {}
             },
             Request::Read(_)
             | Request::TryPod(_)

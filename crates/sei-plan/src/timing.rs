@@ -100,7 +100,9 @@ impl Timing {
         let seconds = match task_type {
             TaskType::SnapshotRestore => return None,
             TaskType::MarkReady => 60,
-            TaskType::ConfigureGenesis | TaskType::UploadGenesisArtifacts => 900,
+            TaskType::ConfigureGenesis
+            | TaskType::UploadGenesisArtifacts
+            | TaskType::AssembleAndUploadGenesis => 900,
             _ => 180,
         };
         Some(self.scaled(seconds))

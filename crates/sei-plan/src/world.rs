@@ -660,8 +660,9 @@ impl World {
         }
         match &request.call {
             SidecarCall::Poll { id } => {
-                Outcome::Task(self.records.get(id).map(|state| TaskRecord { state: state.clone() }))
+                Outcome::Task(self.records.get(id).map(|state| TaskRecord::from(state.clone())))
             }
+            SidecarCall::NodeId => Outcome::NodeId("0".repeat(40)),
             SidecarCall::Delete { id } => {
                 self.records.remove(id);
                 Outcome::Accepted

@@ -3,6 +3,7 @@
 mod admission;
 mod adoption;
 mod alerts;
+mod ceremony;
 mod chain;
 mod changed_settings;
 mod control_plane;

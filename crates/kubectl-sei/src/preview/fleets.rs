@@ -1,5 +1,6 @@
 //! A preview of changed fleets: what would happen to which nodes, in order.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use kube::api::PostParams;
@@ -9,6 +10,7 @@ use sei_api::{SeiNode, SeiNodeDeployment};
 use sei_exec::call::{call, find};
 use sei_plan::fleet::{FleetSnapshot, Forecast, NodeForecast, forecast};
 use sei_plan::shared::Shared;
+use sei_plan::timing::Timing;
 
 use super::manifests;
 use crate::cluster::Scope;
@@ -66,6 +68,10 @@ async fn snapshot(
         fleet: Shared::new(fleet),
         nodes: nodes.into_iter().map(Shared::new).collect(),
         service: None,
+        // No plan is built or performed.
+        objects: BTreeMap::new(),
+        plan_id: String::new(),
+        timing: Timing::default(),
         now: context.now(),
     })
 }

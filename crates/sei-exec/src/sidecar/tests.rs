@@ -60,7 +60,7 @@ async fn a_poll_follows_the_status_field_and_an_unknown_status_counts_as_running
     ] {
         serve(address, response).await;
         let outcome = client().call(&node(), &poll(address)).await;
-        assert_eq!(outcome, Ok(Outcome::Task(expected.map(|state| TaskRecord { state }))));
+        assert_eq!(outcome, Ok(Outcome::Task(expected.map(TaskRecord::from))));
     }
 }
 
@@ -72,7 +72,23 @@ async fn a_poll_that_returns_another_task_fails() {
     assert!(matches!(outcome, Err(Failure::Unreachable(_))), "{outcome:?}");
     serve("127.77.0.18", completed("x")).await;
     let outcome = client().call(&node(), &poll("127.77.0.18")).await;
-    assert_eq!(outcome, Ok(Outcome::Task(Some(TaskRecord { state: TaskState::Completed }))));
+    assert_eq!(outcome, Ok(Outcome::Task(Some(TaskRecord::from(TaskState::Completed)))));
+}
+
+#[tokio::test]
+async fn the_hash_of_a_genesis_is_taken_only_in_its_form() {
+    let hash = "0123456789abcdef".repeat(4);
+    for (address, sent, expected) in [
+        ("127.77.0.21", hash.clone(), Some(hash.clone())),
+        ("127.77.0.22", hash.to_uppercase(), None),
+        ("127.77.0.23", hash[1..].to_owned(), None),
+    ] {
+        let body = format!(r#"{{"status":"completed","result":{{"genesisHash":"{sent}"}}}}"#);
+        serve(address, http("200 OK", &body)).await;
+        let outcome = client().call(&node(), &poll(address)).await;
+        let record = TaskRecord { state: TaskState::Completed, genesis_hash: expected };
+        assert_eq!(outcome, Ok(Outcome::Task(Some(record))));
+    }
 }
 
 #[tokio::test]

@@ -19,12 +19,16 @@ use sei_api::{SeiNode, SeiNodeDeployment};
 use sei_exec::fleet::FleetCluster;
 use sei_exec::lean::Lean;
 use sei_exec::status::{WriteError, write_status};
-use sei_plan::fleet::{FleetAsk, FleetEnding, FleetEvent, FleetPass, FleetSnapshot, ServiceView};
+use sei_plan::fleet::{
+    FleetAsk, FleetEnding, FleetEvent, FleetPass, FleetRequest, FleetSnapshot, ServiceView,
+};
 use sei_plan::request::{Failure, Purpose, Write};
 use sei_plan::shared::Shared;
+use sei_plan::timing::Timing;
 use tokio::sync::watch;
 
 use crate::Options;
+use crate::node::Reach;
 use crate::runtime::cache::{Cache, Scope, View, any_closed, filled};
 use crate::runtime::controller::{
     self, Error, Kind, Permit, Reconcile, Runtime, Source, reference,
@@ -51,6 +55,8 @@ fn fleet_of(node: &Guarded<SeiNode>) -> Option<ObjectKey> {
 /// The controller of fleets, with everything its reconciles share.
 struct FleetController {
     client: Client,
+    reach: Reach,
+    timing: Timing,
     nodes: Store<Guarded<SeiNode>>,
     services: Arc<Cache<ServiceView>>,
     fleets: Store<Guarded<SeiNodeDeployment>>,
@@ -73,19 +79,29 @@ impl Reconcile for FleetController {
     async fn reconcile(
         self: &Arc<Self>,
         cached: &Shared<SeiNodeDeployment>,
-        _: &mut Permit,
+        permit: &mut Permit,
     ) -> Result<Option<Duration>, Error> {
         let key = ObjectKey::of(&cached.metadata);
         let snapshot = self.snapshot(cached, &key);
         self.metrics.observe_fleet(&snapshot.fleet);
-        let cluster = FleetCluster::new(self.client.clone(), &key);
+        let cluster = FleetCluster::new(self.client.clone(), self.reach.sidecar.clone(), &key);
         let mut pass = FleetPass::begin(snapshot);
         loop {
             match pass.ask() {
                 FleetAsk::Perform(request) => {
-                    let logged = LoggedWrite::begin(request.write(&key.name), pass.purpose());
-                    let outcome = cluster.perform(&request).await;
-                    logged.end(&key, outcome.failure().map(ToString::to_string).as_deref());
+                    let logged = request
+                        .write(&key.name)
+                        .map(|write| LoggedWrite::begin(write, pass.purpose()));
+                    let outcome = match request {
+                        // A sidecar that hangs must not hold a permit.
+                        FleetRequest::OfNode { .. } => {
+                            permit.outside(Box::pin(cluster.perform(&request))).await
+                        }
+                        _ => cluster.perform(&request).await,
+                    };
+                    if let Some(logged) = logged {
+                        logged.end(&key, outcome.failure().map(ToString::to_string).as_deref());
+                    }
                     pass.absorb(outcome);
                     self.states.with(&key, |state| state.wrote(&pass));
                 }
@@ -157,8 +173,18 @@ impl FleetController {
             .collect();
         self.states.with(key, |state| {
             let nodes = state.newest_nodes(&nodes);
+            let fleet = state.fleet.newest(cached);
+            let plan = fleet.status.as_ref().and_then(|status| status.plan.as_ref());
+            let objects = nodes.iter().filter(|_| plan.is_some()).map(|node| {
+                let name = node.name_any();
+                let objects = self.reach.objects(&ObjectKey::new(&key.namespace, &name));
+                (name, objects)
+            });
             FleetSnapshot {
-                fleet: state.fleet.newest(cached),
+                objects: objects.collect(),
+                plan_id: uuid::Uuid::new_v4().to_string(),
+                timing: self.timing,
+                fleet,
                 nodes,
                 service: self
                     .services
@@ -226,6 +252,7 @@ pub(crate) async fn run(
     options: &Options,
     source: Source<SeiNodeDeployment>,
     nodes: (Store<Guarded<SeiNode>>, watch::Receiver<bool>),
+    reach: Reach,
     mut stop: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
     let (nodes, nodes_listed) = nodes;
@@ -250,6 +277,8 @@ pub(crate) async fn run(
     }
     let reporter = Reporter { controller: FLEET_FIELD_MANAGER.to_owned(), instance: None };
     let controller = Arc::new(FleetController {
+        reach,
+        timing: options.timing,
         nodes,
         services,
         fleets: source.store(),

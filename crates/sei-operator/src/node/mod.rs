@@ -13,6 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
 use kube::runtime::events::{Recorder, Reporter};
 use sei_api::SeiNode;
+use sei_api::key::ObjectKey;
 use sei_api::names::{
     EVENT_COMPONENT, bootstrap_job, data_claim, label, pre_pull_pod, proxy_config,
 };
@@ -21,6 +22,7 @@ use sei_exec::perform::claim_view;
 use sei_exec::sidecar::Sidecar;
 use sei_exec::token::Tokens;
 use sei_exec::watched_pod::WatchedPod;
+use sei_plan::fleet::NodeObjects;
 use sei_plan::pre_pull::{PrePullView, Pull};
 use sei_plan::request::ClaimView;
 use sei_plan::view::{
@@ -61,6 +63,28 @@ pub(crate) struct Caches {
     config_maps: Arc<Cache<ObjectJson>>,
     claims: Arc<Cache<ClaimView>>,
     jobs: Arc<Cache<JobView>>,
+}
+
+/// How the sidecars of nodes are found and called.
+#[derive(Clone)]
+pub(crate) struct Reach {
+    caches: Caches,
+    pub(crate) sidecar: Sidecar,
+}
+
+impl Reach {
+    pub(crate) fn new(client: &Client, options: &Options) -> Self {
+        let sidecar = Sidecar::new(Tokens::new(&options.sidecar_token, client));
+        Self { caches: Caches::default(), sidecar }
+    }
+
+    /// The objects that the sidecar of this node is found by, as far as the caches have them.
+    pub(crate) fn objects(&self, node: &ObjectKey) -> NodeObjects {
+        NodeObjects {
+            statefulset: self.caches.statefulsets.get(node, &node.name),
+            pods: self.caches.pods.of(node),
+        }
+    }
 }
 
 /// A Service or ConfigMap.
@@ -173,10 +197,11 @@ pub(crate) async fn run(
     client: Client,
     options: Options,
     source: Source<SeiNode>,
+    Reach { caches, sidecar }: Reach,
     mut stop: watch::Receiver<bool>,
     ready: watch::Sender<bool>,
 ) -> anyhow::Result<()> {
-    let (caches, namespace) = (Caches::default(), options.namespace.as_deref());
+    let namespace = options.namespace.as_deref();
     // Nodes come first: of other objects only those of a known node are kept. Nothing is decided
     // before the first lists are in: what is missing from a half-filled cache would appear deleted.
     let mut lists = vec![source.listed()];
@@ -190,7 +215,7 @@ pub(crate) async fn run(
     ready.send_replace(true);
     let reporter = Reporter { controller: EVENT_COMPONENT.to_owned(), instance: None };
     let controller = Arc::new(NodeController {
-        sidecar: Sidecar::new(Tokens::new(&options.sidecar_token, &client)),
+        sidecar,
         caches,
         nodes: source.store(),
         queue: source.queue(),

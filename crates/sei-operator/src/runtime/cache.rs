@@ -132,7 +132,8 @@ impl<R: Kind> Scope<'_, R> {
         tokio::spawn(async move {
             loop {
                 let events = watcher(api.clone(), config.clone());
-                let events = Box::pin(persistent(events, K::kind(&()), metrics.clone()));
+                let events =
+                    Box::pin(persistent(events, K::kind(&()), R::kind(&()), metrics.clone()));
                 match follower.follow(events).await {
                     End::Relist => {}
                     End::Closed => return,
@@ -310,20 +311,21 @@ fn replace<V: View, R: Kind>(cache: &Cache<V>, listed: Views<V>, queue: &Queue<R
     }
 }
 
-/// A watch that recovers by itself. Failures are logged, counted, and tried again, later each time.
+/// A watch of `kind`, for the controller of the kind `controller`, that recovers by itself. Failures are logged, counted, and tried again, later each time.
 pub(crate) fn persistent<K>(
     watched: impl Stream<Item = watcher::Result<watcher::Event<K>>>,
     kind: Cow<'static, str>,
+    controller: Cow<'static, str>,
     metrics: Metrics,
 ) -> impl Stream<Item = watcher::Event<K>> {
     watched.backoff(Patience::default()).filter_map(move |event| {
-        let received = event.map_err(|error| report_failure(&kind, &error, &metrics));
+        let received = event.map_err(|error| report_failure(&kind, &controller, &error, &metrics));
         future::ready(received.ok())
     })
 }
 
-fn report_failure(kind: &str, error: &watcher::Error, metrics: &Metrics) {
-    metrics.error("watch");
+fn report_failure(kind: &str, controller: &str, error: &watcher::Error, metrics: &Metrics) {
+    metrics.error(controller, "watch");
     let is_unserved = match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
         | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => status.code == 404,
@@ -490,7 +492,7 @@ mod tests {
             }
         });
         let metrics = Metrics::new();
-        let watched = persistent(attempts, Pod::kind(&()), metrics.clone());
+        let watched = persistent(attempts, Pod::kind(&()), Pod::kind(&()), metrics.clone());
         let begun = Instant::now();
         watched.take(20).for_each(|_| future::ready(())).await;
         assert!(begun.elapsed() > Duration::from_secs(300), "{:?}", begun.elapsed());

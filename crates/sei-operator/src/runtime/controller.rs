@@ -297,7 +297,7 @@ impl<K: Kind> Source<K> {
         };
         // Errors are handled here: a controller that receives one delays all other requests.
         let events = watcher(api, watcher::Config::default());
-        let events = cache::persistent(events, K::kind(&()), metrics.clone());
+        let events = cache::persistent(events, K::kind(&()), K::kind(&()), metrics.clone());
         tokio::spawn(sink.fill(events));
         Self { store, queue, enqueued, applied, deleted, listed: is_listed, appeared }
     }
@@ -532,6 +532,6 @@ fn on_error<R: Reconcile>(
 ) -> Action {
     let key = ObjectKey::of(object.meta());
     tracing::warn!(kind = %R::Kind::kind(&()), object = %key, %error, "a reconcile failed");
-    context.runtime.metrics.error(error.category());
+    context.runtime.metrics.error(&R::Kind::kind(&()), error.category());
     Action::requeue(context.back_off(&key))
 }

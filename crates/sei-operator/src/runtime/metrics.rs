@@ -157,9 +157,11 @@ impl Metrics {
             .inc();
     }
 
-    /// Counts a reconcile or a watch that ended in an error of this category.
-    pub fn error(&self, category: &'static str) {
-        self.errors.get_or_create(&ErrorLabels { controller: CONTROLLER, category }).inc();
+    /// Counts a reconcile or a watch that ended in an error of this category, for the controller of
+    /// this kind.
+    pub fn error(&self, kind: &str, category: &'static str) {
+        let controller = kind.to_lowercase();
+        self.errors.get_or_create(&ErrorLabels { controller, category }).inc();
     }
 
     /// Records whether this process leads.
@@ -348,7 +350,7 @@ struct BuildLabels {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ErrorLabels {
-    controller: &'static str,
+    controller: String,
     category: &'static str,
 }
 

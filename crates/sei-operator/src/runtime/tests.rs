@@ -212,7 +212,7 @@ async fn a_panic_fails_only_its_own_reconcile() {
     let _running = start(&client, &runtime, &maps);
     maps.until(|_, ended| ended >= 3).await;
     let counted = metrics.encode();
-    assert!(counted.contains("category=\"panic\"} 1"), "{counted}");
+    assert!(counted.contains("controller=\"configmap\",category=\"panic\"} 1"), "{counted}");
     assert_eq!(Error::Panicked(String::new()).category(), "panic");
 }
 

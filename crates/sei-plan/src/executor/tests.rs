@@ -272,7 +272,7 @@ fn the_sidecars_error_ends_up_in_the_failed_plan() {
     let mut world = World::updating(T::MarkReady);
     world.live_pods([pod(NEW)]);
     let mut status = status(world.plan.clone());
-    let poll = |state| Outcome::Task(Some(TaskRecord { state }));
+    let poll = |state| Outcome::Task(Some(TaskRecord::from(state)));
     world.transcript([poll(TaskState::Running)]);
     assert!(matches!(note(&mut status, world.next()), Progress::Waiting(_)));
     world.seen.tasks.clear();
@@ -293,7 +293,7 @@ fn each_attempt_is_submitted_once_and_under_its_own_id() {
     let mut status = status(world.plan.clone());
     for state in [TaskState::Failed("once".to_owned()), TaskState::Completed] {
         world.plan = plan_of(&status).clone();
-        let ended = Outcome::Task(Some(TaskRecord { state }));
+        let ended = Outcome::Task(Some(TaskRecord::from(state)));
         world.transcript([Outcome::Task(None), Outcome::Accepted, ended]);
         submitted.append(&mut world.seen.submitted);
         record_submission(&mut status, now());

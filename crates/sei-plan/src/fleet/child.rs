@@ -298,6 +298,10 @@ pub(super) fn template_of(fleet: &SeiNodeDeployment, node: &SeiNode) -> NodeTemp
     {
         validator.genesis_ceremony = None;
     }
+    // The ceremony has set them.
+    if fleet.spec.genesis.is_some() && present.peers.is_none() {
+        spec.peers = None;
+    }
     // The pod has the labels of the template, and two of its fleet.
     let of_template = |key: &String, value: &String| {
         labels.as_ref().is_some_and(|labels| labels.get(key) == Some(value))

@@ -9,23 +9,27 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Service;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use sei_api::SeiNode;
 use sei_api::fleet::{DeletionPolicy, SeiNodeDeployment, SeiNodeDeploymentStatus};
 use sei_api::names::{FLEET_FINALIZER, ORPHAN_FINALIZER, fleet_node, label};
 use serde_json::{Value, json};
 
 use crate::planner::later;
-use crate::request::{Failure, Purpose, Write};
+use crate::request::{Failure, Outcome, Purpose, Request, Write};
 use crate::shared::Shared;
+use crate::timing::Timing;
 use crate::view::controller_of;
 
+mod ceremony;
 mod child;
 mod forecast;
 mod rollout;
 mod service;
 mod status;
 
+use ceremony::Ceremony;
+pub use ceremony::NodeObjects;
 use child::{Target, guarded, ordinal_in, stamp, was_released_down};
 pub use forecast::{Forecast, NodeForecast, forecast, previous_template};
 use rollout::{Context, Flight, Limits, Member, Next, Release};
@@ -46,6 +50,11 @@ pub struct FleetSnapshot {
     pub nodes: Vec<Shared<SeiNode>>,
     /// The Service of the fleet's name.
     pub service: Option<ServiceView>,
+    /// The objects of nodes, while the fleet has a plan.
+    pub objects: BTreeMap<String, NodeObjects>,
+    /// The id of a plan that this pass builds.
+    pub plan_id: String,
+    pub timing: Timing,
     pub now: Timestamp,
 }
 
@@ -72,16 +81,19 @@ pub enum FleetRequest {
         resource_version: Option<String>,
         finalizers: Vec<String>,
     },
+    /// A read or a call of the sidecar, as for the node itself.
+    OfNode {
+        node: String,
+        request: Box<Request>,
+    },
 }
 
 impl FleetRequest {
-    /// What the request changes.
-    pub fn write(&self, fleet: &str) -> Write {
-        let of = |verb, kind, name: &str, uid: Option<&str>| Write {
-            verb,
-            kind,
-            name: name.to_owned(),
-            uid: uid.map(str::to_owned),
+    /// What the request changes; `None` for reads.
+    pub fn write(&self, fleet: &str) -> Option<Write> {
+        let of = |verb, kind, name: &str, uid: Option<&str>| {
+            let (name, uid) = (name.to_owned(), uid.map(str::to_owned));
+            Some(Write { verb, kind, name, uid })
         };
         let name = request_name(self);
         match self {
@@ -95,6 +107,7 @@ impl FleetRequest {
                 of("patch", "Service", name, patch["metadata"]["uid"].as_str())
             }
             Self::PatchFinalizers { .. } => of("patch", "SeiNodeDeployment", fleet, None),
+            Self::OfNode { node, request } => request.write(node),
         }
     }
 }
@@ -106,6 +119,7 @@ pub enum FleetOutcome {
     Service(ServiceView),
     Fleet(Box<SeiNodeDeployment>),
     Deleted,
+    OfNode(Outcome),
     Failed(Failure),
 }
 
@@ -114,6 +128,7 @@ impl FleetOutcome {
     pub fn failure(&self) -> Option<&Failure> {
         match self {
             Self::Failed(failure) => Some(failure),
+            Self::OfNode(outcome) => outcome.failure(),
             _ => None,
         }
     }
@@ -158,6 +173,7 @@ pub struct FleetPass {
     refused: BTreeMap<String, String>,
     /// Nodes that this pass released while they were down.
     released_down: Vec<String>,
+    ceremony: Ceremony,
     asked: Option<FleetRequest>,
     is_reported: bool,
     ending: FleetEnding,
@@ -173,6 +189,7 @@ impl FleetPass {
             .collect();
         Self {
             target,
+            ceremony: Ceremony::begin(&snapshot),
             snapshot,
             current,
             refused: BTreeMap::new(),
@@ -204,12 +221,22 @@ impl FleetPass {
         } else {
             format!("template {} of the fleet", self.target.hash)
         };
-        Purpose { why, ..Purpose::default() }
+        let plan = self.ceremony.active();
+        match (&self.asked, plan) {
+            (Some(FleetRequest::OfNode { .. }), Some(plan)) => Purpose {
+                plan: plan.id.clone(),
+                task: plan.current().map(|(_, task)| task.r#type.clone()),
+                why: "begins the chain".to_owned(),
+            },
+            _ => Purpose { why, ..Purpose::default() },
+        }
     }
 
     pub fn ask(&mut self) -> FleetAsk {
         if self.ending.failure.is_none() {
-            if let Some(request) = self.next_request() {
+            let request = self.next_request();
+            let request = request.or_else(|| self.ceremony.step(&self.snapshot, &self.refused));
+            if let Some(request) = request {
                 self.asked = Some(request.clone());
                 return FleetAsk::Perform(request);
             }
@@ -219,9 +246,10 @@ impl FleetPass {
                 // No event reports that an object of another owner was deleted, or a quota raised.
                 let is_refused = !self.refused.is_empty() || self.snapshot.has_conflict();
                 let again = is_refused.then(|| later(self.snapshot.now, REFUSED_RETRY));
+                let ceremony = self.ceremony.report(&self.snapshot);
                 let dues = plan.members.iter().filter_map(|member| member.due);
-                self.ending.due = dues.chain(again).min();
-                let status = status::report(&self.snapshot, &plan, &self.refused);
+                self.ending.due = dues.chain(again).chain(ceremony.due).min();
+                let status = status::report(&self.snapshot, &plan, ceremony, &self.refused);
                 self.ending.events.extend(status::events(&self.snapshot, &status));
                 return FleetAsk::Write(Box::new(status));
             }
@@ -255,6 +283,11 @@ impl FleetPass {
                     }
                 } else if matches!(asked, Some(FleetRequest::PatchFinalizers { .. })) {
                     self.ending.is_released = true;
+                }
+            }
+            FleetOutcome::OfNode(outcome) => {
+                if let Some(FleetRequest::OfNode { node, request }) = asked {
+                    self.ceremony.absorb(&node, &request, outcome, self.snapshot.now);
                 }
             }
             FleetOutcome::Failed(failure) => self.failed(asked.as_ref(), failure),
@@ -348,7 +381,8 @@ impl FleetPass {
     fn next_node(&mut self, nodes: &[(usize, Shared<SeiNode>)]) -> Option<FleetRequest> {
         let target = &self.target;
         let namespace = self.snapshot.fleet.metadata.namespace.clone().unwrap_or_default();
-        let replicas = self.snapshot.replicas();
+        let replicas =
+            self.snapshot.nodes_of_ceremony().unwrap_or_else(|| self.snapshot.replicas());
         for ordinal in 0..replicas {
             let name = fleet_node(&self.snapshot.name(), ordinal);
             if self.node(&name).is_none() && !self.refused.contains_key(&name) {
@@ -506,6 +540,10 @@ impl FleetSnapshot {
         self.fleet.status.as_ref()
     }
 
+    fn condition(&self, kind: &str) -> Option<&Condition> {
+        self.status()?.conditions.iter().find(|present| present.type_ == kind)
+    }
+
     /// The hash that the records of nodes in the status are about.
     fn target_hash(&self) -> Option<&str> {
         let status = self.status()?;
@@ -616,7 +654,8 @@ fn request_name(request: &FleetRequest) -> &str {
         FleetRequest::CreateService(service) => {
             service.metadata.name.as_deref().unwrap_or_default()
         }
-        FleetRequest::PatchNode { name, .. }
+        FleetRequest::OfNode { node: name, .. }
+        | FleetRequest::PatchNode { name, .. }
         | FleetRequest::DeleteNode { name, .. }
         | FleetRequest::PatchService { name, .. } => name,
         FleetRequest::PatchFinalizers { .. } => "",

@@ -12,6 +12,7 @@ use sei_api::names::fleet_service;
 use sei_api::status::SeiNodePhase;
 use sei_api::{SeiNode, condition};
 
+use super::ceremony;
 use super::child::stamp;
 use super::rollout::{Flight, Member, Next};
 use super::{FleetEvent, FleetSnapshot, Survey, name_of};
@@ -25,6 +26,7 @@ const PAUSED: &str = "spec.updateStrategy.paused holds the rollout";
 pub(super) fn report(
     snapshot: &FleetSnapshot,
     survey: &Survey,
+    ceremony: ceremony::Report,
     refused: &BTreeMap<String, String>,
 ) -> SeiNodeDeploymentStatus {
     let before = snapshot.status().cloned().unwrap_or_default();
@@ -42,7 +44,7 @@ pub(super) fn report(
     let hash = &survey.hash;
     let is_settled = rollout.is_none() && !is_paused;
     let mut status = SeiNodeDeploymentStatus {
-        observed_generation: if rollout.is_none() {
+        observed_generation: if rollout.is_none() && ceremony.plan.is_none() {
             snapshot.fleet.metadata.generation
         } else {
             before.observed_generation
@@ -61,6 +63,9 @@ pub(super) fn report(
             .collect(),
         incumbent_nodes: own.iter().map(|(_, node)| name_of(node)).collect(),
         rollout,
+        plan: ceremony.plan,
+        ceremony: ceremony.ceremony,
+        genesis_hash: ceremony.genesis_hash,
         internal_service: internal_service(snapshot),
         per_pod_services: own.iter().map(|(_, node)| per_pod_service(snapshot, node)).collect(),
         ..before
@@ -77,7 +82,8 @@ pub(super) fn report(
         () if failed > 0 && running > 0 => FleetPhase::Degraded,
         () => FleetPhase::Initializing,
     });
-    for verdict in conditions(snapshot, survey, refused, &status, (running, failed)) {
+    let verdicts = conditions(snapshot, survey, refused, &status, (running, failed));
+    for verdict in verdicts.into_iter().chain(ceremony.verdicts) {
         condition::put(
             &mut status.conditions,
             Condition {
@@ -94,7 +100,7 @@ pub(super) fn report(
 }
 
 /// Type, whether it is True, reason, message.
-type Verdict = (&'static str, bool, &'static str, String);
+pub(super) type Verdict = (&'static str, bool, &'static str, String);
 
 fn conditions(
     snapshot: &FleetSnapshot,
@@ -124,39 +130,12 @@ fn conditions(
         (condition_type::NODES_READY, nodes.0, nodes.1, ready),
         (condition_type::NETWORKING_READY, false, networking.0, networking.1),
     ];
-    all.extend(genesis(snapshot));
-    if !status.conditions.iter().any(|present| present.type_ == condition_type::PLAN_IN_PROGRESS) {
-        all.push((condition_type::PLAN_IN_PROGRESS, false, "NotStarted", String::new()));
-    }
     all.extend(rollout_condition(snapshot, survey, status));
     let is_paused = snapshot.is_paused();
     let paused = if is_paused { "Paused" } else { "NotPaused" };
     all.push((condition_type::PAUSED, is_paused, paused, String::new()));
     all.push(summary(snapshot, survey, refused, status));
     all
-}
-
-/// The ceremony is not run yet; one that another operator has completed stays complete.
-fn genesis(snapshot: &FleetSnapshot) -> Option<Verdict> {
-    let kind = condition_type::GENESIS_COMPLETE;
-    let conditions = snapshot.status().map(|status| status.conditions.as_slice());
-    let done = conditions
-        .unwrap_or_default()
-        .iter()
-        .any(|present| present.type_ == kind && present.status == "True");
-    if done {
-        return None;
-    }
-    Some(match snapshot.fleet.spec.genesis {
-        None => (kind, false, "NotApplicable", String::new()),
-        Some(_) => (
-            kind,
-            false,
-            "NotSupported",
-            "this operator does not run a genesis ceremony yet; the nodes wait for their genesis file"
-                .to_owned(),
-        ),
-    })
 }
 
 fn rollout_condition(
@@ -327,6 +306,22 @@ pub(super) fn events(snapshot: &FleetSnapshot, after: &SeiNodeDeploymentStatus) 
     let mut event = |is_warning, reason, note: String| {
         events.push(FleetEvent { is_warning, reason, note });
     };
+    if before.plan.is_none() && after.plan.is_some() {
+        event(false, "PlanStarted", "the genesis ceremony begins".to_owned());
+    }
+    let ceremony = |status: &SeiNodeDeploymentStatus| {
+        let kind = condition_type::GENESIS_COMPLETE;
+        status.conditions.iter().find(|present| present.type_ == kind).cloned()
+    };
+    if let Some(after) = ceremony(after)
+        && ceremony(&before).is_none_or(|before| before.reason != after.reason)
+    {
+        match after.reason.as_str() {
+            "Complete" => event(false, "PlanComplete", after.message),
+            "CeremonyFailed" => event(true, "PlanFailed", after.message),
+            _ => {}
+        }
+    }
     match (&before.rollout, &after.rollout) {
         (None, Some(new)) => {
             event(false, "RolloutStarted", format!("rolls out template {}", new.target_hash));
@@ -422,7 +417,7 @@ fn endpoints(snapshot: &FleetSnapshot, status: &SeiNodeDeploymentStatus) -> Opti
     (endpoints != FleetEndpoints::default()).then_some(endpoints)
 }
 
-fn phase_of(node: &SeiNode) -> Option<SeiNodePhase> {
+pub(super) fn phase_of(node: &SeiNode) -> Option<SeiNodePhase> {
     node.status.as_ref().and_then(|status| status.phase)
 }
 
@@ -440,7 +435,7 @@ fn count(number: usize) -> i32 {
 }
 
 /// The first few of these texts.
-fn named(all: &[String]) -> String {
+pub(super) fn named(all: &[String]) -> String {
     let mut text = all.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join("; ");
     if all.len() > NAMED_MAX {
         write!(text, "; and {} more", all.len() - NAMED_MAX).expect("a String takes everything");

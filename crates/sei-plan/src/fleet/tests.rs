@@ -15,6 +15,7 @@ use sei_api::status::{SeiNodePhase, SeiNodeStatus};
 
 use super::*;
 
+mod ceremony;
 mod random;
 
 /// A fleet with its nodes, which a few rules bring from one state to the next.
@@ -30,6 +31,7 @@ struct Model {
     bad: Vec<String>,
     /// The most nodes that were down because of a rollout.
     most_down: usize,
+    sidecars: ceremony::Sidecars,
 }
 
 #[derive(Clone)]
@@ -91,6 +93,7 @@ impl Model {
             events: Vec::new(),
             bad: Vec::new(),
             most_down: 0,
+            sidecars: ceremony::Sidecars::default(),
         }
     }
 
@@ -108,6 +111,9 @@ impl Model {
             fleet: Shared::new(self.fleet.clone()),
             nodes: self.nodes.values().map(|machine| Shared::new(machine.node.clone())).collect(),
             service: self.service.clone(),
+            objects: self.objects(),
+            plan_id: format!("plan-{}", self.version),
+            timing: Timing::default(),
             now: self.now,
         }
     }
@@ -225,6 +231,9 @@ impl Model {
                     service.owners = serde_json::from_value(owners).unwrap();
                 }
                 FleetOutcome::Service(service.clone())
+            }
+            FleetRequest::OfNode { node, request } => {
+                FleetOutcome::OfNode(self.call(node, request))
             }
             FleetRequest::PatchFinalizers { finalizers, .. } => {
                 self.fleet.metadata.finalizers = Some(finalizers.clone());

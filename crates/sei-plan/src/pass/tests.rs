@@ -376,8 +376,8 @@ fn a_task_submitted_by_another_operator_is_timed_from_its_first_poll() {
     let mut pass = begin(updating());
     let Ask::Perform(poll) = pass.ask() else { panic!("the sidecar is polled") };
     let Request::Sidecar(call) = &*poll else { panic!("{poll:?}") };
-    assert!(matches!(call.call, SidecarCall::Poll { .. }));
-    let record = crate::request::TaskRecord { state: crate::request::TaskState::Running };
+    assert!(matches!(call.call, crate::request::SidecarCall::Poll { .. }));
+    let record = crate::request::TaskRecord::from(crate::request::TaskState::Running);
     pass.absorb(Outcome::Task(Some(record)));
     let status = deferred(&mut pass);
     assert!(status.plan.unwrap().tasks[0].submitted_at.is_some());

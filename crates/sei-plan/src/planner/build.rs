@@ -278,6 +278,8 @@ fn params(snapshot: &Snapshot, desired: &Desired, task: TaskType) -> Value {
             })
         }
         T::UploadGenesisArtifacts => json!({ "NodeName": name }),
+        // Tasks of fleets.
+        T::AssembleAndUploadGenesis | T::CollectAndSetPeers | T::AwaitNodesRunning => Value::Null,
     }
 }
 

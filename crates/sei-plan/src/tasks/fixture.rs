@@ -422,6 +422,7 @@ fn shown_request(request: &Request) -> String {
                 }
                 SidecarCall::Poll { id } => format!("poll {id}"),
                 SidecarCall::Delete { id } => format!("delete {id}"),
+                SidecarCall::NodeId => "node-id".to_owned(),
             };
             format!("{} {} {call}", request.pod_uid, request.ip)
         }

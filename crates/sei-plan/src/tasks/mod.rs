@@ -123,6 +123,9 @@ pub fn step(plan: &TaskPlan, seen: &Seen) -> Option<Next> {
         TaskType::DeployBootstrapJob => bootstrap::step_job(seen),
         TaskType::AwaitBootstrapComplete => bootstrap::step_await(plan, seen),
         TaskType::TeardownBootstrap => bootstrap::step_teardown(plan, seen),
+        TaskType::CollectAndSetPeers | TaskType::AwaitNodesRunning => {
+            fail(format!("{task_type} is a task of fleets"))
+        }
         sidecar if sidecar.side() == Side::Sidecar => sidecar::step(plan, index, task, seen),
         _ => unreachable!("every controller task has its own step"),
     }))
@@ -284,7 +287,7 @@ pub fn kind_of(plan: &TaskPlan) -> PlanKind {
 }
 
 /// Parameter of a task by name. The Go operator stores some in title case and reads any case.
-fn param<'a>(task: &'a PlannedTask, name: &str) -> Option<&'a serde_json::Value> {
+pub(crate) fn param<'a>(task: &'a PlannedTask, name: &str) -> Option<&'a serde_json::Value> {
     let params = task.params.as_ref()?.as_object()?;
     params.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value)
 }

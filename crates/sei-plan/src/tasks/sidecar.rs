@@ -300,10 +300,10 @@ pub fn wire_params(task_type: TaskType, task: &PlannedTask) -> Result<Value, Str
         .map(|(name, value)| (wire_name(name), value.clone()))
         .collect();
     for name in required(task_type, &wire) {
-        let usable = match wire.get(*name) {
-            Some(Value::Object(fields)) => *name == FILES && !fields.is_empty(),
-            Some(value) => *name != FILES && value.is_string(),
-            None => false,
+        let usable = match (*name, wire.get(*name)) {
+            (FILES, found) => found.and_then(Value::as_object).is_some_and(|map| !map.is_empty()),
+            (NODES, found) => found.is_some_and(Value::is_array),
+            (_, found) => found.is_some_and(Value::is_string),
         };
         if !usable {
             return Err(format!("parameter {name} is missing, empty or of the wrong type"));
@@ -312,8 +312,9 @@ pub fn wire_params(task_type: TaskType, task: &PlannedTask) -> Result<Value, Str
     Ok(Value::Object(wire))
 }
 
-/// The only required parameter that is a map; the others are texts.
+/// The required parameter that is a map, and the one that is a list; the others are texts.
 const FILES: &str = "files";
+const NODES: &str = "nodes";
 
 fn required(task_type: TaskType, sent: &Map<String, Value>) -> &'static [&'static str] {
     match task_type {
@@ -324,6 +325,7 @@ fn required(task_type: TaskType, sent: &Map<String, Value>) -> &'static [&'stati
         TaskType::GenerateIdentity => &["chainId", "moniker"],
         TaskType::GenerateGentx => &["chainId", "stakingAmount", "accountBalance"],
         TaskType::UploadGenesisArtifacts => &["nodeName"],
+        TaskType::AssembleAndUploadGenesis => &["accountBalance", "namespace", NODES],
         _ => &[],
     }
 }

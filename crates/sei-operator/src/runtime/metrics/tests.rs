@@ -362,7 +362,8 @@ fn probes_errors_and_leadership_are_counted() {
     metrics.probe("sei", &Health::Ready);
     metrics.probe("sei", &Health::NotReady);
     metrics.probe("sei", &Health::Unreachable("connection refused".to_owned()));
-    metrics.error("write-status");
+    metrics.error("SeiNode", "write-status");
+    metrics.error("SeiNodeDeployment", "api");
     metrics.clone().leading(true);
     check(
         &metrics,
@@ -370,6 +371,7 @@ fn probes_errors_and_leadership_are_counted() {
         &expect![[r#"
         sei_controller_leader 1
         sei_controller_reconcile_errors_total{controller="seinode",category="write-status"} 1
+        sei_controller_reconcile_errors_total{controller="seinodedeployment",category="api"} 1
         sei_controller_seinode_sidecar_health_probes_total{controller="seinode",namespace="sei",outcome="not_ready"} 1
         sei_controller_seinode_sidecar_health_probes_total{controller="seinode",namespace="sei",outcome="ready"} 2
         sei_controller_seinode_sidecar_health_probes_total{controller="seinode",namespace="sei",outcome="unreachable"} 1
@@ -599,7 +601,7 @@ fn with_every_metric() -> Metrics {
     let metrics = observed();
     metrics.chain(&ObjectKey::new("sei", "a"), Some(Ok(facts())));
     metrics.observe_fleet(&halted_fleet());
-    metrics.error("write-status");
+    metrics.error("SeiNode", "write-status");
     metrics.probe("sei", &Health::Ready);
     let before = status(json!({ "phase": "Initializing", "plan": plan("p", "Active"),
         "phaseTransitionTime": "2026-08-05T10:00:00Z" }));

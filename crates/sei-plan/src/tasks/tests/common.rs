@@ -125,7 +125,7 @@ fn foreign_texts_are_cut_to_a_kibibyte() {
     refused.seen.failure = Some(Failure::Rejected(long.clone()));
     let mut failed = World::updating(T::MarkReady);
     failed.live_pods([pod(NEW)]);
-    failed.transcript([Outcome::Task(Some(TaskRecord { state: TaskState::Failed(long.clone()) }))]);
+    failed.transcript([Outcome::Task(Some(TaskRecord::from(TaskState::Failed(long.clone()))))]);
     let mut job = World::at(&BOOTSTRAP, T::AwaitBootstrapComplete);
     let state = crate::view::JobState::Failed(long.clone());
     job.seen.job = Reading::Live(Some(JobView { state, ..JobView::default() }));

@@ -15,7 +15,7 @@ use crate::view::{Controller, JobState, JobView, PodView};
 use TaskType as T;
 
 fn record(state: TaskState) -> Outcome {
-    Outcome::Task(Some(TaskRecord { state }))
+    Outcome::Task(Some(TaskRecord::from(state)))
 }
 
 fn failed(text: &str) -> TaskState {
@@ -89,7 +89,7 @@ fn runs_for(task: TaskType, seconds: i64) -> World {
     let submitted = world.seen.now.checked_sub(jiff::SignedDuration::from_secs(seconds)).unwrap();
     world.plan.tasks[0].submitted_at = Some(Time(submitted));
     let id = attempt_id(&world.plan, 0, &world.plan.tasks[0]);
-    world.seen.tasks.insert(id, Some(TaskRecord { state: TaskState::Running }));
+    world.seen.tasks.insert(id, Some(TaskRecord::from(TaskState::Running)));
     world
 }
 
@@ -166,6 +166,9 @@ fn good_params(task: TaskType) -> Value {
             json!({ "ChainID": "demo-1", "StakingAmount": "1usei", "AccountBalance": "2usei" })
         }
         T::UploadGenesisArtifacts => json!({ "NodeName": "n" }),
+        T::AssembleAndUploadGenesis => {
+            json!({ "AccountBalance": "2usei", "Namespace": "d", "Nodes": [{ "name": "n" }] })
+        }
         _ => json!({}),
     }
 }
@@ -189,7 +192,7 @@ fn a_retry_uses_a_derived_id_of_its_own() {
     }
     // The failed record of the first attempt does not affect the second.
     world.plan.tasks[6].retry_count = Some(1);
-    world.seen.tasks.insert(first, Some(TaskRecord { state: failed("once") }));
+    world.seen.tasks.insert(first, Some(TaskRecord::from(failed("once"))));
     let lines = world.transcript([Outcome::Task(None)]);
     let second = task_id("plan-1/retry-1", "mark-ready", 6);
     let submits = format!("pod-new 10.0.0.2 submit {second} mark-ready {{}}");
@@ -365,6 +368,11 @@ fn parameters_that_can_never_work_fail_the_plan_before_any_call() {
             "…parameter stakingAmount is…",
         ),
         (T::UploadGenesisArtifacts, json!({ "NodeName": "" }), "…parameter nodeName is…"),
+        (
+            T::AssembleAndUploadGenesis,
+            json!({ "AccountBalance": "2usei", "Namespace": "d", "Nodes": [] }),
+            "…parameter nodes is…",
+        ),
         (T::ConfigApply, json!({ "mode": 5 }), "…parameter mode is…"),
         (T::ConfigApply, json!({ "mode": { "a": 1 } }), "…parameter mode is…"),
         (T::ConfigApply, json!({ "incremental": "true" }), "…parameter mode is…"),
