@@ -16,6 +16,7 @@ mod fleet_rollouts;
 mod fleets;
 mod foreign_objects;
 mod go_operator_behaviour;
+mod hands_off;
 mod install;
 mod kubernetes_controllers;
 mod manual_changes;

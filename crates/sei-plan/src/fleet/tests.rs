@@ -15,6 +15,7 @@ use sei_api::status::{SeiNodePhase, SeiNodeStatus};
 
 use super::*;
 
+mod hands_off;
 mod random;
 
 /// A fleet with its nodes, which a few rules bring from one state to the next.
