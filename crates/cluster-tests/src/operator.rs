@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use kube::client::ClientBuilder;
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use sei_operator::runtime::controller::InFlight;
 use sei_operator::runtime::metrics::Metrics;
@@ -52,6 +52,10 @@ pub struct Setup {
     pub tokens: Option<TokenSource>,
     /// It works in all namespaces, so the test needs a plane of its own.
     pub all_namespaces: bool,
+    /// More namespaces than the test's.
+    pub namespaces: Vec<String>,
+    /// Its token, instead of that of the user.
+    pub token: Option<String>,
     /// The interceptor that its requests pass through, if any.
     pub interceptor: Option<Interceptor>,
 }
@@ -67,6 +71,8 @@ impl Default for Setup {
             algorithm: Algorithm::CURRENT,
             tokens: None,
             all_namespaces: false,
+            namespaces: Vec::new(),
+            token: None,
             interceptor: None,
         }
     }
@@ -85,7 +91,11 @@ pub async fn start_on(plane: &ControlPlane, namespace: &str, setup: Setup) -> Re
     let options = Options {
         platform: Arc::new(platform),
         platform_path: None,
-        namespace: (!setup.all_namespaces).then(|| namespace.to_owned()),
+        namespaces: if setup.all_namespaces {
+            [].into()
+        } else {
+            std::iter::once(namespace.to_owned()).chain(setup.namespaces).collect()
+        },
         sidecar_token: setup
             .tokens
             .unwrap_or_else(|| TokenSource::Account { namespace: namespace.to_owned() }),
@@ -98,7 +108,11 @@ pub async fn start_on(plane: &ControlPlane, namespace: &str, setup: Setup) -> Re
     };
     let path = plane.kubeconfig(setup.user);
     let kubeconfig = Kubeconfig::read_from(&path).context("failed to read a kubeconfig")?;
-    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    let mut config =
+        Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    if let Some(token) = setup.token {
+        config.auth_info = AuthInfo { token: Some(token.into()), ..AuthInfo::default() };
+    }
     let mut operator = Operator::start(move || client(config, setup.interceptor), options)?;
     operator.ready().await?;
     Ok(operator)

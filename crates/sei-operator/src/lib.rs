@@ -75,8 +75,8 @@ pub struct Options {
     pub platform: Arc<Platform>,
     /// File that the platform was read from; its witnesses are read again.
     pub platform_path: Option<PathBuf>,
-    /// Only the nodes of this namespace; all without it.
-    pub namespace: Option<String>,
+    /// Only the nodes of these namespaces; all without any.
+    pub namespaces: Arc<[String]>,
     pub sidecar_token: TokenSource,
     pub timing: Timing,
     /// How many RPCs of nodes are read at once; none with 0.

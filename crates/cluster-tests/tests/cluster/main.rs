@@ -47,3 +47,4 @@ mod unanswered_requests;
 mod unmanaged_node;
 mod update_backoff;
 mod updates;
+mod watched_namespaces;

@@ -144,7 +144,7 @@ impl Conversation {
 impl NodeController {
     fn cluster(&self, key: &ObjectKey) -> Cluster {
         let (client, sidecar) = (self.client.clone(), self.sidecar.clone());
-        Cluster::new(client, sidecar, key, self.options.namespace.as_deref())
+        Cluster::new(client, sidecar, key, &self.options.namespaces)
     }
 
     /// Performs what a conversation asks for, up to its end.
