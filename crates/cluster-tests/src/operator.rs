@@ -1,5 +1,6 @@
 //! An operator for one test, restricted to the test's namespace.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
@@ -43,6 +44,8 @@ rollout: { settleSeconds: 0 }
 pub struct Setup {
     pub user: User,
     pub platform: String,
+    /// The file that the platform is read from again.
+    pub platform_path: Option<PathBuf>,
     pub speed: u32,
     pub version: String,
     /// The registry that the operator's metrics go to.
@@ -65,6 +68,7 @@ impl Default for Setup {
         Self {
             user: User::Operator,
             platform: PLATFORM.to_owned(),
+            platform_path: None,
             speed: 10,
             version: "1.0.0".to_owned(),
             metrics: Metrics::new(),
@@ -90,7 +94,7 @@ pub async fn start_on(plane: &ControlPlane, namespace: &str, setup: Setup) -> Re
     setup.metrics.leading(true);
     let options = Options {
         platform: Arc::new(platform),
-        platform_path: None,
+        platform_path: setup.platform_path,
         namespaces: if setup.all_namespaces {
             [].into()
         } else {

@@ -23,6 +23,7 @@ mod manual_changes;
 mod missing_crd;
 mod modes;
 mod pause_and_delete;
+mod platform_file;
 mod plugin;
 mod pre_pull;
 mod process;

@@ -208,6 +208,7 @@ pub(crate) async fn run(
     tokio::select! {
         () = controller::run(runtime.clone(), controller.clone(), source, stop) => {}
         // Its cache would stay as it is for ever, and decisions would be based on it.
+        () = controller.watch_platform() => {}
         () = any_closed(lists) => anyhow::bail!("the task of a watch has ended"),
     }
     runtime.finish().await;

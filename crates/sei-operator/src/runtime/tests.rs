@@ -140,7 +140,7 @@ struct Running {
 
 fn start<R: Reconcile>(client: &Client, runtime: &Arc<Runtime>, reconciler: &Arc<R>) -> Running {
     let (stop, stopped) = watch::channel(false);
-    let source = Source::start(&client, &[], &runtime.metrics);
+    let source = Source::start(client, &[], &runtime.metrics);
     let run = controller::run(runtime.clone(), reconciler.clone(), source, stopped);
     Running { stop, task: tokio::spawn(run) }
 }

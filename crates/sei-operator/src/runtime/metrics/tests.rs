@@ -363,6 +363,7 @@ fn probes_errors_and_leadership_are_counted() {
     metrics.probe("sei", &Health::NotReady);
     metrics.probe("sei", &Health::Unreachable("connection refused".to_owned()));
     metrics.error("write-status");
+    metrics.platform_file("0123456789abcdef", false);
     metrics.clone().leading(true);
     check(
         &metrics,
@@ -600,6 +601,7 @@ fn with_every_metric() -> Metrics {
     metrics.chain(&ObjectKey::new("sei", "a"), Some(Ok(facts())));
     metrics.observe_fleet(&halted_fleet());
     metrics.error("write-status");
+    metrics.platform_file("0123456789abcdef", false);
     metrics.probe("sei", &Health::Ready);
     let before = status(json!({ "phase": "Initializing", "plan": plan("p", "Active"),
         "phaseTransitionTime": "2026-08-05T10:00:00Z" }));
