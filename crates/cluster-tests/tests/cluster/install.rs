@@ -151,7 +151,7 @@ fn limited_to_some_namespaces_helm_and_kustomize_install_the_same() -> Result<()
     let values =
         "--values config/samples/install/values.yaml --set watchNamespaces={team-a,team-b}";
     let helm = by_name(&shell.run(&template(values))?)?;
-    let mut kustomize = by_name(&shell.run("kubectl kustomize config/samples/watch-namespaces")?)?;
+    let mut kustomize = by_name(&shell.run("kubectl kustomize config/samples/namespaced")?)?;
     kustomize.retain(|name, _| {
         ![format!("Namespace {NAMESPACE}"), "ConfigMap sei-controller-config".to_owned()]
             .contains(name)
