@@ -1,10 +1,11 @@
 //! An operator for one test, restricted to the test's namespace.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use kube::client::ClientBuilder;
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use sei_operator::runtime::controller::InFlight;
 use sei_operator::runtime::metrics::Metrics;
@@ -43,6 +44,8 @@ rollout: { settleSeconds: 0 }
 pub struct Setup {
     pub user: User,
     pub platform: String,
+    /// The file that the platform is read from again.
+    pub platform_path: Option<PathBuf>,
     pub speed: u32,
     pub version: String,
     /// The registry that the operator's metrics go to.
@@ -52,6 +55,10 @@ pub struct Setup {
     pub tokens: Option<TokenSource>,
     /// It works in all namespaces, so the test needs a plane of its own.
     pub all_namespaces: bool,
+    /// More namespaces than the test's.
+    pub namespaces: Vec<String>,
+    /// Its token, instead of that of the user.
+    pub token: Option<String>,
     /// The interceptor that its requests pass through, if any.
     pub interceptor: Option<Interceptor>,
 }
@@ -61,12 +68,15 @@ impl Default for Setup {
         Self {
             user: User::Operator,
             platform: PLATFORM.to_owned(),
+            platform_path: None,
             speed: 10,
             version: "1.0.0".to_owned(),
             metrics: Metrics::new(),
             algorithm: Algorithm::CURRENT,
             tokens: None,
             all_namespaces: false,
+            namespaces: Vec::new(),
+            token: None,
             interceptor: None,
         }
     }
@@ -84,8 +94,12 @@ pub async fn start_on(plane: &ControlPlane, namespace: &str, setup: Setup) -> Re
     setup.metrics.leading(true);
     let options = Options {
         platform: Arc::new(platform),
-        platform_path: None,
-        namespace: (!setup.all_namespaces).then(|| namespace.to_owned()),
+        platform_path: setup.platform_path,
+        namespaces: if setup.all_namespaces {
+            [].into()
+        } else {
+            std::iter::once(namespace.to_owned()).chain(setup.namespaces).collect()
+        },
         sidecar_token: setup
             .tokens
             .unwrap_or_else(|| TokenSource::Account { namespace: namespace.to_owned() }),
@@ -98,7 +112,11 @@ pub async fn start_on(plane: &ControlPlane, namespace: &str, setup: Setup) -> Re
     };
     let path = plane.kubeconfig(setup.user);
     let kubeconfig = Kubeconfig::read_from(&path).context("failed to read a kubeconfig")?;
-    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    let mut config =
+        Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    if let Some(token) = setup.token {
+        config.auth_info = AuthInfo { token: Some(token.into()), ..AuthInfo::default() };
+    }
     let mut operator = Operator::start(move || client(config, setup.interceptor), options)?;
     operator.ready().await?;
     Ok(operator)

@@ -73,6 +73,8 @@ enum State {
     /// Waits for the failed rolls of other nodes of its chain.
     Halted,
     Held,
+    /// Annotation `sei.io/hands-off`.
+    HandsOff,
     /// `spec.update.paused` holds the next update.
     Paused,
     /// `spec.paused`.
@@ -90,6 +92,7 @@ impl State {
         let pending = node.status.as_ref().and_then(|status| status.pending_update.as_ref());
         let is_halted = pending.is_some_and(|pending| pending.halted_by.is_some());
         match &summary.what {
+            What::HandsOff => Self::HandsOff,
             What::Deleting => Self::Deleting,
             What::Stalled { .. } => Self::Stalled,
             What::Failed => Self::Failed,
@@ -124,6 +127,7 @@ impl State {
             Self::NoBlocks => "without new blocks",
             Self::Halted => "halted",
             Self::Held => "held",
+            Self::HandsOff => "hands-off",
             Self::Paused => "paused",
             Self::Stopped => "stopped",
             Self::Deleting => "deleting",

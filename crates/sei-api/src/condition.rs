@@ -125,6 +125,7 @@ names! {
         UpgradeNeeded = "UpgradeNeeded",
         NoNewBlock = "NoNewBlock",
         BlocksAdvance = "BlocksAdvance",
+        HandsOff = "HandsOff",
     }
 }
 
@@ -237,6 +238,20 @@ pub const REASONS: &[ReasonRow] = &[
         "Read the message and the events of the pod (kubectl describe pod). A pod that stays so for longer than the deadline of its cause is reported as Stalled.",
     ),
     row(C::Ready, False, R::Terminating, "The node is being deleted.", ""),
+    row(
+        C::Ready,
+        True,
+        R::HandsOff,
+        "The pod is Ready. Annotation sei.io/hands-off is set: the operator changes no object of the node, and does not update other conditions.",
+        "Remove the annotation.",
+    ),
+    row(
+        C::Ready,
+        False,
+        R::HandsOff,
+        "The pod is not Ready, or the node is deleted and kept. Annotation sei.io/hands-off is set: the operator changes no object of the node, and does not update other conditions.",
+        "Remove the annotation; the operator then repairs or deletes the node.",
+    ),
     row(
         C::Reconciling,
         True,

@@ -89,6 +89,12 @@ metrics! {
     BUILD_INFO: Gauge "build_info" ["version"]
         "1, with the version of this process",
         "Shows which build runs, and when it changed.";
+    PLATFORM_FILE_IN_FORCE: Gauge "platform_file_in_force" ["hash"]
+        "1, with the first 16 digits of the SHA-256 of the platform configuration in force; only of the leader",
+        "Whether a changed file has taken effect.";
+    PLATFORM_FILE_REFUSED: Gauge "platform_file_refused" []
+        "Whether the present content of the platform configuration was refused, and an earlier one is in force",
+        "1 needs a correction: the operator's log names the key and the value.";
     SEINODE_PHASE: Gauge "seinode_phase" ["namespace", "name", "phase"]
         "1 for the current phase of the node, 0 for every other phase",
         "How many nodes are in which phase; a node in Failed needs a person.";

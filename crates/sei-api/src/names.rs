@@ -74,6 +74,8 @@ pub mod annotation {
     pub const RETRY: &str = "sei.io/retry";
     /// Approves a start on an empty volume; its value is the uid of the lost claim.
     pub const RECREATE_VOLUME: &str = "sei.io/recreate-volume";
+    /// `"true"`: of everything that belongs to the node, only its status is written.
+    pub const HANDS_OFF: &str = "sei.io/hands-off";
     /// Deletes a node that signs although its pod has not ended; its value is the uid of the node.
     pub const FORCE_FINALIZE: &str = "sei.io/force-finalize";
     /// On the pod that pulls the images of an update: the plan and the machine that it pulls for.

@@ -98,6 +98,10 @@ pub const RULES: &[Rule] = &[
     rule("events.k8s.io", "events", &["create", "patch"], "events for kubectl describe"),
 ];
 
+/// The resources in [`RULES`] that are in no namespace. An operator that watches some namespaces has a
+/// Role in each with the other rules, and a `ClusterRole` with these.
+pub const CLUSTER_SCOPED: &[&str] = &["persistentvolumes"];
+
 /// Permissions in the operator's own namespace, for tokens of the account that calls sidecars.
 pub const SIDECAR_TOKEN_RULES: &[Rule] = &[Rule {
     names: &[SIDECAR_CALLER],

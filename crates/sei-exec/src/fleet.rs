@@ -1,5 +1,7 @@
 //! Performs requests for a fleet, unchanged.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::core::v1::Service;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client};
@@ -101,7 +103,8 @@ impl FleetCluster {
                 let namespace = &self.key.namespace;
                 let (client, sidecar) = (self.client.clone(), self.sidecar.clone());
                 let key = ObjectKey::new(namespace, node);
-                let cluster = Cluster::new(client, sidecar, &key, Some(namespace));
+                let scope = Arc::from([namespace.clone()]);
+                let cluster = Cluster::new(client, sidecar, &key, &scope);
                 Ok(FleetOutcome::OfNode(cluster.perform(request).await))
             }
         }

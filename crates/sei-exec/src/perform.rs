@@ -1,5 +1,7 @@
 //! Performs requests against the API server, unchanged.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::apps::v1::{ControllerRevision, StatefulSet};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{
@@ -38,18 +40,18 @@ pub struct Cluster {
     sidecar: Sidecar,
     namespace: String,
     node: String,
-    /// Namespace that the operator is limited to; `None` for all namespaces.
-    scope: Option<String>,
+    /// Namespaces that the operator is limited to; without any it is not.
+    scope: Arc<[String]>,
 }
 
 impl Cluster {
-    pub fn new(client: Client, sidecar: Sidecar, key: &ObjectKey, scope: Option<&str>) -> Self {
+    pub fn new(client: Client, sidecar: Sidecar, key: &ObjectKey, scope: &Arc<[String]>) -> Self {
         Self {
             client,
             sidecar,
             namespace: key.namespace.clone(),
             node: key.name.clone(),
-            scope: scope.map(str::to_owned),
+            scope: scope.clone(),
         }
     }
 
@@ -166,21 +168,26 @@ impl Cluster {
     /// Every node, including one that does not decode as a whole: it may use a key or a volume.
     async fn all_nodes(&self) -> Result<Vec<SeiNode>, Failure> {
         let resource = ApiResource::erase::<SeiNode>(&());
-        let nodes: Api<DynamicObject> = match &self.scope {
-            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &resource),
-            None => Api::all_with(self.client.clone(), &resource),
-        };
+        let client = || self.client.clone();
+        let of = |namespace| Api::namespaced_with(client(), namespace, &resource);
+        let mut scopes: Vec<Api<DynamicObject>> = self.scope.iter().map(|at| of(at)).collect();
+        if scopes.is_empty() {
+            scopes.push(Api::all_with(client(), &resource));
+        }
         let mut found = Vec::new();
-        let mut page = ListParams::default().limit(PAGE);
-        loop {
-            let list = call("list seinodes", nodes.list(&page)).await?;
-            let stored = list.items.iter().filter_map(|node| serde_json::to_value(node).ok());
-            found.extend(stored.filter_map(|node| signers::read(&node)));
-            match list.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => page = page.continue_token(&token),
-                None => return Ok(found),
+        for nodes in scopes {
+            let mut page = ListParams::default().limit(PAGE);
+            loop {
+                let list = call("list seinodes", nodes.list(&page)).await?;
+                let stored = list.items.iter().filter_map(|node| serde_json::to_value(node).ok());
+                found.extend(stored.filter_map(|node| signers::read(&node)));
+                match list.metadata.continue_.filter(|token| !token.is_empty()) {
+                    Some(token) => page = page.continue_token(&token),
+                    None => break,
+                }
             }
         }
+        Ok(found)
     }
 
     async fn mounts(&self, namespace: &str, node: Option<&str>) -> Result<Vec<MountView>, Failure> {

@@ -3,9 +3,11 @@
 //! Every flag of the Go operator is accepted, so that its Deployment starts this operator once the
 //! image is changed. [`Flags::warnings`] reports those that have no effect here.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::{Parser, ValueEnum};
 use sei_exec::token::TokenSource;
@@ -38,6 +40,16 @@ pub struct Flags {
     /// File with the platform configuration.
     #[arg(long, value_name = "FILE", env = "SEI_CONTROLLER_CONFIG")]
     pub config: Option<PathBuf>,
+
+    /// Only the nodes and fleets of these namespaces, separated by commas [default: all].
+    #[arg(
+        long,
+        value_name = "NAMES",
+        env = "WATCH_NAMESPACES",
+        default_value = "",
+        hide_default_value = true
+    )]
+    watch_namespaces: String,
 
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
@@ -157,6 +169,13 @@ impl Flags {
             .unwrap_or_else(|| "default".to_owned())
     }
 
+    /// The namespaces to watch, each once; none for all.
+    pub fn watch_namespaces(&self) -> Arc<[String]> {
+        let names = self.watch_namespaces.split(',').map(str::trim);
+        let names: BTreeSet<&str> = names.filter(|name| !name.is_empty()).collect();
+        names.into_iter().map(str::to_owned).collect()
+    }
+
     /// Holder name of this process in the lease. Call it once: it may be random.
     ///
     /// The pod's name is used without a suffix: a container that is restarted in its pod then
@@ -259,6 +278,14 @@ mod tests {
         for flag in documented {
             assert!(flags.iter().any(|known| known == flag), "{flag} is documented but unknown");
         }
+    }
+
+    #[test]
+    fn namespaces_are_separated_by_commas() {
+        let watched = |line: &str| parse(line).unwrap().watch_namespaces().join(" ");
+        assert_eq!(watched(""), "");
+        assert_eq!(watched("--watch-namespaces="), "");
+        assert_eq!(watched("--watch-namespaces=b,a,,b"), "a b");
     }
 
     #[test]

@@ -73,10 +73,10 @@ pub const RPC_READS: usize = 16;
 #[derive(Clone)]
 pub struct Options {
     pub platform: Arc<Platform>,
-    /// File that the platform was read from; its witnesses are read again.
+    /// File that the platform was read from; it is read again when it changes.
     pub platform_path: Option<PathBuf>,
-    /// Only the nodes of this namespace; all without it.
-    pub namespace: Option<String>,
+    /// Only the nodes of these namespaces; all without any.
+    pub namespaces: Arc<[String]>,
     pub sidecar_token: TokenSource,
     pub timing: Timing,
     /// How many RPCs of nodes are read at once; none with 0.

@@ -97,7 +97,7 @@ async fn operate() -> Result<()> {
     let options = Options {
         platform: Arc::new(platform),
         platform_path: Some(path),
-        namespace: None,
+        namespaces: flags.watch_namespaces(),
         sidecar_token,
         timing: Timing::faster(flags.speed),
         rpc_reads: sei_operator::RPC_READS,

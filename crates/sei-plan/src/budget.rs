@@ -18,6 +18,7 @@ use sei_api::condition::{self, ConditionStatus, ConditionType};
 use sei_api::plan::TaskPlan;
 use sei_api::status::{LastUpdate, PendingUpdate, SeiNodePhase, SeiNodeStatus, UpdateState};
 
+use crate::hands_off::is_hands_off;
 use crate::planner::{later, wait_until};
 use crate::platform::{Rollout, Share};
 use crate::signers;
@@ -234,7 +235,8 @@ fn standing(node: &SeiNode, pod: Option<&PodView>, budget: &Budget, now: Timesta
         return if node.spec.signs() && ran { Standing::Down } else { Standing::Idle };
     }
     match pending.map(|update| update.state) {
-        Some(UpdateState::Queued) if ran => Standing::Waits,
+        // No other node waits behind one that the operator leaves alone.
+        Some(UpdateState::Queued) if ran && !is_hands_off(node) => Standing::Waits,
         _ => Standing::Idle,
     }
 }

@@ -1,5 +1,5 @@
 //! How a deleted node is finalized: a signer is stopped, its own volume is deleted, everything else
-//! is garbage-collected by ownership.
+//! is garbage-collected by ownership. A node with `sei.io/hands-off` is kept until that is removed.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -11,6 +11,7 @@ use sei_api::node::OnDelete;
 use sei_api::status::{Blocked, SeiNodePhase, SeiNodeStatus};
 use serde_json::json;
 
+use crate::hands_off::{self, is_hands_off};
 use crate::pass::{Ask, Ending};
 use crate::planner::later;
 use crate::planner::ready::record_terminating;
@@ -36,6 +37,8 @@ pub struct Deletion {
 
 #[derive(Clone, Debug, PartialEq)]
 enum Stage {
+    /// The user keeps the node as it is.
+    Keep,
     MarkTerminating,
     DeletePrePull {
         uid: String,
@@ -69,7 +72,11 @@ impl Deletion {
     pub fn new(node: Shared<SeiNode>, now: Timestamp, timing: Timing, default: OnDelete) -> Self {
         let held = has_finalizer(&node, NODE_FINALIZER);
         let ending = Ending { is_released: !held, ..Ending::default() };
-        let stage = if held { Stage::MarkTerminating } else { Stage::End };
+        let stage = match () {
+            () if !held => Stage::End,
+            () if is_hands_off(&node) => Stage::Keep,
+            () => Stage::MarkTerminating,
+        };
         Self { node, now, timing, default, pre_pull: None, stage, ending }
     }
 
@@ -90,16 +97,19 @@ impl Deletion {
     pub fn ask(&mut self) -> Ask {
         loop {
             match &self.stage {
+                Stage::Keep => {
+                    let status = hands_off::kept(&self.node, self.now);
+                    self.stage = Stage::End;
+                    if self.node.status.as_ref() != Some(&status) {
+                        return Ask::Write(Box::new(status));
+                    }
+                }
                 Stage::MarkTerminating => {
-                    let mut status = self.node.status.clone().unwrap_or_default();
                     self.stage = match self.pre_pull.take() {
                         Some(uid) => Stage::DeletePrePull { uid },
                         None => self.first(),
                     };
-                    if status.phase != Some(SeiNodePhase::Terminating) {
-                        status.phase = Some(SeiNodePhase::Terminating);
-                        let generation = self.node.metadata.generation.unwrap_or_default();
-                        record_terminating(&mut status, generation, self.now);
+                    if let Some(status) = self.terminating() {
                         return Ask::Write(Box::new(status));
                     }
                 }
@@ -156,6 +166,19 @@ impl Deletion {
                 Stage::End => return Ask::Done(Box::new(std::mem::take(&mut self.ending))),
             }
         }
+    }
+
+    /// The status of a node whose deletion begins.
+    fn terminating(&self) -> Option<SeiNodeStatus> {
+        let mut status = self.node.status.clone().unwrap_or_default();
+        let is_known = status.phase == Some(SeiNodePhase::Terminating);
+        if is_known && !hands_off::is_reported(&status) {
+            return None;
+        }
+        status.phase = Some(SeiNodePhase::Terminating);
+        let generation = self.node.metadata.generation.unwrap_or_default();
+        record_terminating(&mut status, generation, self.now);
+        Some(status)
     }
 
     /// What follows the mark.
@@ -548,6 +571,33 @@ mod tests {
         let claim = perform(Request::Read(Read::Claim("data-n".to_owned())));
         assert_eq!(forced(NODE_UID).ask(), claim);
         assert_eq!(forced("another").ask(), perform(Request::Read(Read::StatefulSet)));
+    }
+
+    #[test]
+    fn a_deleted_node_that_is_hands_off_is_kept() {
+        let annotations = [
+            (annotation::HANDS_OFF.to_owned(), "true".to_owned()),
+            (annotation::FORCE_FINALIZE.to_owned(), NODE_UID.to_owned()),
+        ];
+        for mut node in [deleted(), SeiNode { spec: validator(), ..deleted() }] {
+            node.metadata.annotations = Some(annotations.clone().into());
+            let mut deletion = begin(node.clone()).with_pre_pull(Some("pull".to_owned()));
+            let Ask::Write(status) = deletion.ask() else { panic!("it is reported") };
+            let ready = condition::find(&status.conditions, ConditionType::Ready).unwrap();
+            assert_eq!((ready.status.as_str(), ready.reason.as_str()), ("False", "HandsOff"));
+            assert!(ready.message.contains("sei.io/hands-off"), "{}", ready.message);
+            node.status = Some(*status);
+            let Ask::Done(ending) = begin(node.clone()).ask() else { panic!("nothing is done") };
+            assert!(!ending.is_released);
+            // Also one that was Terminating when the annotation was set reports that it continues.
+            node.status.as_mut().unwrap().phase = Some(SeiNodePhase::Terminating);
+            node.metadata.annotations = None;
+            let mut deletion = begin(node);
+            let Ask::Write(status) = deletion.ask() else { panic!("the deletion continues") };
+            let ready = condition::find(&status.conditions, ConditionType::Ready).unwrap();
+            assert_eq!(ready.reason, "Terminating");
+            assert!(matches!(deletion.ask(), Ask::Perform(_)));
+        }
     }
 
     #[test]

@@ -154,7 +154,7 @@ pub fn digest_of<T: Serialize>(record: &T) -> String {
 }
 
 /// The first 8 bytes of a SHA-256 as 16 hex digits, for values that are only compared with each other.
-pub(crate) fn short_digest(text: &str) -> String {
+pub fn short_digest(text: &str) -> String {
     Sha256::digest(text.as_bytes()).iter().take(8).fold(String::new(), |mut hex, byte| {
         write!(hex, "{byte:02x}").expect("writing to a String cannot fail");
         hex

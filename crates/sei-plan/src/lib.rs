@@ -20,6 +20,9 @@
 //!   `deciding_again_changes_nothing`.
 //! - No plan that the planner builds breaks the rules of plans. Guarded by
 //!   `no_reachable_plan_breaks_a_rule`.
+//! - Nothing but the status of a node with `sei.io/hands-off` is written. Guarded by
+//!   `only_the_status_of_a_hands_off_node_is_written`, `a_deleted_node_that_is_hands_off_is_kept` and
+//!   `a_fleet_leaves_a_hands_off_node_as_it_is`.
 //! - From every reachable state the last edit arrives. Guarded by
 //!   `the_last_edit_is_applied_from_every_state`.
 
@@ -34,6 +37,7 @@ pub mod endpoint;
 pub mod executor;
 pub mod fingerprint;
 pub mod fleet;
+pub mod hands_off;
 pub mod inputs;
 pub mod merge_patch;
 pub mod pass;

@@ -1,7 +1,8 @@
 //! One pass over a node, as a conversation: the pass asks, the shell performs and returns outcomes.
 //!
 //! The order is always the same: add the finalizer, decide, repair, step the current task, decide
-//! again on what that brought, write the status once. A pass executes only the plan that was stored
+//! again on what that brought, write the status once. Of a node with `sei.io/hands-off` only the last
+//! is done. A pass executes only the plan that was stored
 //! when it began, so after a crash at any point the stored plan shows what was about to happen.
 
 use std::time::Duration;
@@ -22,6 +23,7 @@ use crate::adoption::{Comparison, compare, template_of_revision};
 use crate::budget::Roll;
 use crate::endpoint::endpoint;
 use crate::executor::{self, Progress};
+use crate::hands_off::is_hands_off;
 use crate::planner::{self, Decision, Note, repair};
 use crate::request::{Failure, Outcome, Purpose, Read, Request};
 use crate::seen::{PodTry, Reading, Seen};
@@ -133,8 +135,12 @@ impl Pass {
         let active = stored.and_then(|status| status.plan.as_ref()).filter(|plan| plan.is_active());
         let stored_plan = active.and_then(|plan| plan.id.clone());
         snapshot.record_facts();
-        let stage =
-            if has_finalizer(&snapshot.node) { Stage::ReadClaim } else { Stage::AddFinalizer };
+        let stage = match () {
+            () if is_hands_off(&snapshot.node) => Stage::Write,
+            () if has_finalizer(&snapshot.node) => Stage::ReadClaim,
+            () => Stage::AddFinalizer,
+        };
+        let report = if stage == Stage::Write { vec![Note::HandsOff] } else { Vec::new() };
         let mut seen = seen_in(&snapshot);
         seen.delete_conflicts = carried.delete_conflicts;
         Self {
@@ -150,7 +156,7 @@ impl Pass {
             repair_waits: None,
             uncompared: None,
             retry: None,
-            ending: Ending::default(),
+            ending: Ending { report, ..Ending::default() },
         }
     }
 

@@ -12,6 +12,7 @@ use sei_api::condition::{ConditionStatus, ConditionType, Reason, find, is};
 use sei_api::plan::{PlanKind, PlanPhase, TaskPlan};
 use sei_api::status::{Cause, PendingUpdate, SeiNodePhase, SeiNodeStatus, UpdateState};
 
+use crate::hands_off;
 use crate::planner::failure_text;
 use crate::tasks::kind_of;
 
@@ -32,6 +33,8 @@ pub struct Summary {
 /// What a node does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum What {
+    /// The user keeps the operator from changing anything.
+    HandsOff,
     Deleting,
     /// A blocker lasts longer than its deadline.
     Stalled {
@@ -136,6 +139,9 @@ pub fn held_by(status: &SeiNodeStatus) -> Option<Hold> {
 }
 
 fn what(node: &SeiNode, status: &SeiNodeStatus) -> What {
+    if hands_off::is_reported(status) {
+        return What::HandsOff;
+    }
     if node.metadata.deletion_timestamp.is_some() || status.phase == Some(SeiNodePhase::Terminating)
     {
         return What::Deleting;
@@ -211,6 +217,10 @@ fn halted(status: &SeiNodeStatus) -> Option<&Condition> {
 /// The fact that explains most of the state of a node.
 fn why(status: &SeiNodeStatus) -> String {
     let text = |condition: &Condition| format!("{}: {}", condition.reason, condition.message);
+    if hands_off::is_reported(status) {
+        let ready = find(&status.conditions, ConditionType::Ready);
+        return ready.map(|ready| ready.message.clone()).unwrap_or_default();
+    }
     // It explains why the pod crashes.
     let upgrade = Reason::UpgradeNeeded.as_str();
     if let Some(halted) = halted(status).filter(|halted| halted.reason == upgrade) {
@@ -255,6 +265,8 @@ fn since(what: &What, node: &SeiNode, status: &SeiNodeStatus) -> Option<Timestam
     let plan = status.plan.as_ref().and_then(TaskPlan::started_at);
     let update_ended = || began(ConditionType::NodeUpdateInProgress, ConditionStatus::False);
     match what {
+        // Ready has the time of its status, not of its reason.
+        What::HandsOff => None,
         What::Deleting => node.metadata.deletion_timestamp.as_ref().map(|time| time.0),
         What::Stalled { .. } => began(ConditionType::Stalled, ConditionStatus::True),
         What::Failed if status.phase == Some(SeiNodePhase::Failed) => phase,
@@ -283,6 +295,9 @@ fn waits_for(
     status: &SeiNodeStatus,
     now: Timestamp,
 ) -> Option<String> {
+    if *what == What::HandsOff {
+        return Some("the removal of annotation sei.io/hands-off".to_owned());
+    }
     if let Some(blocked) = &status.blocked {
         return Some(format!("the end of {}", blocked.reason));
     }
@@ -318,7 +333,8 @@ fn waits_for(
             }
             Wait::Blocker { reason } => format!("the end of {reason}"),
         }),
-        What::Deleting
+        What::HandsOff
+        | What::Deleting
         | What::Failed
         | What::Initializing
         | What::Updating { .. }

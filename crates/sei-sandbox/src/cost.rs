@@ -148,7 +148,7 @@ impl Fleet {
         let options = Options {
             platform: Arc::new(Platform::parse(&at_once(PLATFORM), "platform.yaml")?),
             platform_path: None,
-            namespace: None,
+            namespaces: [].into(),
             sidecar_token: TokenSource::None,
             timing: Timing::default(),
             // They come when they are due, and would be counted to whatever changes then.

@@ -71,7 +71,7 @@ impl Fleet {
         let options = Options {
             platform: Arc::new(Platform::parse(PLATFORM, "platform.yaml")?),
             platform_path: None,
-            namespace: None,
+            namespaces: [].into(),
             sidecar_token: TokenSource::None,
             timing: Timing::default(),
             rpc_reads: sei_operator::RPC_READS,

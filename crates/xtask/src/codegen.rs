@@ -6,7 +6,9 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 use kube::CustomResourceExt;
-use sei_api::rbac::{LEADER_RULES, RULES, Rule, SIDECAR_CALLER_RULES, SIDECAR_TOKEN_RULES};
+use sei_api::rbac::{
+    CLUSTER_SCOPED, LEADER_RULES, RULES, Rule, SIDECAR_CALLER_RULES, SIDECAR_TOKEN_RULES,
+};
 use sei_api::{SeiNode, SeiNodeDeployment};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -25,6 +27,10 @@ fn outputs() -> Result<Vec<Output>> {
     let crd = yaml(&guarded::<SeiNode>())?;
     let fleet = yaml(&guarded::<SeiNodeDeployment>())?;
     let role = yaml(&role("ClusterRole", "sei-operator", RULES))?;
+    let (volumes, namespaced): (Vec<Rule>, Vec<Rule>) =
+        RULES.iter().partition(|rule| CLUSTER_SCOPED.contains(&rule.resource));
+    let namespaced = yaml(&self::role("Role", "sei-operator", &namespaced))?;
+    let volumes = yaml(&self::role("ClusterRole", "sei-operator-volumes", &volumes))?;
     let leader = yaml(&self::role("Role", "sei-operator-leader-election", LEADER_RULES))?;
     let token = yaml(&self::role("Role", "sei-operator-sidecar-token", SIDECAR_TOKEN_RULES))?;
     let caller =
@@ -39,6 +45,8 @@ fn outputs() -> Result<Vec<Output>> {
         output("config/crd/bases/seinodes.sei.io.yaml", &crd),
         output("config/crd/bases/seinodedeployments.sei.io.yaml", &fleet),
         output("config/rbac/cluster-role.yaml", &role),
+        output("config/watched-namespace/role.yaml", &namespaced),
+        output("config/components/watch-namespaces/volume-role.yaml", &volumes),
         output("config/rbac/leader-election-role.yaml", &leader),
         output("config/rbac/sidecar-token-role.yaml", &token),
         output("config/rbac/sidecar-caller-role.yaml", &caller),

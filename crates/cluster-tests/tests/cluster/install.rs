@@ -85,7 +85,7 @@ async fn the_server_accepts_every_rendered_manifest() -> Result<()> {
     Ok(())
 }
 
-/// The objects by kind and name, without the metadata that only helm adds.
+/// The objects by kind and name, and by namespace if it is not the operator's, without the metadata that only helm adds.
 fn by_name(text: &str) -> Result<BTreeMap<String, Value>> {
     let mut objects = BTreeMap::new();
     for mut object in documents(text)? {
@@ -108,7 +108,11 @@ fn by_name(text: &str) -> Result<BTreeMap<String, Value>> {
         if let (true, Some(fields)) = (is_policy, object["metadata"].as_object_mut()) {
             fields.remove("namespace");
         }
-        let name = format!("{} {}", object["kind"], object["metadata"]["name"]);
+        let mut name = format!("{} {}", object["kind"], object["metadata"]["name"]);
+        let namespace = &object["metadata"]["namespace"];
+        if namespace.as_str().is_some_and(|namespace| namespace != NAMESPACE) {
+            name = format!("{name} in {namespace}");
+        }
         objects.insert(name.replace('"', ""), object);
     }
     Ok(objects)
@@ -138,6 +142,31 @@ fn helm_and_kustomize_install_the_same() -> Result<()> {
         }
         assert_eq!(helm.len(), parts, "{:?}", names(&helm));
     }
+    Ok(())
+}
+
+#[test]
+fn limited_to_some_namespaces_helm_and_kustomize_install_the_same() -> Result<()> {
+    let shell = Shell::without_cluster()?;
+    let values =
+        "--values config/samples/install/values.yaml --set watchNamespaces={team-a,team-b}";
+    let helm = by_name(&shell.run(&template(values))?)?;
+    let mut kustomize = by_name(&shell.run("kubectl kustomize config/samples/namespaced")?)?;
+    kustomize.retain(|name, _| {
+        ![format!("Namespace {NAMESPACE}"), "ConfigMap sei-controller-config".to_owned()]
+            .contains(name)
+    });
+    for (name, object) in &helm {
+        assert_eq!(Some(object), kustomize.get(name), "{name}");
+    }
+    assert_eq!(helm.len(), kustomize.len());
+    let bound: Vec<_> = helm.keys().filter(|name| name.starts_with("ClusterRoleBinding")).collect();
+    let left = [
+        "ClusterRoleBinding sei-operator-sidecar-proxy",
+        "ClusterRoleBinding sei-operator-volumes",
+    ];
+    assert_eq!(bound, left);
+    assert!(helm.contains_key("RoleBinding sei-operator in team-b"), "{:?}", helm.keys());
     Ok(())
 }
 

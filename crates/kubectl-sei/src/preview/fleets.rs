@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use kube::api::PostParams;
 use kube::{Api, ResourceExt as _};
-use sei_api::names::label;
+use sei_api::names::{annotation, label};
 use sei_api::{SeiNode, SeiNodeDeployment};
 use sei_exec::call::{call, find};
 use sei_plan::fleet::{FleetSnapshot, Forecast, NodeForecast, forecast};
@@ -77,8 +77,12 @@ async fn snapshot(
 }
 
 fn text(fleet: &str, forecast: &Forecast) -> String {
-    let Forecast { creates, deletes, updates, max_unavailable, is_held } = forecast;
+    let Forecast { creates, deletes, updates, hands_off, max_unavailable, is_held } = forecast;
     let mut text = format!("Fleet {fleet}\n");
+    if !hands_off.is_empty() {
+        let names = hands_off.join(", ");
+        text.extend([format!("  hands-off, by annotation {}: {names}\n", annotation::HANDS_OFF)]);
+    }
     if creates.is_empty() && deletes.is_empty() && updates.is_empty() {
         text.push_str("  nothing would change\n");
         return text;
@@ -142,11 +146,13 @@ mod tests {
             creates: vec!["edge-4".into()],
             deletes: vec![],
             updates: vec![node(2, true, false), node(0, false, true), node(1, false, false)],
+            hands_off: vec!["edge-3".into()],
             max_unavailable: Some(1),
             is_held: false,
         };
         expect![[r#"
             Fleet edge
+              hands-off, by annotation sei.io/hands-off: edge-3
               creates edge-4
               the template goes to 3 nodes, at most 1 node down at once
                   image: seid:v1 -> seid:v2

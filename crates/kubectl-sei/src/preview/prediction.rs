@@ -126,7 +126,7 @@ fn with_all_changes(
 /// The effect of a note on the pod where no plan is started.
 fn effect_of(note: &Note) -> Option<Effect> {
     Some(match note {
-        Note::Held { .. } | Note::UpdatesPaused => Effect::Held,
+        Note::HandsOff | Note::Held { .. } | Note::UpdatesPaused => Effect::Held,
         Note::BacksOff { .. } => Effect::RollsAgain,
         Note::WaitsForSlot { .. } | Note::ChainHalted { .. } => Effect::RollsInTurn,
         Note::Resumes { kind: PlanKind::NodeUpdate, .. } => Effect::Rolling,

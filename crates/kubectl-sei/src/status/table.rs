@@ -187,6 +187,7 @@ fn color_of(state: State) -> Paint {
         State::Retrying
         | State::Halted
         | State::Held
+        | State::HandsOff
         | State::Paused
         | State::Stopped
         | State::Deleting => Paint::Yellow,

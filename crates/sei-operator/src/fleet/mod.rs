@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::runtime::reflector::Store;
-use kube::{Api, Client, Resource as _, ResourceExt as _};
+use kube::{Client, Resource as _, ResourceExt as _};
 use sei_api::fleet::{REPLICAS_MAX, SeiNodeDeploymentStatus};
 use sei_api::key::ObjectKey;
 use sei_api::names::{FLEET_FIELD_MANAGER, fleet_node, fleet_service, label};
@@ -30,9 +30,7 @@ use tokio::sync::watch;
 use crate::Options;
 use crate::node::Reach;
 use crate::runtime::cache::{Cache, Scope, View, any_closed, filled};
-use crate::runtime::controller::{
-    self, Error, Kind, Permit, Reconcile, Runtime, Source, reference,
-};
+use crate::runtime::controller::{self, Error, Permit, Reconcile, Runtime, Source, reference};
 use crate::runtime::events::Events;
 use crate::runtime::guarded::Guarded;
 use crate::runtime::metrics::Metrics;
@@ -265,7 +263,7 @@ pub(crate) async fn run(
     let services: Arc<Cache<ServiceView>> = Arc::default();
     let scope = Scope {
         client: &client,
-        namespace: options.namespace.as_deref(),
+        namespaces: &options.namespaces,
         owner_label: label::NODE_DEPLOYMENT,
         owners: &source,
         metrics: &options.metrics,
@@ -303,7 +301,7 @@ fn is_service_of(service: &ObjectMeta, fleet: &ObjectMeta) -> bool {
 
 /// The watch of fleets.
 pub(crate) fn source(client: &Client, options: &Options) -> Source<SeiNodeDeployment> {
-    Source::start(scoped(client, options), &options.metrics)
+    Source::start(client, &options.namespaces, &options.metrics)
 }
 
 /// The watch of nodes. An event of a node enqueues the fleet that its name belongs to.
@@ -313,16 +311,9 @@ pub(crate) fn nodes_of(
     options: &Options,
 ) -> Source<SeiNode> {
     let (store, queue) = (fleets.store(), fleets.queue());
-    Source::start_observed(scoped(client, options), &options.metrics, move |node| {
+    Source::start_observed(client, &options.namespaces, &options.metrics, move |node| {
         if let Some(fleet) = fleet_of(node).filter(|key| store.get(&reference(key)).is_some()) {
             queue.enqueue(&fleet);
         }
     })
-}
-
-fn scoped<K: Kind>(client: &Client, options: &Options) -> Api<Guarded<K>> {
-    match &options.namespace {
-        Some(namespace) => Api::namespaced(client.clone(), namespace),
-        None => Api::all(client.clone()),
-    }
 }

@@ -176,7 +176,7 @@ fn chain_of(node: &SeiNode, controller: &NodeController) -> String {
     let set = controller.caches.statefulsets.get(&key, &key.name);
     let own = set.as_ref().filter(|set| set.controller == node.metadata.uid);
     let chain = own.and_then(|set| set.chain()).unwrap_or(&node.spec.chain_id);
-    match controller.options.platform.rollout.budget_scope {
+    match controller.platform_file.platform().rollout.budget_scope {
         BudgetScope::Cluster => chain.to_owned(),
         BudgetScope::Namespace => format!("{}/{chain}", key.namespace),
     }

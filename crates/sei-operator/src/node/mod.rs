@@ -134,12 +134,12 @@ impl Caches {
     pub(crate) fn start(
         &self,
         client: &Client,
-        namespace: Option<&str>,
+        namespaces: &[String],
         nodes: &Source<SeiNode>,
         metrics: &Metrics,
     ) -> Vec<watch::Receiver<bool>> {
         let owner_label = label::NODE;
-        let scope = Scope { client, namespace, owner_label, owners: nodes, metrics };
+        let scope = Scope { client, namespaces, owner_label, owners: nodes, metrics };
         let statefulset = |set: &Lean<StatefulSet>| (&set.0).into();
         let service = |service: &Lean<Service>| object_json(&service.0);
         let config_map = |map: &Lean<ConfigMap>| object_json(&map.0);
@@ -201,14 +201,13 @@ pub(crate) async fn run(
     mut stop: watch::Receiver<bool>,
     ready: watch::Sender<bool>,
 ) -> anyhow::Result<()> {
-    let namespace = options.namespace.as_deref();
     // Nodes come first: of other objects only those of a known node are kept. Nothing is decided
     // before the first lists are in: what is missing from a half-filled cache would appear deleted.
     let mut lists = vec![source.listed()];
     if !filled(&mut lists, &mut stop).await? {
         return Ok(());
     }
-    lists.extend(caches.start(&client, namespace, &source, &options.metrics));
+    lists.extend(caches.start(&client, &options.namespaces, &source, &options.metrics));
     if !filled(&mut lists, &mut stop).await? {
         return Ok(());
     }
@@ -233,6 +232,7 @@ pub(crate) async fn run(
     tokio::select! {
         () = controller::run(runtime.clone(), controller.clone(), source, stop) => {}
         // Its cache would stay as it is for ever, and decisions would be based on it.
+        () = controller.watch_platform() => {}
         () = any_closed(lists) => anyhow::bail!("the task of a watch has ended"),
     }
     runtime.finish().await;

@@ -21,7 +21,7 @@ use super::Caches;
 use super::events::{claim_retained, status_events};
 use super::ledger::Ledger;
 use super::peer_ids::PeerIds;
-use super::platform_file::PlatformFile;
+use super::platform_file::{Change, PlatformFile};
 use super::state::NodeState;
 use crate::Options;
 use crate::runtime::controller::{Error, Permit, Queue, Reconcile, reference};
@@ -63,7 +63,7 @@ impl Reconcile for NodeController {
         let conversation = if node.metadata.deletion_timestamp.is_some() {
             self.end_probes(&key);
             let (now, timing) = (jiff::Timestamp::now(), self.options.timing);
-            let default = self.options.platform.storage.on_delete;
+            let default = self.platform_file.platform().storage.on_delete;
             let pre_pull = self.pre_pull(&node, &key).map(|found| found.uid);
             let deletion = Deletion::new(node, now, timing, default).with_pre_pull(pre_pull);
             Conversation::Deletion(Box::new(deletion))
@@ -144,7 +144,7 @@ impl Conversation {
 impl NodeController {
     fn cluster(&self, key: &ObjectKey) -> Cluster {
         let (client, sidecar) = (self.client.clone(), self.sidecar.clone());
-        Cluster::new(client, sidecar, key, self.options.namespace.as_deref())
+        Cluster::new(client, sidecar, key, &self.options.namespaces)
     }
 
     /// Performs what a conversation asks for, up to its end.
@@ -296,6 +296,33 @@ impl NodeController {
     fn watched_generation(&self, key: &ObjectKey) -> Option<i64> {
         let cached = self.nodes.get(&reference(key))?;
         cached.decoded().and_then(|node| node.metadata.generation)
+    }
+
+    /// Follows the platform's file. What it changes is drift like that of a new operator.
+    pub(crate) async fn watch_platform(&self) {
+        self.report_platform();
+        let changed = |change| {
+            self.report_platform();
+            let (digest, _) = self.platform_file.in_force();
+            match change {
+                Change::Loaded => {
+                    tracing::info!(digest, "loaded the changed platform configuration");
+                    for node in self.all_nodes() {
+                        self.queue.enqueue(&ObjectKey::of(node.meta()));
+                    }
+                }
+                Change::Restored => tracing::info!(digest, "the platform configuration is valid"),
+                Change::Refused(error) => {
+                    tracing::error!(error, in_force = digest, "refused the platform configuration");
+                }
+            }
+        };
+        self.platform_file.watch(changed).await;
+    }
+
+    fn report_platform(&self) {
+        let (digest, is_refused) = self.platform_file.in_force();
+        self.options.metrics.platform_file(&digest, is_refused);
     }
 
     /// Drops what is kept of a node if it no longer exists.

@@ -14,7 +14,7 @@ use sei_plan::budget::Budget;
 use sei_plan::desired::{Desired, render_desired};
 use sei_plan::peers;
 use sei_plan::planner::state_sync::check_state_sync;
-use sei_plan::platform::{Adoption, PodCheck, PrePull};
+use sei_plan::platform::{Adoption, Platform, PodCheck, PrePull};
 use sei_plan::pre_pull::PrePullView;
 use sei_plan::request::MountView;
 use sei_plan::shared::Shared;
@@ -28,10 +28,11 @@ use super::peer_ids::PeerId;
 use super::reconcile::NodeController;
 use crate::runtime::guarded::Guarded;
 
-/// A rendered node with the inputs it was rendered from. Platform and algorithm do not change while
-/// a process leads.
+/// A rendered node with the inputs it was rendered from. The algorithm does not change while a process
+/// leads.
 #[derive(Debug)]
 pub(crate) struct Rendered {
+    platform: Arc<Platform>,
     uid: Option<String>,
     generation: Option<i64>,
     /// The annotations that a template depends on.
@@ -43,7 +44,8 @@ pub(crate) struct Rendered {
 
 impl Rendered {
     pub(crate) fn has_inputs_of(&self, right: &Self) -> bool {
-        self.uid == right.uid
+        Arc::ptr_eq(&self.platform, &right.platform)
+            && self.uid == right.uid
             && self.generation == right.generation
             && self.annotations == right.annotations
             && self.peers == right.peers
@@ -174,7 +176,8 @@ impl NodeController {
     }
 
     fn rollout(&self) -> Rollout {
-        let rollout = &self.options.platform.rollout;
+        let platform = self.platform_file.platform();
+        let rollout = &platform.rollout;
         let budget = self.budget();
         Rollout {
             on_operator_change: rollout.on_operator_change,
@@ -190,13 +193,14 @@ impl NodeController {
 
     /// How much longer the lease must be held before the operator trusts its view of the fleet.
     fn settles_in(&self) -> Option<Duration> {
-        let settle = self.options.timing.configured(self.options.platform.rollout.settle_seconds);
+        let settle =
+            self.options.timing.configured(self.platform_file.platform().rollout.settle_seconds);
         settle.checked_sub(self.leading_since.elapsed()).filter(|left| !left.is_zero())
     }
 
     /// The platform's figures for rolls that were not requested on the node itself.
     pub(crate) fn budget(&self) -> Budget {
-        Budget::of(&self.options.platform.rollout, self.options.timing)
+        Budget::of(&self.platform_file.platform().rollout, self.options.timing)
     }
 
     /// Every node, in a fixed order.
@@ -241,6 +245,7 @@ impl NodeController {
         let check = check_state_sync(&node.spec, witnesses);
         let annotations = node.metadata.annotations.as_ref();
         let mut rendered = Rendered {
+            platform: self.platform_file.platform(),
             uid: node.metadata.uid.clone(),
             generation: node.metadata.generation,
             annotations: [annotation::DEDICATED_NODE, annotation::RESTARTED_AT]
@@ -252,8 +257,7 @@ impl NodeController {
         if let Some(known) = self.states.with(key, |state| state.desired(&rendered)) {
             return known;
         }
-        let platform = &self.options.platform;
-        rendered.desired = render_desired(node, platform, peers, &rendered.witnesses)
+        rendered.desired = render_desired(node, &rendered.platform, peers, &rendered.witnesses)
             .map(|desired| Shared::new(desired.hashed_by(self.options.algorithm)))
             .map_err(|error| error.to_string());
         let desired = rendered.desired.clone();

@@ -19,7 +19,7 @@ use kube::runtime::reflector::Store;
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::DefaultBackoff;
 use kube::runtime::{WatchStreamExt, watcher};
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::{Client, Resource, ResourceExt};
 use sei_api::key::ObjectKey;
 use sei_plan::shared::Shared;
 use serde::de::DeserializeOwned;
@@ -29,6 +29,7 @@ use tokio::sync::{broadcast, watch};
 use super::controller::{Kind, Queue, Source, reference};
 use super::guarded::Guarded;
 use super::metrics::Metrics;
+use super::namespaces;
 
 /// Objects per page of a list. An object has at most 1.5 MiB, and a page is in memory as a whole.
 const PAGE: u32 = 25;
@@ -90,8 +91,8 @@ pub type Belongs = fn(object: &ObjectMeta, owner: &ObjectMeta) -> bool;
 /// Where to watch, and what to enqueue.
 pub struct Scope<'a, R: Kind> {
     pub client: &'a Client,
-    /// Only this namespace; all without it.
-    pub namespace: Option<&'a str>,
+    /// Only these namespaces; all without any.
+    pub namespaces: &'a [String],
     /// Label whose value names the owner.
     pub owner_label: &'static str,
     /// The owners. Their first list must be in.
@@ -113,10 +114,7 @@ impl<R: Kind> Scope<'_, R> {
         K: Clone + Debug + DeserializeOwned + Send + 'static,
         V: View,
     {
-        let api: Api<K> = match self.namespace {
-            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
-            None => Api::all(self.client.clone()),
-        };
+        let (client, namespaces) = (self.client.clone(), self.namespaces.to_vec());
         let config = watcher::Config::default().labels(self.owner_label).page_size(PAGE);
         let (ready, receiver) = watch::channel(false);
         let door = Door {
@@ -131,7 +129,7 @@ impl<R: Kind> Scope<'_, R> {
             Follower { cache, queue, door, appeared: self.owners.appeared(), view, ready };
         tokio::spawn(async move {
             loop {
-                let events = watcher(api.clone(), config.clone());
+                let events = namespaces::events::<K>(&client, &namespaces, &config);
                 let events =
                     Box::pin(persistent(events, K::kind(&()), R::kind(&()), metrics.clone()));
                 match follower.follow(events).await {

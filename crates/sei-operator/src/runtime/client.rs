@@ -66,8 +66,8 @@ mod tests {
         let config = Config::new(address.parse().unwrap());
         let client = Client::try_from(hardened_for(config, Duration::from_millis(100))).unwrap();
         let metrics = Metrics::new();
-        let source = Source::start(kube::Api::all(client.clone()), &metrics);
-        let _listed = Caches::default().start(&client, None, &source, &metrics);
+        let source = Source::start(&client, &[], &metrics);
+        let _listed = Caches::default().start(&client, &[], &source, &metrics);
         let twice = async {
             let mut lists = 0;
             while lists < 2 {

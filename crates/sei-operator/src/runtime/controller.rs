@@ -24,7 +24,7 @@ use k8s_openapi::NamespaceResourceScope;
 use kube::runtime::controller::{Action, Config, Controller};
 use kube::runtime::reflector::{self, ObjectRef, Store, store::Writer};
 use kube::runtime::watcher;
-use kube::{Api, Resource};
+use kube::{Client, Resource};
 use sei_api::key::ObjectKey;
 use sei_plan::request::Failure;
 use sei_plan::shared::Shared;
@@ -36,6 +36,7 @@ use tokio_util::task::TaskTracker;
 use super::cache;
 use super::guarded::Guarded;
 use super::metrics::Metrics;
+use super::namespaces;
 
 /// How many reconciles work at once, over all kinds.
 const CONCURRENCY: usize = 32;
@@ -268,14 +269,15 @@ pub struct Source<K: Kind> {
 const APPEARED_MAX: usize = 1024;
 
 impl<K: Kind> Source<K> {
-    /// Starts the watch. It ends with the source.
-    pub fn start(api: Api<Guarded<K>>, metrics: &Metrics) -> Self {
-        Self::start_observed(api, metrics, |_| {})
+    /// Starts the watch of these namespaces, or of all without any. It ends with the source.
+    pub fn start(client: &Client, namespaces: &[String], metrics: &Metrics) -> Self {
+        Self::start_observed(client, namespaces, metrics, |_| {})
     }
 
     /// The same; `observer` is shown every object that the watch shows, also one that was deleted.
     pub fn start_observed(
-        api: Api<Guarded<K>>,
+        client: &Client,
+        namespaces: &[String],
         metrics: &Metrics,
         observer: impl Fn(&Guarded<K>) + Send + 'static,
     ) -> Self {
@@ -296,7 +298,7 @@ impl<K: Kind> Source<K> {
             new: Vec::new(),
         };
         // Errors are handled here: a controller that receives one delays all other requests.
-        let events = watcher(api, watcher::Config::default());
+        let events = namespaces::events(client, namespaces, &watcher::Config::default());
         let events = cache::persistent(events, K::kind(&()), K::kind(&()), metrics.clone());
         tokio::spawn(sink.fill(events));
         Self { store, queue, enqueued, applied, deleted, listed: is_listed, appeared }

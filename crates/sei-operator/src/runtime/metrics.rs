@@ -60,6 +60,8 @@ pub struct Metrics {
     probes: Family<ProbeLabels, Counter>,
     errors: Family<ErrorLabels, Counter>,
     leader: Gauge,
+    platform: Family<PlatformLabels, Gauge>,
+    platform_refused: Gauge,
     build: Family<BuildLabels, Gauge>,
 }
 
@@ -81,6 +83,8 @@ impl Metrics {
             probes: Family::default(),
             errors: Family::default(),
             leader: Gauge::default(),
+            platform: Family::default(),
+            platform_refused: Gauge::default(),
             build: Family::default(),
         };
         metrics.build.get_or_create(&BuildLabels { version: crate::VERSION }).set(1);
@@ -91,6 +95,8 @@ impl Metrics {
         let mut registry = Registry::with_prefix(metric::PREFIX);
         register(&mut registry, &metric::LEADER, self.leader.clone());
         register(&mut registry, &metric::BUILD_INFO, self.build.clone());
+        register(&mut registry, &metric::PLATFORM_FILE_IN_FORCE, self.platform.clone());
+        register(&mut registry, &metric::PLATFORM_FILE_REFUSED, self.platform_refused.clone());
         register(&mut registry, &metric::SEINODE_PHASE_TRANSITIONS, self.transitions.clone());
         register(&mut registry, &metric::SEINODE_PHASE_DURATION, self.phase_durations.clone());
         register(&mut registry, &metric::PLAN_DURATION, self.plan_durations.clone());
@@ -167,6 +173,14 @@ impl Metrics {
     /// Records whether this process leads.
     pub fn leading(&self, leads: bool) {
         self.leader.set(i64::from(leads));
+    }
+
+    /// Records the platform's file: the digest of what is in force, and whether its present content was
+    /// refused.
+    pub fn platform_file(&self, digest: &str, is_refused: bool) {
+        self.platform.clear();
+        self.platform.get_or_create(&PlatformLabels { hash: digest.to_owned() }).set(1);
+        self.platform_refused.set(i64::from(is_refused));
     }
 
     /// Everything as `OpenMetrics` text.
@@ -346,6 +360,11 @@ struct ProbeLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct BuildLabels {
     version: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PlatformLabels {
+    hash: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]

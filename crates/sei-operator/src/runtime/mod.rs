@@ -8,6 +8,7 @@ pub mod events;
 pub mod guarded;
 pub mod lease;
 pub mod metrics;
+mod namespaces;
 pub mod serve;
 pub mod state;
 pub mod write_log;

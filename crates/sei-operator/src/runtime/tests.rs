@@ -10,7 +10,7 @@ use http_body_util::{BodyExt as _, Full, StreamBody};
 use hyper::body::{Bytes, Frame};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::client::Body;
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Client, ResourceExt as _};
 use sei_api::key::ObjectKey;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -140,7 +140,7 @@ struct Running {
 
 fn start<R: Reconcile>(client: &Client, runtime: &Arc<Runtime>, reconciler: &Arc<R>) -> Running {
     let (stop, stopped) = watch::channel(false);
-    let source = Source::start(Api::all(client.clone()), &runtime.metrics);
+    let source = Source::start(client, &[], &runtime.metrics);
     let run = controller::run(runtime.clone(), reconciler.clone(), source, stopped);
     Running { stop, task: tokio::spawn(run) }
 }
@@ -169,7 +169,7 @@ async fn an_object_is_never_reconciled_twice_at_once() {
         tokio::time::sleep(Duration::from_millis(2)).await;
         Some(Duration::ZERO)
     });
-    let source = Source::start(Api::all(client.clone()), &runtime.metrics);
+    let source = Source::start(&client, &[], &runtime.metrics);
     let queue = source.queue();
     let (_stop, stopped) = watch::channel(false);
     tokio::spawn(controller::run(runtime.clone(), maps.clone(), source, stopped));

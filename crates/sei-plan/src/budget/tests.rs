@@ -240,6 +240,21 @@ fn standing(seen: &crate::snapshot::Snapshot) -> Standing {
 }
 
 #[test]
+fn no_node_waits_behind_one_that_is_hands_off() {
+    let mut queued = running(full_node());
+    let pending = serde_json::json!({
+        "targetHash": "v1:new", "baseInputsHash": "v1:base", "cause": "Operator",
+        "state": "Queued", "since": "2026-01-01T00:00:00Z", "changes": [],
+    });
+    queued.status_mut().pending_update = serde_json::from_value(pending).unwrap();
+    queued.store(queued.status.clone());
+    assert_eq!(standing(&queued), Standing::Waits);
+    let annotations = queued.node.metadata.annotations.get_or_insert_default();
+    annotations.insert("sei.io/hands-off".to_owned(), "true".to_owned());
+    assert_eq!(standing(&queued), Standing::Idle);
+}
+
+#[test]
 fn a_slot_ends_with_ready_and_fails_by_its_deadline() {
     let unready = |seen: crate::snapshot::Snapshot| seen.with(|seen| seen.pods[0].ready = false);
     assert_eq!(standing(&rolled(full_node())), Standing::Idle);

@@ -1,7 +1,7 @@
 //! What a fleet would do with its spec, and which template it had before, for tools.
 
 use sei_api::SeiNode;
-use sei_api::fleet::{NodeState, NodeTemplate, SeiNodeDeployment};
+use sei_api::fleet::{NodeTemplate, SeiNodeDeployment};
 use sei_api::names::fleet_node;
 use sei_api::status::FieldChange;
 
@@ -16,6 +16,8 @@ pub struct Forecast {
     pub deletes: Vec<String>,
     /// In the order in which they get the template.
     pub updates: Vec<NodeForecast>,
+    /// Nodes that stay as they are, by `sei.io/hands-off`.
+    pub hands_off: Vec<String>,
     /// How many nodes may be down at once; `None` without a limit.
     pub max_unavailable: Option<usize>,
     /// No node gets the template: the fleet or its rollout is paused.
@@ -40,16 +42,15 @@ pub fn forecast(snapshot: FleetSnapshot) -> Forecast {
     let (snapshot, survey) = (&pass.snapshot, pass.survey());
     let (own, replicas) = (snapshot.own(), snapshot.replicas());
     let names = (0..replicas).map(|ordinal| fleet_node(&snapshot.name(), ordinal));
-    let surplus = own.iter().rev().filter(|(ordinal, _)| *ordinal >= replicas);
+    let surplus = own.iter().rev().filter(|(at, node)| *at >= replicas && pass.may_write(node));
     let changes = |ordinal: usize| {
         let node = own.iter().find(|(at, _)| *at == ordinal);
         node.map(|(_, node)| pass.target.changes(ordinal, node)).unwrap_or_default()
     };
-    let members = survey.members.iter().enumerate();
-    let outdated = members.filter(|(_, member)| member.state == NodeState::Outdated);
-    let outdated = outdated.map(|(place, member)| NodeForecast {
+    let outdated = survey.members.iter().filter(|member| member.is_open());
+    let outdated = outdated.map(|member| NodeForecast {
         name: member.name.clone(),
-        is_canary: place < survey.limits.canaries(),
+        is_canary: survey.limits.is_canary(member.place),
         is_down: member.is_down,
         changes: changes(member.ordinal),
     });
@@ -59,6 +60,7 @@ pub fn forecast(snapshot: FleetSnapshot) -> Forecast {
         creates: names.filter(|name| pass.node(name).is_none()).collect(),
         deletes: surplus.map(|(_, node)| super::name_of(node)).collect(),
         updates,
+        hands_off: snapshot.hands_off(),
         max_unavailable: survey.limits.max_unavailable(),
         is_held: snapshot.is_paused() || snapshot.fleet.spec.rollouts_are_paused(),
     }

@@ -15,6 +15,7 @@ use sei_api::fleet::{DeletionPolicy, SeiNodeDeployment, SeiNodeDeploymentStatus}
 use sei_api::names::{FLEET_FINALIZER, ORPHAN_FINALIZER, fleet_node, label};
 use serde_json::{Value, json};
 
+use crate::hands_off::is_hands_off;
 use crate::planner::later;
 use crate::request::{Failure, Outcome, Purpose, Request, Write};
 use crate::shared::Shared;
@@ -416,9 +417,10 @@ impl FleetPass {
         Some(FleetRequest::PatchNode { name, patch })
     }
 
-    /// The server has not refused a write of this object in this pass.
+    /// The user lets the node be changed, and the server has not refused it in this pass.
     fn may_write(&self, node: &SeiNode) -> bool {
-        !node.metadata.name.as_ref().is_some_and(|name| self.refused.contains_key(name))
+        !is_hands_off(node)
+            && !node.metadata.name.as_ref().is_some_and(|name| self.refused.contains_key(name))
     }
 
     fn next_of_deletion(&self) -> Option<FleetRequest> {
@@ -428,6 +430,10 @@ impl FleetPass {
             return None;
         }
         let orphans = finalizers.iter().any(|name| name == ORPHAN_FINALIZER);
+        // Its nodes would be released, or deleted by the garbage collector.
+        if !orphans && !self.snapshot.hands_off().is_empty() {
+            return None;
+        }
         if fleet.spec.deletion_policy == DeletionPolicy::Retain && !orphans {
             // Without the finalizer, what could not be released would be deleted.
             if !self.refused.is_empty() {
@@ -461,8 +467,13 @@ impl FleetPass {
         let nodes: BTreeMap<usize, Shared<SeiNode>> =
             snapshot.own().into_iter().filter(|(at, _)| *at < replicas).collect();
         let order = rollout::in_order(&limits, nodes.keys().copied());
-        let members = order.iter().enumerate().filter_map(|(place, ordinal)| {
+        let mut places = 0;
+        let members = order.iter().filter_map(|ordinal| {
             let node = nodes.get(ordinal)?;
+            let (place, has_template) = (places, self.current.contains(&name_of(node)));
+            // The next node takes the place of one that cannot get the template.
+            let is_refused = self.refused.contains_key(&name_of(node));
+            places += usize::from((has_template || !is_hands_off(node)) && !is_refused);
             let is_of_target = snapshot.target_hash() == Some(hash.as_str());
             let record = snapshot.record(node).and_then(|record| {
                 let at = record.released_at.as_ref()?.0;
@@ -479,7 +490,7 @@ impl FleetPass {
                 *ordinal,
                 Context {
                     limits: &limits,
-                    has_template: self.current.contains(&name_of(node)),
+                    has_template,
                     is_stamped: stamp(node).is_some(),
                     release: now.or(record),
                     place,
@@ -572,6 +583,12 @@ impl FleetSnapshot {
     fn controls(&self, node: &SeiNode) -> bool {
         let uid = self.fleet.metadata.uid.as_deref();
         uid.is_some() && controller_of(&node.metadata).map(|owner| owner.uid.as_str()) == uid
+    }
+
+    /// The fleet's nodes that only their user changes.
+    fn hands_off(&self) -> Vec<String> {
+        let own = self.own().into_iter();
+        own.filter(|(_, node)| is_hands_off(node)).map(|(_, node)| name_of(&node)).collect()
     }
 
     /// Nodes of this fleet without a controller: a fleet of this name retained them.

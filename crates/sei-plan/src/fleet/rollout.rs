@@ -13,6 +13,7 @@ use sei_api::condition::{self, ConditionStatus, ConditionType};
 use sei_api::fleet::{InPlace, NodeState, OnFailure, Order, UpdateStrategy};
 use sei_api::status::{SeiNodePhase, SeiNodeStatus, UpdateState};
 
+use crate::hands_off::is_hands_off;
 use crate::planner::later;
 use crate::platform::Share;
 
@@ -71,13 +72,14 @@ impl Limits {
         (self.max_unavailable < usize::MAX).then_some(self.max_unavailable)
     }
 
-    pub(super) fn canaries(&self) -> usize {
-        self.canaries
+    /// Whether others follow when the node at this place is healthy.
+    pub(super) fn is_canary(&self, place: usize) -> bool {
+        place < self.canaries
     }
 
     /// How long a node must be healthy before others follow.
     fn bake_of(&self, place: usize) -> Duration {
-        if place < self.canaries { self.bake.max(self.canary_bake) } else { self.bake }
+        if self.is_canary(place) { self.bake.max(self.canary_bake) } else { self.bake }
     }
 }
 
@@ -97,11 +99,15 @@ fn at_once(share: &IntOrString, replicas: usize) -> usize {
 pub(super) struct Member {
     pub(super) ordinal: usize,
     pub(super) name: String,
+    /// Its place in the order of the rollout.
+    pub(super) place: usize,
     pub(super) state: NodeState,
     /// It is down, whatever template it has.
     pub(super) is_down: bool,
     /// It was down when it got a template, and was not healthy since.
     pub(super) was_down: bool,
+    /// Its user keeps everybody from changing it.
+    pub(super) is_hands_off: bool,
     pub(super) flight: Flight,
     /// When its state may change although nothing happens.
     pub(super) due: Option<Timestamp>,
@@ -155,9 +161,11 @@ impl Member {
         let member = |state, due, message: String| Self {
             ordinal,
             name: node.metadata.name.clone().unwrap_or_default(),
+            place: context.place,
             state,
             is_down,
             was_down,
+            is_hands_off: is_hands_off(node),
             flight: match state {
                 NodeState::Healthy => Flight::No,
                 _ if was_down => Flight::No,
@@ -168,7 +176,8 @@ impl Member {
         };
         if !context.has_template {
             // An earlier template may still be on its way to the node.
-            let moves = context.is_stamped && !is_settled(node, status) && !is_held(status);
+            let is_held = is_held(status) || is_hands_off(node);
+            let moves = context.is_stamped && !is_settled(node, status) && !is_held;
             let flight = match context.release {
                 _ if health.is_ok() || was_down => Flight::No,
                 Some(_) => Flight::Taken,
@@ -207,6 +216,11 @@ impl Member {
 
     fn has_template(&self) -> bool {
         self.state != NodeState::Outdated
+    }
+
+    /// It lacks the template and can get it.
+    pub(super) fn is_open(&self) -> bool {
+        !self.has_template() && !self.is_hands_off
     }
 }
 
@@ -304,7 +318,7 @@ pub(super) enum Next {
 
 /// Which node gets the template next. `members` are in the order of the rollout.
 pub(super) fn next(members: &[Member], limits: &Limits) -> Next {
-    let outdated = || members.iter().filter(|member| !member.has_template());
+    let outdated = || members.iter().filter(|member| member.is_open());
     if outdated().next().is_none() {
         return Next::Done;
     }
@@ -332,10 +346,11 @@ pub(super) fn next(members: &[Member], limits: &Limits) -> Next {
     if in_flight >= limits.max_unavailable {
         return Next::Wait;
     }
-    let canaries = members.get(..limits.canaries).unwrap_or(members);
-    let canaries_are_healthy = canaries.iter().all(|member| member.state == NodeState::Healthy);
-    let eligible = if canaries_are_healthy { members } else { canaries };
-    match eligible.iter().find(|member| !member.has_template()) {
+    let is_able = |member: &&Member| member.has_template() || member.is_open();
+    let mut canaries =
+        members.iter().filter(is_able).filter(|member| limits.is_canary(member.place));
+    let canaries_are_healthy = canaries.all(|member| member.state == NodeState::Healthy);
+    match outdated().find(|member| limits.is_canary(member.place) || canaries_are_healthy) {
         Some(member) => Next::Release { ordinal: member.ordinal },
         None => Next::Wait,
     }

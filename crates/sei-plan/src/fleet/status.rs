@@ -8,7 +8,7 @@ use sei_api::fleet::{
     FleetEndpoints, FleetNode, FleetPhase, InternalPorts, InternalService, NodeEndpoints,
     NodeState, PerPodPorts, PerPodService, RolloutStatus, SeiNodeDeploymentStatus, condition_type,
 };
-use sei_api::names::fleet_service;
+use sei_api::names::{annotation, fleet_service};
 use sei_api::status::SeiNodePhase;
 use sei_api::{SeiNode, condition};
 
@@ -31,7 +31,7 @@ pub(super) fn report(
 ) -> SeiNodeDeploymentStatus {
     let before = snapshot.status().cloned().unwrap_or_default();
     if snapshot.is_deleted() {
-        return SeiNodeDeploymentStatus { phase: Some(FleetPhase::Terminating), ..before };
+        return terminating(snapshot, before);
     }
     let own = snapshot.own();
     let replicas = snapshot.replicas();
@@ -84,19 +84,46 @@ pub(super) fn report(
     });
     let verdicts = conditions(snapshot, survey, refused, &status, (running, failed));
     for verdict in verdicts.into_iter().chain(ceremony.verdicts) {
-        condition::put(
-            &mut status.conditions,
-            Condition {
-                type_: verdict.0.to_owned(),
-                status: if verdict.1 { "True" } else { "False" }.to_owned(),
-                reason: verdict.2.to_owned(),
-                message: verdict.3,
-                observed_generation: snapshot.fleet.metadata.generation,
-                last_transition_time: Time(snapshot.now),
-            },
-        );
+        put(snapshot, &mut status, verdict);
     }
     status
+}
+
+fn put(snapshot: &FleetSnapshot, status: &mut SeiNodeDeploymentStatus, verdict: Verdict) {
+    condition::put(
+        &mut status.conditions,
+        Condition {
+            type_: verdict.0.to_owned(),
+            status: if verdict.1 { "True" } else { "False" }.to_owned(),
+            reason: verdict.2.to_owned(),
+            message: verdict.3,
+            observed_generation: snapshot.fleet.metadata.generation,
+            last_transition_time: Time(snapshot.now),
+        },
+    );
+}
+
+/// The status of a deleted fleet.
+fn terminating(
+    snapshot: &FleetSnapshot,
+    before: SeiNodeDeploymentStatus,
+) -> SeiNodeDeploymentStatus {
+    let mut status = SeiNodeDeploymentStatus { phase: Some(FleetPhase::Terminating), ..before };
+    let hands_off = hands_off(snapshot);
+    if !hands_off.is_empty() {
+        let why = format!("the deleted fleet waits{hands_off}");
+        put(snapshot, &mut status, (condition_type::READY, false, "NodesNotReady", why));
+    }
+    status
+}
+
+/// Names the nodes that the fleet leaves as they are.
+fn hands_off(snapshot: &FleetSnapshot) -> String {
+    let names = snapshot.hands_off();
+    if names.is_empty() {
+        return String::new();
+    }
+    format!("; hands-off until annotation {} is removed: {}", annotation::HANDS_OFF, named(&names))
 }
 
 /// Type, whether it is True, reason, message.
@@ -169,7 +196,8 @@ fn rollout_condition(
     }
     let batch = named(&rollout.batch);
     let waits = if batch.is_empty() { String::new() } else { format!("; in progress: {batch}") };
-    Some((kind, true, "TemplateChanged", format!("{progress}{waits}")))
+    let hands_off = hands_off(snapshot);
+    Some((kind, true, "TemplateChanged", format!("{progress}{waits}{hands_off}")))
 }
 
 /// The condition `Ready`: every node runs the template and is Ready.
@@ -179,9 +207,9 @@ fn summary(
     refused: &BTreeMap<String, String>,
     status: &SeiNodeDeploymentStatus,
 ) -> Verdict {
-    let kind = condition_type::READY;
+    let (kind, hands_off) = (condition_type::READY, hands_off(snapshot));
     if snapshot.is_paused() {
-        return (kind, false, "Paused", "spec.paused stops every node".to_owned());
+        return (kind, false, "Paused", format!("spec.paused stops every node{hands_off}"));
     }
     let foreign = snapshot.foreign();
     if !foreign.is_empty() {
@@ -208,7 +236,8 @@ fn summary(
     }
     if status.rollout.is_some() {
         let (updated, total) = (updated(&survey.members), survey.members.len());
-        return (kind, false, "RolloutInProgress", format!("{updated} of {total} nodes updated"));
+        let progress = format!("{updated} of {total} nodes updated{hands_off}");
+        return (kind, false, "RolloutInProgress", progress);
     }
     let troubles: Vec<String> = survey
         .members
@@ -217,9 +246,10 @@ fn summary(
         .map(|member| format!("{}: {}", member.name, member.message))
         .collect();
     if troubles.is_empty() && survey.members.len() == snapshot.replicas() {
-        return (kind, true, "AllNodesReady", format!("{} nodes", survey.members.len()));
+        let all = format!("{} nodes{hands_off}", survey.members.len());
+        return (kind, true, "AllNodesReady", all);
     }
-    (kind, false, "NodesNotReady", named(&troubles))
+    (kind, false, "NodesNotReady", format!("{}{hands_off}", named(&troubles)))
 }
 
 /// The rollout that is under way, or begins now.
@@ -294,9 +324,15 @@ fn record(
         state: Some(member.state),
         was_down: (released_at.is_some() && member.was_down).then_some(true),
         released_at,
-        message: Some(member.message.clone()).filter(|message| !message.is_empty()),
+        message: message(member),
         ..plain
     }
+}
+
+fn message(member: &Member) -> Option<String> {
+    let parts = [if member.is_hands_off { "hands-off" } else { "" }, member.message.as_str()];
+    let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+    (!parts.is_empty()).then(|| parts.join(": "))
 }
 
 /// What changed, as events.

@@ -16,6 +16,7 @@ use sei_api::status::{SeiNodePhase, SeiNodeStatus};
 use super::*;
 
 mod ceremony;
+mod hands_off;
 mod random;
 
 /// A fleet with its nodes, which a few rules bring from one state to the next.

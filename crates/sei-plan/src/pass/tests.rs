@@ -2,7 +2,7 @@ use sei_api::plan::TaskStatus;
 use serde_json::json;
 
 use super::*;
-use crate::planner::fixture::{full_node, observer, running, validator};
+use crate::planner::fixture::{full_node, new_node, observer, running, validator};
 use crate::request::{ClaimView, MountView, SecretView};
 use crate::signing_key::{self, SigningKey};
 use crate::view::ObjectView;
@@ -61,6 +61,81 @@ fn a_cached_object_of_another_owner_is_reported_without_a_request() {
     }));
     let Ask::Write(status) = pass.ask() else { panic!("it is reported") };
     assert_eq!(status.blocked.map(|blocked| blocked.reason).as_deref(), Some("FieldConflict"));
+}
+
+/// A node whose user keeps the operator from changing anything.
+fn hands_off(mut snapshot: Snapshot) -> Snapshot {
+    let annotations = snapshot.node.metadata.annotations.get_or_insert_default();
+    annotations.insert("sei.io/hands-off".to_owned(), "true".to_owned());
+    snapshot
+}
+
+/// The message of the condition `Ready`, with its status and reason.
+fn ready_text(status: &SeiNodeStatus) -> String {
+    let ready = find(&status.conditions, ConditionType::Ready).unwrap();
+    format!("{}/{} {}", ready.status, ready.reason, ready.message)
+}
+
+/// Checks that a pass over the node, once it is hands-off, writes nothing but the condition `Ready`.
+fn only_status(snapshot: Snapshot, is_ready: bool) {
+    let plan = snapshot.status.plan.clone();
+    let mut pass = begin(hands_off(snapshot));
+    let Ask::Write(status) = pass.ask() else { panic!("only the status is written") };
+    assert_eq!(status.plan, plan);
+    let text = ready_text(&status);
+    let expected = if is_ready { "True/HandsOff annotation" } else { "False/HandsOff pod n-0" };
+    assert!(text.starts_with(expected) && text.contains("sei.io/hands-off"), "{text}");
+    assert!(pass.purpose().why.contains("sei.io/hands-off"));
+    pass.absorb(Outcome::Failed(Failure::Conflict(String::new())));
+    let Ask::Done(ending) = pass.ask() else { panic!("the pass ends") };
+    assert_eq!(ending.failure, None);
+}
+
+#[test]
+fn only_the_status_of_a_hands_off_node_is_written() {
+    let broken = |seen: &mut Snapshot| {
+        seen.current = Current { service: false, proxy_config: false, template: false };
+        seen.sidecar = Sidecar::NotReady;
+    };
+    let new = || {
+        let mut snapshot = new_node(full_node());
+        snapshot.node.metadata.finalizers = None;
+        snapshot
+    };
+    let stalled = |mut snapshot: Snapshot| {
+        let kind = ConditionType::Stalled;
+        let (state, reason) = (sei_api::condition::ConditionStatus::True, Reason::CrashLooping);
+        let verdict = sei_api::condition::Verdict::new(kind, state, reason, "crashes");
+        let now = snapshot.now;
+        sei_api::condition::set(&mut snapshot.status_mut().conditions, &verdict, 1, now);
+        snapshot
+    };
+    only_status(running(full_node()).with(broken), true);
+    only_status(running(validator()).with(|seen| seen.statefulset = None), false);
+    only_status(running(full_node()).with(|seen| seen.claim = Claim::Missing), true);
+    only_status(updating().with(broken), true);
+    only_status(stalled(running(full_node())), true);
+    only_status(running(full_node()).with(|seen| seen.pods.clear()), false);
+    only_status(new(), false);
+}
+
+#[test]
+fn a_hands_off_node_is_repaired_once_the_annotation_is_removed_or_false() {
+    let mut snapshot = hands_off(running(full_node()).with(|seen| seen.current.service = false));
+    let Ask::Write(status) = begin(snapshot.clone()).ask() else { panic!("it is reported") };
+    snapshot.store(*status);
+    let Ask::Done(_) = begin(snapshot.clone()).ask() else { panic!("nothing is written twice") };
+    for value in [None, Some("false")] {
+        let annotations = snapshot.node.metadata.annotations.as_mut().unwrap();
+        annotations.remove("sei.io/hands-off");
+        annotations.extend(value.map(|value| ("sei.io/hands-off".to_owned(), value.to_owned())));
+        let mut pass = begin(snapshot.clone());
+        let Ask::Perform(repair) = pass.ask() else { panic!("the Service is repaired") };
+        assert!(matches!(*repair, Request::CreateService(_)), "{repair:?}");
+        pass.absorb(Outcome::Accepted);
+        let Ask::Write(status) = pass.ask() else { panic!("it is reported") };
+        assert_eq!(ready_text(&status), "True/Ready ");
+    }
 }
 
 #[test]

@@ -16,6 +16,7 @@ use sei_api::status::{
 
 use crate::budget;
 use crate::chain::{Blocks, Upgrade};
+use crate::hands_off::is_hands_off;
 use crate::snapshot::{Sidecar, Snapshot};
 use crate::tasks::kind_of;
 
@@ -50,6 +51,9 @@ pub fn plan(snapshot: &Snapshot) -> Decision {
     let observed = mirror(snapshot);
     if snapshot.node.metadata.deletion_timestamp.is_some() {
         return observed.note(Note::Deleting);
+    }
+    if is_hands_off(&snapshot.node) {
+        return Decision::keep(snapshot).note(Note::HandsOff);
     }
     if let Some(workflow) = &status.adopted_workflow {
         // Its steps stop the node and delete its data: a gate that opens meanwhile starts the chain

@@ -11,6 +11,8 @@ use super::Blocker;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
     Deleting,
+    /// Only the status is written.
+    HandsOff,
     Blocked(Blocker),
     /// The node matches the desired state.
     InSync,
@@ -76,6 +78,7 @@ impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Deleting => f.write_str("is being deleted"),
+            Self::HandsOff => f.write_str(crate::hands_off::WHY),
             Self::Blocked(blocker) => blocker.fmt(f),
             Self::InSync => f.write_str("in sync"),
             Self::Starts { kind, why } => write!(f, "starts {kind:?}: {why}"),

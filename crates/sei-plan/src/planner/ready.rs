@@ -7,13 +7,19 @@ use sei_api::plan::TaskPlan;
 use sei_api::status::{SeiNodePhase, SeiNodeStatus, UpdateState};
 
 use super::failure_text;
+use crate::hands_off::{self, is_hands_off};
 use crate::snapshot::Snapshot;
 use crate::tasks::bounded;
 
 /// Records both conditions, from the status that a pass is about to write and the pod that it
 /// observed.
 pub(crate) fn record(snapshot: &mut Snapshot) {
-    let verdicts = [ready(snapshot), reconciling(&snapshot.status)];
+    let verdicts = if is_hands_off(&snapshot.node) {
+        let name = snapshot.node.metadata.name.as_deref().unwrap_or_default();
+        [hands_off::ready(name, snapshot.is_ready()), settled()]
+    } else {
+        [ready(snapshot), reconciling(&snapshot.status)]
+    };
     let (generation, now) = (snapshot.generation(), snapshot.now);
     for verdict in &verdicts {
         condition::set(&mut snapshot.status.conditions, verdict, generation, now);
@@ -117,12 +123,16 @@ fn reconciling(status: &SeiNodeStatus) -> Verdict {
     let is_active = status.plan.as_ref().is_some_and(TaskPlan::is_active);
     let stalled = ConditionType::Stalled;
     let is_stalled = condition::is(&status.conditions, stalled, ConditionStatus::True);
-    let (state, reason) = if (is_pending || is_active) && !is_stalled {
-        (ConditionStatus::True, Reason::Progressing)
+    if (is_pending || is_active) && !is_stalled {
+        let (state, reason) = (ConditionStatus::True, Reason::Progressing);
+        Verdict::new(ConditionType::Reconciling, state, reason, "")
     } else {
-        (ConditionStatus::False, Reason::Settled)
-    };
-    Verdict::new(ConditionType::Reconciling, state, reason, "")
+        settled()
+    }
+}
+
+fn settled() -> Verdict {
+    Verdict::new(ConditionType::Reconciling, ConditionStatus::False, Reason::Settled, "")
 }
 
 fn is_updating(status: &SeiNodeStatus) -> bool {

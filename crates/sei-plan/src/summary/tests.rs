@@ -108,6 +108,22 @@ fn a_node_at_rest_is_summarized_by_phase_and_conditions() {
 }
 
 #[test]
+fn a_hands_off_node_is_summarized_by_what_ends_it() {
+    let ready = || condition("Ready", "True", "HandsOff", "annotation sei.io/hands-off is set");
+    let stalled = condition("Stalled", "True", "CrashLooping", "seid: CrashLoopBackOff");
+    expect![[r#"
+        stalled: HandsOff | replace-pod 2/2 | annotation sei.io/hands-off is set | the removal of annotation sei.io/hands-off |
+        deleted: HandsOff |  | annotation sei.io/hands-off is set | the removal of annotation sei.io/hands-off |
+    "#]].assert_eq(&lines(&[
+        ("stalled", running(json!({
+            "conditions": [ready(), stalled], "blocked": blocked(),
+            "plan": plan("NodeUpdate", "Active"),
+        }))),
+        ("deleted", json!({ "phase": "Terminating", "conditions": [ready()] })),
+    ]));
+}
+
+#[test]
 fn a_halted_node_is_summarized_by_what_it_waits_for() {
     let in_sync = || condition("PodTemplateDrift", "False", "InSync", "");
     let stopped = || condition("Halted", "True", "NoNewBlock", "no new block since T, height 655");

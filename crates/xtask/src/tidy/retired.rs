@@ -17,6 +17,11 @@ const ALLOWED: &[(&str, &str)] = &[
     ("by hand", "the opposite of `generated`"),
     ("handwritten", "the opposite of `generated`"),
     ("got 0, want 1", "a message of helm"),
+    ("hands-off", "an annotation"),
+    ("hands_off", "the same, in names"),
+    ("HANDS_OFF", "the same, in names"),
+    ("HandsOff", "its reason"),
+    ("Hands off", "its heading"),
 ];
 
 /// Retired words and phrases, in lower case, each line with its replacement.

@@ -364,6 +364,7 @@ fn probes_errors_and_leadership_are_counted() {
     metrics.probe("sei", &Health::Unreachable("connection refused".to_owned()));
     metrics.error("SeiNode", "write-status");
     metrics.error("SeiNodeDeployment", "api");
+    metrics.platform_file("0123456789abcdef", false);
     metrics.clone().leading(true);
     check(
         &metrics,
@@ -602,6 +603,7 @@ fn with_every_metric() -> Metrics {
     metrics.chain(&ObjectKey::new("sei", "a"), Some(Ok(facts())));
     metrics.observe_fleet(&halted_fleet());
     metrics.error("SeiNode", "write-status");
+    metrics.platform_file("0123456789abcdef", false);
     metrics.probe("sei", &Health::Ready);
     let before = status(json!({ "phase": "Initializing", "plan": plan("p", "Active"),
         "phaseTransitionTime": "2026-08-05T10:00:00Z" }));

@@ -182,7 +182,13 @@ fn stalls() -> Vec<Snapshot> {
 
 #[test]
 fn every_reason_of_the_planner_appears_in_a_status() {
-    let snapshots = [updates(), mirrors(), stalls(), super::halt::halts()].concat();
+    let hands_off = [running(full_node()), new_node(full_node())].map(|mut seen| {
+        let annotations = seen.node.metadata.annotations.get_or_insert_default();
+        annotations.insert("sei.io/hands-off".to_owned(), "true".to_owned());
+        seen
+    });
+    let snapshots =
+        [updates(), mirrors(), stalls(), super::halt::halts(), hands_off.to_vec()].concat();
     let mut seen = BTreeSet::new();
     for snapshot in &snapshots {
         seen.extend(rows_of(&after(snapshot)));
