@@ -205,13 +205,6 @@ impl World {
         checked(created, || format!("create secret {name}")).map(drop)
     }
 
-    /// Creates a Secret with a keyring that has this key, and one with its passphrase.
-    pub async fn keyring(&self, name: &str, key: &str, pass: &str) -> Result<(), WorldError> {
-        let info = format!("{key}.info");
-        self.secret(name, &[(info.as_str(), "key"), ("0a0a.address", "address")]).await?;
-        self.secret(pass, &[("passphrase", "passphrase")]).await
-    }
-
     /// Waits until the predicate holds for a node, and returns the node.
     pub async fn wait_node(
         &self,

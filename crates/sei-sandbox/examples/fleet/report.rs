@@ -44,7 +44,7 @@ pub(crate) fn markdown(runs: &[Run]) -> String {
         for figures in run.phases.iter().chain([&run.floor]) {
             let _ = writeln!(text, "| {} |", cells(run, figures).join(" | "));
         }
-        let first = runs.iter().find(|other| other.nodes == run.nodes);
+        let first = runs.iter().find(|earlier| earlier.nodes == run.nodes);
         if let Some(first) = first.filter(|first| first.operator != run.operator) {
             let _ = writeln!(text, "\n{}", ratios(run, first));
         }
@@ -93,14 +93,14 @@ fn percentile(times: &[Duration], percent: usize) -> Option<&Duration> {
 fn ratios(run: &Run, first: &Run) -> String {
     let mut text = format!("Compared with {}: ", first.operator);
     let compared = run.phases.iter().filter_map(|figures| {
-        let other = first.phase(figures.phase)?;
+        let reference = first.phase(figures.phase)?;
         let ratio = |now: f64, before: f64| if before > 0.0 { now / before } else { f64::NAN };
         Some(format!(
             "{}: {:.2} × wall, {:.2} × CPU, {:.2} × requests",
             figures.phase,
-            ratio(figures.wall.as_secs_f64(), other.wall.as_secs_f64()),
-            ratio(figures.cpu.total() as f64, other.cpu.total() as f64),
-            ratio(figures.requests.len() as f64, other.requests.len() as f64),
+            ratio(figures.wall.as_secs_f64(), reference.wall.as_secs_f64()),
+            ratio(figures.cpu.total() as f64, reference.cpu.total() as f64),
+            ratio(figures.requests.len() as f64, reference.requests.len() as f64),
         ))
     });
     text.push_str(&compared.collect::<Vec<_>>().join("; "));
@@ -127,10 +127,10 @@ fn growth(runs: &[Run]) -> String {
         let Some(update) = run.phase(IMAGE_UPDATE) else { continue };
         let memory = run.phases.iter().map(|figures| figures.memory).max().unwrap_or_default();
         let slope = before
-            .filter(|(other, _)| other.operator == run.operator && other.nodes < run.nodes)
-            .map_or(String::new(), |(other, before)| {
+            .filter(|(last, _)| last.operator == run.operator && last.nodes < run.nodes)
+            .map_or(String::new(), |(last, before)| {
                 let more = memory as f64 - before as f64;
-                format!("{:.1}", more / (run.nodes - other.nodes) as f64)
+                format!("{:.1}", more / (run.nodes - last.nodes) as f64)
             });
         let _ = writeln!(
             text,
