@@ -40,6 +40,10 @@ pub fn at_once(platform: &str) -> String {
 /// any wait of the operator or of the kubelet between two steps of an update.
 const REST: Duration = Duration::from_millis(700);
 
+/// After it each sidecar that was not ready at first has been probed again, and not for a minute then.
+/// Such a probe would be counted to whatever changes meanwhile.
+const SECOND_PROBE: Duration = Duration::from_secs(6);
+
 /// Bound for a phase. Under valgrind everything takes fifty times as long.
 const PHASE_MAX: Duration = Duration::from_secs(900);
 
@@ -175,6 +179,7 @@ impl Fleet {
                 create_node(store, index);
             }
         })?;
+        fleet.runtime.block_on(async { tokio::time::sleep(SECOND_PROBE).await });
         Ok(fleet)
     }
 
