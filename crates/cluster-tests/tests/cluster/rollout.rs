@@ -694,8 +694,8 @@ async fn a_wrong_image_takes_one_validator_of_a_healthy_chain_down() -> Result<(
 #[tokio::test]
 async fn an_image_that_crashes_after_it_was_ready_takes_one_node_down() -> Result<()> {
     let mut scenario = Scenario::open_without_operator("short-ready").await?;
-    // Times of pods are whole seconds: a wait of less than two is none.
-    let rollout = "rollout: { settleSeconds: 0, minReadySeconds: 150 }";
+    // Divided by the speed, and still longer than a kubelet on a busy machine needs to report a crash.
+    let rollout = "rollout: { settleSeconds: 0, minReadySeconds: 1000 }";
     let patient = PLATFORM.replace("rollout: { settleSeconds: 0 }", rollout);
     scenario.start_with(setup(&patient)).await?;
     let all = names("one", 2, 2);
