@@ -6,7 +6,6 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use cluster_tests::scenario::{Scenario, condition_text, format_requests, rpc};
 use cluster_tests::wait_for;
-use sei_api::SeiNode;
 use sei_api::condition::ConditionType;
 use sei_api::status::SeiNodeStatus;
 use sei_plan::summary::{What, summarize};
@@ -198,9 +197,8 @@ async fn a_process_that_ends_at_an_upgrade_height_is_shown_and_fires_an_alert() 
     scenario.set_node_behaviour("verbose", Behaviour::Panics(message.to_owned()));
     scenario.set_node_behaviour("silent", Behaviour::Panics(String::new()));
     let needed = "True/UpgradeNeeded: upgrade v9.9.9 is needed at height 656";
-    let halted = until_condition(scenario, "verbose", ConditionType::Halted, needed).await?;
-    let node = SeiNode { status: Some(halted), ..scenario.node("verbose").await? };
-    let summary = summarize(&node, jiff::Timestamp::now());
+    until_condition(scenario, "verbose", ConditionType::Halted, needed).await?;
+    let summary = summarize(&scenario.node("verbose").await?, jiff::Timestamp::now());
     assert!(summary.why.starts_with("UpgradeNeeded: upgrade v9.9.9"), "{summary:?}");
     // Without that message the exit code is all that is known.
     let status = scenario.until_stalled("silent", "CrashLooping").await?;

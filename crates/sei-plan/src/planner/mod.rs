@@ -19,6 +19,7 @@ use crate::chain::{Blocks, Upgrade};
 use crate::hands_off::is_hands_off;
 use crate::snapshot::{Sidecar, Snapshot};
 use crate::tasks::kind_of;
+use crate::view::PodView;
 
 mod active;
 mod blocker;
@@ -279,7 +280,12 @@ fn halt_verdict(snapshot: &Snapshot) -> Option<Verdict> {
     let before = condition::find(&snapshot.status().conditions, halted);
     let is_halted = before.is_some_and(|before| before.status == ConditionStatus::True.as_str());
     let pod = snapshot.pod();
-    if let Some(upgrade) = pod.filter(|pod| !pod.ready).and_then(|pod| pod.upgrade.as_deref()) {
+    // Between two crashes its pod is Ready for a while, and the last probe is of an earlier run.
+    let runs = |pod: &&PodView| {
+        let since = pod.ready_since.unwrap_or(Timestamp::UNIX_EPOCH);
+        pod.ready && later(since, snapshot.timing.halt()) <= snapshot.now
+    };
+    if let Some(upgrade) = pod.filter(|pod| !runs(pod)).and_then(|pod| pod.upgrade.as_deref()) {
         let Upgrade { name, height } = upgrade;
         let message = format!("upgrade {name} is needed at height {height}");
         return Some(Verdict::new(halted, ConditionStatus::True, Reason::UpgradeNeeded, message));

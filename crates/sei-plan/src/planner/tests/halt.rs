@@ -74,7 +74,18 @@ fn a_process_that_ended_for_an_upgrade_is_halted_until_its_pod_is_replaced() {
     assert_eq!(halted(&replaced), "Unknown/NotObserved: ");
     let passed = stored(replaced).with(|seen| seen.blocks = Blocks::Advance);
     assert_eq!(halted(&passed), "False/BlocksAdvance: ");
-    let ready = ended.with(|seen| seen.pods[0].ready = true);
+    for blocks in [Blocks::Unknown, Blocks::Advance] {
+        let between_crashes = stored(ended.clone()).with(|seen| {
+            seen.pods[0].ready = true;
+            seen.pods[0].ready_since = Some(seen.now);
+            seen.blocks = blocks;
+        });
+        assert!(halted(&between_crashes).starts_with("True/UpgradeNeeded"));
+    }
+    let ready = ended.with(|seen| {
+        seen.pods[0].ready = true;
+        seen.pods[0].ready_since = Some(at(-100));
+    });
     assert!(halted(&ready).starts_with("True/NoNewBlock"), "the message is of an earlier run");
 }
 
