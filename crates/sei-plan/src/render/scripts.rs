@@ -73,25 +73,34 @@ exec /usr/local/bin/sei-cosmos-exporter --denom usei --denom-coefficient 1000000
     )
 }
 
-/// Script of `seid` in the bootstrap Job. The chain process ends itself at the halt height by
-/// SIGINT, hence status 130 is success. The shell has to stay to translate the status, so it
-/// forwards a stop; job control (`set -m`) keeps bash from starting the child with SIGINT ignored.
+/// Script of `seid` in the bootstrap Job. The chain process ends itself at the halt height by a
+/// signal. It ends with 0 if it handles signals by then, and with 130 or 143 if it is still starting.
+/// A stop by somebody else looks the same and is no success: the height was not reached.
+/// The shell has to stay to translate the status, so it forwards a stop; job control (`set -m`) keeps
+/// bash from starting the child with SIGINT ignored.
 pub(super) fn bootstrap(sidecar_port: i32, halt_height: i64) -> String {
     format!(
         "{wait}set -m
 seid start --home {DATA_DIR} --halt-height {halt_height} &
 seid=$!
 set +m
-trap 'kill -TERM \"$seid\" 2>/dev/null' TERM INT
+stopped=
+trap 'stopped=yes; kill -TERM \"$seid\" 2>/dev/null' TERM INT
 while kill -0 \"$seid\" 2>/dev/null; do
   wait \"$seid\"
 done
 wait \"$seid\"
 status=$?
-if [ \"$status\" -eq 130 ]; then
-  echo 'reached the halt height'
-  exit 0
+if [ -n \"$stopped\" ]; then
+  echo 'stopped before the halt height'
+  exit 143
 fi
+case $status in
+  0 | 130 | 143)
+    echo 'reached the halt height'
+    exit 0
+    ;;
+esac
 exit \"$status\"
 ",
         wait = wait_for_sidecar(sidecar_port),

@@ -72,29 +72,63 @@ fn the_exporter_waits_for_grpc() {
     "]].assert_eq(&scripts::exporter());
 }
 
-#[test]
-fn bootstrap_runs_to_the_height_and_treats_130_as_success() {
-    let script = scripts::bootstrap(7777, 1_200_000);
+/// The script of the bootstrap Job without the wait for the sidecar.
+fn bootstrap_after_wait(halt_height: i64) -> String {
+    let script = scripts::bootstrap(7777, halt_height);
     let wait = scripts::start(7777);
     let wait = wait.strip_suffix("exec seid start --home /home/nonroot/.sei\n").unwrap();
+    script.strip_prefix(wait).unwrap().to_owned()
+}
+
+#[test]
+fn bootstrap_runs_to_the_height() {
     expect![[r#"
         set -m
         seid start --home /home/nonroot/.sei --halt-height 1200000 &
         seid=$!
         set +m
-        trap 'kill -TERM "$seid" 2>/dev/null' TERM INT
+        stopped=
+        trap 'stopped=yes; kill -TERM "$seid" 2>/dev/null' TERM INT
         while kill -0 "$seid" 2>/dev/null; do
           wait "$seid"
         done
         wait "$seid"
         status=$?
-        if [ "$status" -eq 130 ]; then
-          echo 'reached the halt height'
-          exit 0
+        if [ -n "$stopped" ]; then
+          echo 'stopped before the halt height'
+          exit 143
         fi
+        case $status in
+          0 | 130 | 143)
+            echo 'reached the halt height'
+            exit 0
+            ;;
+        esac
         exit "$status"
     "#]]
-    .assert_eq(script.strip_prefix(wait).unwrap());
+    .assert_eq(&bootstrap_after_wait(1_200_000));
+}
+
+/// Runs the script of the bootstrap Job with this body instead of the chain process, and returns its
+/// exit code.
+fn bootstrap_exit_code(seid: &str) -> Option<i32> {
+    // A function in a subshell: signals that it sends to itself end it like a process.
+    let script = format!("seid() (\n{seid}\n)\n{}", bootstrap_after_wait(5));
+    let mut bash = std::process::Command::new("bash");
+    bash.args(["-c", &script]).stdout(std::process::Stdio::null()).status().unwrap().code()
+}
+
+#[test]
+fn bootstrap_succeeds_at_the_height_and_not_when_it_is_stopped_before() {
+    assert_eq!(bootstrap_exit_code("exit 0"), Some(0));
+    assert_eq!(bootstrap_exit_code("kill -INT $BASHPID; sleep 2"), Some(0));
+    assert_eq!(bootstrap_exit_code("kill -TERM $BASHPID; sleep 2"), Some(0));
+    assert_eq!(bootstrap_exit_code("exit 2"), Some(2));
+    // The kubelet stops the script, whose process is `$$`; the chain process then ends gracefully, or
+    // is killed while it starts.
+    let graceful = "trap 'exit 0' TERM; kill -TERM $$; sleep 2 & wait";
+    assert_eq!(bootstrap_exit_code(graceful), Some(143));
+    assert_eq!(bootstrap_exit_code("kill -TERM $$; exec sleep 2"), Some(143));
 }
 
 // B16, for every script
