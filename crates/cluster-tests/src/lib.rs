@@ -10,6 +10,7 @@
 //! Invariants:
 //! - The tests run on the requested minor. Guarded by `the_plane_runs_the_requested_minor`.
 
+pub mod conformance;
 pub mod docs;
 pub mod install;
 pub mod interceptor;

@@ -45,6 +45,10 @@ const DEBIAN: &str = "/usr/bin";
 /// Where cgroups are.
 const CGROUPS: &str = "/sys/fs/cgroup";
 
+/// The weight of all pods together, in both versions of cgroups: that of four processes outside of
+/// cgroups. By default it is that of one, and a build beside the tests would take the CPU from all pods.
+const CPU_WEIGHTS: [(&str, &str); 2] = [("cpu.shares", "4096"), ("cpu.weight", "400")];
+
 #[derive(Debug, thiserror::Error)]
 pub enum RealNodeError {
     #[error("failed to create the files of a real node")]
@@ -92,7 +96,8 @@ impl RealNode {
         programs: &Path,
     ) -> Result<Self, RealNodeError> {
         let name = network.bridge();
-        let group = format!("sei-rig-{}", std::process::id());
+        // No other process has this network, and one process can have several Kubernetes nodes.
+        let group = name.clone();
         let folder = Folder::create_with(REMOVER, &[&name, &group])
             .map_err(|source| RealNodeError::Files { source })?;
         // Containers run as other users, and their volumes are below.
@@ -321,13 +326,20 @@ fn serve(runtime: &Runtime, port: u16, network: &Network, client: Client) -> io:
 /// version 2.
 fn create_cgroup(name: &str) -> io::Result<()> {
     let top = Path::new(CGROUPS);
-    if top.join("cgroup.procs").exists() {
-        return fs::create_dir(top.join(name));
+    let mut groups = vec![top.join(name)];
+    if !top.join("cgroup.procs").exists() {
+        let hierarchies = fs::read_dir(top)?.flatten().map(|entry| entry.path());
+        groups = hierarchies
+            .filter(|path| path.join("cgroup.procs").exists())
+            .map(|path| path.join(name))
+            .collect();
     }
-    for entry in fs::read_dir(top)? {
-        let hierarchy = entry?.path();
-        if hierarchy.join("cgroup.procs").exists() {
-            fs::create_dir(hierarchy.join(name))?;
+    for group in groups {
+        fs::create_dir(&group)?;
+        for (file, weight) in CPU_WEIGHTS {
+            if group.join(file).exists() {
+                fs::write(group.join(file), weight)?;
+            }
         }
     }
     Ok(())

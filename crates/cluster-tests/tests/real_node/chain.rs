@@ -18,8 +18,10 @@ const BALANCE: &str = "100000000000000000usei";
 /// How much stake is one unit of voting power.
 const POWER_UNIT: u64 = 1_000_000;
 
-/// The file by which the sidecar knows that a genesis is in place, so that no bucket is needed.
-const GENESIS_MARKER: &str = ".sei-sidecar-genesis-done";
+/// The files by which the sidecar knows that a genesis and a snapshot are in place, so that no bucket
+/// and no witness is needed.
+const MARKERS: [&str; 3] =
+    [".sei-sidecar-genesis-done", ".sei-sidecar-snapshot-done", ".sei-sidecar-statesync-done"];
 
 /// Keys and genesis of a chain.
 pub(crate) struct Chain {
@@ -84,7 +86,7 @@ impl Chain {
         self.folder.path().join("genesis.json")
     }
 
-    fn home(&self, validator: &str) -> PathBuf {
+    pub(crate) fn home(&self, validator: &str) -> PathBuf {
         self.folder.path().join(validator)
     }
 
@@ -104,33 +106,60 @@ impl Chain {
         name: &str,
         image: &str,
     ) -> Result<()> {
-        let volume = story.volume(name).await?;
-        for folder in ["config", "data"] {
-            fs::create_dir_all(volume.join(folder))?;
-        }
-        fs::copy(self.genesis(), volume.join("config/genesis.json"))?;
-        // With a genesis in place the pod does not run `seid init`, which writes these. Without the
-        // chain id in the first, `seid start` panics.
-        for file in ["config/client.toml", "data/priv_validator_state.json"] {
-            fs::copy(self.home(name).join(file), volume.join(file))?;
-        }
-        fs::write(volume.join(GENESIS_MARKER), "")?;
-        own(&volume)?;
+        self.fill_volume(story, name, name).await?;
         let file = |file: &str| fs::read_to_string(self.home(name).join("config").join(file));
         let (signing, node) = (format!("{name}-signing"), format!("{name}-p2p"));
         story
             .create_secret(&signing, "priv_validator_key.json", &file("priv_validator_key.json")?)
             .await?;
         story.create_secret(&node, "node_key.json", &file("node_key.json")?).await?;
-        let spec = json!({
-            "chainId": self.id, "image": image,
-            "peers": [{ "static": { "addresses": self.peers(story, name)? } }],
-            "validator": {
-                "signingKey": { "secret": { "secretName": signing } },
-                "nodeKey": { "secret": { "secretName": node } },
-            },
-        });
+        let keys = json!({ "validator": {
+            "signingKey": { "secret": { "secretName": signing } },
+            "nodeKey": { "secret": { "secretName": node } },
+        }});
+        self.create_node(story, name, image, keys).await
+    }
+
+    /// Creates a node that does not sign, of the mode in these fields of its spec.
+    pub(crate) async fn start_node(
+        &self,
+        story: &Story,
+        name: &str,
+        image: &str,
+        mode: Value,
+    ) -> Result<()> {
+        self.fill_volume(story, name, &self.validators[0]).await?;
+        self.create_node(story, name, image, mode).await
+    }
+
+    async fn create_node(&self, story: &Story, name: &str, image: &str, mode: Value) -> Result<()> {
+        let addresses = self.peers(story, name)?;
+        let mut spec = json!({ "chainId": self.id, "image": image });
+        if !addresses.is_empty() {
+            spec["peers"] = json!([{ "static": { "addresses": addresses } }]);
+        }
+        for (key, value) in mode.as_object().into_iter().flatten() {
+            spec[key] = value.clone();
+        }
         story.create(name, spec).await
+    }
+
+    /// Creates the volume of a node with the genesis and what `seid init` writes, which the pod does
+    /// not run when a genesis is in place. It is taken from the home of a validator.
+    async fn fill_volume(&self, story: &Story, name: &str, home: &str) -> Result<()> {
+        let volume = story.volume(name).await?;
+        for folder in ["config", "data"] {
+            fs::create_dir_all(volume.join(folder))?;
+        }
+        fs::copy(self.genesis(), volume.join("config/genesis.json"))?;
+        // Without the chain id in the first, `seid start` panics.
+        for file in ["config/client.toml", "data/priv_validator_state.json"] {
+            fs::copy(self.home(home).join(file), volume.join(file))?;
+        }
+        for marker in MARKERS {
+            fs::write(volume.join(marker), "")?;
+        }
+        own(&volume)
     }
 
     /// The addresses of all other validators.
@@ -190,17 +219,25 @@ fn read_json(path: &Path) -> Result<Value> {
     Ok(serde_json::from_str(&text.with_context(|| format!("failed to read {}", path.display()))?)?)
 }
 
-/// A GET at the RPC port of a node's pod. The result of some queries is wrapped and of others not.
-pub(crate) async fn rpc(story: &Story, node: &str, path: &str) -> Result<Value> {
+/// A client of the RPC port of a node's pod.
+pub(crate) async fn rpc_client(story: &Story, node: &str) -> Result<Client> {
     let url = format!("http://{}:26657", story.address(node).await?);
     let mut config = Config::new(url.parse()?);
     config.connect_timeout = Some(Duration::from_secs(2));
     config.read_timeout = Some(Duration::from_secs(5));
     config.default_retry = false;
-    let request = http::Request::get(path).body(Vec::new())?;
-    let text = Client::try_from(config)?.request_text(request).await?;
+    Ok(Client::try_from(config)?)
+}
+
+/// The response to a GET. The result of some queries is wrapped and of others not.
+pub(crate) async fn query(client: &Client, path: &str) -> Result<Value> {
+    let text = client.request_text(http::Request::get(path).body(Vec::new())?).await?;
     let value: Value = serde_json::from_str(&text)?;
     Ok(if value["result"].is_null() { value } else { value["result"].clone() })
+}
+
+pub(crate) async fn rpc(story: &Story, node: &str, path: &str) -> Result<Value> {
+    query(&rpc_client(story, node).await?, path).await
 }
 
 /// The height of a node; none if its RPC port does not answer.

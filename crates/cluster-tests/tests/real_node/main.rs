@@ -4,6 +4,8 @@
 
 mod chain;
 mod chain_upgrade;
+mod lost_machine;
+mod modes;
 mod rig;
 mod single_node;
 mod story;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use cluster_tests::conformance::{check_closed_sidecar, check_held_pod, check_ready_pod};
 use kube::api::DeleteParams;
 use serde_json::json;
 
@@ -43,10 +44,16 @@ async fn a_node_starts_behind_its_gate_and_ends_in_time() -> Result<()> {
     story.report("an evicted pod was replaced while no operator runs");
     tokio::time::sleep(Duration::from_secs(12)).await;
     assert_eq!(story.seid_processes("rpc").await?, Vec::<u32>::new(), "the gate is closed");
-    let (status, _) = story.ask_sidecar("rpc", "/v0/healthz", None).await?;
-    assert_eq!(status, 503);
+    check_held_pod(&story.pod("rpc").await?)?;
+    let token = story.token(Some(story.audience("rpc"))).await?;
+    check_closed_sidecar(async |method, path, body| {
+        story.call_sidecar("rpc", method, path, body, Some(&token)).await
+    })
+    .await?;
+    story.report("pod and sidecar are like the stand-ins");
     story.start_operator().await?;
     story.until_ready("rpc").await?;
+    check_ready_pod(&story.pod("rpc").await?)?;
     story.report("the next operator opened the gate");
 
     let second = story.uid("rpc").await?;

@@ -2,21 +2,25 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use cluster_tests::boot_with;
 use cluster_tests::operator::{Setup, start_on};
 use cluster_tests::scenario::condition_text;
 use futures::StreamExt as _;
+use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{
-    ContainerStateTerminated, Namespace, Pod, Secret, ServiceAccount,
+    ContainerStateTerminated, LimitRange, Namespace, Pod, Secret, ServiceAccount,
 };
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
-use kube::api::{Patch, PatchParams, PostParams};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::{DeleteParams, EvictParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt as _, watcher as watch_objects};
 use kube::{Api, Client, Config, ResourceExt as _};
@@ -34,6 +38,12 @@ use tokio::time::Instant;
 /// The chain's image before its upgrade, and after it.
 pub(crate) const BEFORE: &str = "registry.example.org/seid:v6.4.0";
 pub(crate) const AFTER: &str = "registry.example.org/seid:v9.9.9";
+/// An image that exists nowhere.
+pub(crate) const MISSING: &str = "registry.example.org/seid:missing";
+
+/// The CPU limit of each container. A chain process that waits for its first peer uses a whole core, so
+/// that the nodes of a few stories would starve all others and the control plane.
+const CPU_LIMIT: &str = "400m";
 
 /// The service account of node pods.
 const ACCOUNT: &str = "chain-node";
@@ -49,11 +59,12 @@ scheduling:
   serviceAccount: chain-node
 storage: { classPerf: local, classDefault: local, classArchive: local, sizeDefault: 1Gi, sizeArchive: 1Gi, sizeSeed: 1Gi }
 resources:
-  validator: { cpuRequest: 50m, memory: 1Gi }
-  node: { cpuRequest: 50m, memory: 2Gi }
-  replayer: { cpuRequest: 50m, memory: 2Gi }
-  archive: { cpuRequest: 50m, memory: 2Gi }
-  seed: { cpuRequest: 50m, memory: 1Gi }
+  validator: { cpuRequest: 50m, memory: 768Mi }
+  node: { cpuRequest: 50m, memory: 768Mi }
+  replayer: { cpuRequest: 50m, memory: 768Mi }
+  archive: { cpuRequest: 50m, memory: 768Mi }
+  seed: { cpuRequest: 50m, memory: 768Mi }
+stateSync: { syncers: { real-modes: [witness-a.example.org:26657, witness-b.example.org:26657] } }
 snapshot: { bucket: snapshots, region: eu-west-1 }
 genesis: { bucket: genesis, region: eu-west-1 }
 images:
@@ -91,22 +102,24 @@ pub(crate) struct Stage {
     pub(crate) node: RealNode,
 }
 
+async fn start_stage() -> Result<Stage> {
+    let started = Instant::now();
+    let network = Network::lock()?;
+    let service_range = Some(network.service_range());
+    let plane = boot_with(Options { service_range, ..Options::default() }).await?;
+    let node = RealNode::start(&plane, network, &sei_rig::real_node_programs()?).await?;
+    let admin = plane.client(User::Admin)?;
+    let caller = include_str!("../../../../config/samples/roles/sidecar-caller.yaml");
+    let role: ClusterRole = serde_saphyr::from_str(caller)?;
+    Api::all(admin).create(&PostParams::default(), &role).await?;
+    eprintln!("  the Kubernetes node is ready after {:.1} s", started.elapsed().as_secs_f64());
+    Ok(Stage { plane, node })
+}
+
 async fn stage() -> Result<&'static Stage> {
     static STAGE: OnceCell<Result<Stage, String>> = OnceCell::const_new();
-    let start = || async {
-        let started = Instant::now();
-        let network = Network::lock()?;
-        let service_range = Some(network.service_range());
-        let plane = boot_with(Options { service_range, ..Options::default() }).await?;
-        let node = RealNode::start(&plane, network, &sei_rig::real_node_programs()?).await?;
-        let admin = plane.client(User::Admin)?;
-        let caller = include_str!("../../../../config/samples/roles/sidecar-caller.yaml");
-        let role: ClusterRole = serde_saphyr::from_str(caller)?;
-        Api::all(admin).create(&PostParams::default(), &role).await?;
-        eprintln!("  the Kubernetes node is ready after {:.1} s", started.elapsed().as_secs_f64());
-        anyhow::Ok(Stage { plane, node })
-    };
-    let stage = STAGE.get_or_init(|| async { start().await.map_err(|error| format!("{error:#}")) });
+    let start = || async { start_stage().await.map_err(|error| format!("{error:#}")) };
+    let stage = STAGE.get_or_init(start);
     stage.await.as_ref().map_err(|message| anyhow!("failed to start a real node: {message}"))
 }
 
@@ -114,6 +127,10 @@ async fn stage() -> Result<&'static Stage> {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PodEnd {
     pub(crate) node: String,
+    /// Its phase and its condition `Ready` when it was last seen.
+    pub(crate) last: String,
+    /// When its container `seid` was first seen to run.
+    pub(crate) seid_started: Option<Time>,
     /// From the request to delete the pod until it was deleted.
     pub(crate) took: Option<Duration>,
     pub(crate) seid: Option<ContainerStateTerminated>,
@@ -132,22 +149,61 @@ pub(crate) struct Story {
 }
 
 impl Drop for Story {
+    /// Ends its pods too: those of all stories together would starve each other.
     fn drop(&mut self) {
         self.recorder.abort();
         self.kill_operator();
+        let (plane, namespace) = (&self.stage.plane, &self.namespace);
+        // A thread, because this runtime cannot wait here.
+        let ended = std::thread::scope(|scope| {
+            scope.spawn(|| end_pods(plane, namespace)).join().unwrap_or_else(|_| bail!("panicked"))
+        });
+        if let Err(error) = ended {
+            eprintln!("  {namespace}: failed to end its pods: {error:#}");
+        }
     }
+}
+
+/// Deletes whatever creates pods in a namespace, and the pods at once.
+fn end_pods(plane: &ControlPlane, namespace: &str) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let admin = plane.client(User::Admin)?;
+        let (now, all) = (DeleteParams::background().grace_period(0), ListParams::default());
+        let sets: Api<StatefulSet> = Api::namespaced(admin.clone(), namespace);
+        sets.delete_collection(&now, &all).await?;
+        let jobs: Api<Job> = Api::namespaced(admin.clone(), namespace);
+        jobs.delete_collection(&now, &all).await?;
+        let pods: Api<Pod> = Api::namespaced(admin, namespace);
+        pods.delete_collection(&now, &all).await?;
+        Ok(())
+    })
 }
 
 impl Story {
     /// Opens a story and starts its operator, with the waits of production.
     pub(crate) async fn open(name: &str) -> Result<Self> {
+        Self::open_on(stage().await?, name).await
+    }
+
+    /// The same on a control plane and a Kubernetes node of its own, which it may stop.
+    pub(crate) async fn open_alone(name: &str) -> Result<Self> {
+        Self::open_on(Box::leak(Box::new(start_stage().await?)), name).await
+    }
+
+    async fn open_on(stage: &'static Stage, name: &str) -> Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let stage = stage().await?;
         let admin = stage.plane.client(User::Admin)?;
         let namespace = format!("{name}-{}", COUNT.fetch_add(1, Ordering::Relaxed));
         let created: Namespace =
             serde_json::from_value(json!({ "metadata": { "name": namespace } }))?;
         Api::all(admin.clone()).create(&PostParams::default(), &created).await?;
+        let limits: LimitRange = serde_json::from_value(json!({
+            "metadata": { "name": "cpu" },
+            "spec": { "limits": [{ "type": "Container",
+                "default": { "cpu": CPU_LIMIT }, "defaultRequest": { "cpu": "5m" } }] },
+        }))?;
+        Api::namespaced(admin.clone(), &namespace).create(&PostParams::default(), &limits).await?;
         for (account, role) in
             [(ACCOUNT, "system:auth-delegator"), (SIDECAR_CALLER, SIDECAR_CALLER)]
         {
@@ -174,7 +230,8 @@ impl Story {
 
     /// Prints what was seen, and when.
     pub(crate) fn report(&self, text: impl std::fmt::Display) {
-        eprintln!("  {:6.1} s  {text}", self.started.elapsed().as_secs_f64());
+        let elapsed = self.started.elapsed().as_secs_f64();
+        eprintln!("  {:10} {elapsed:6.1} s  {text}", self.namespace);
     }
 
     pub(crate) async fn start_operator(&mut self) -> Result<()> {
@@ -281,15 +338,7 @@ impl Story {
     /// no operator runs, a status reports what the last one saw.
     pub(crate) async fn until_ready(&self, name: &str) -> Result<SeiNodeStatus> {
         let claim = format!("the pod of {name} is Ready");
-        until(&claim, WITHIN, async || {
-            let pod = self.pods().get_opt(&format!("{name}-0")).await?;
-            let status = pod.and_then(|pod| pod.status).unwrap_or_default();
-            let conditions = status.conditions.unwrap_or_default();
-            let is_ready = |kind: &str, status: &str| kind == "Ready" && status == "True";
-            let found = conditions.iter().any(|held| is_ready(&held.type_, &held.status));
-            Ok(found.then_some(()))
-        })
-        .await?;
+        until(&claim, WITHIN, async || Ok(self.is_pod_ready(name).await?.then_some(()))).await?;
         let node = self.nodes().get(name).await?;
         let (image, generation) = (node.spec.image, node.metadata.generation);
         self.until_status(name, &format!("is Ready with {image}"), |status| {
@@ -320,6 +369,56 @@ impl Story {
         self.ends.lock().expect("no test panics while it holds the lock").clone()
     }
 
+    /// The chain process of a node never ran in two pods at once.
+    pub(crate) fn check_single_processes(&self) -> Result<()> {
+        let ends = self.ends();
+        for end in ends.values() {
+            let Some(started) = &end.seid_started else { continue };
+            let of_node = |other: &&PodEnd| other.node == end.node;
+            for earlier in ends.values().filter(of_node) {
+                let begun = earlier.seid_started.as_ref();
+                if begun.is_none_or(|begun| begun.0 >= started.0) {
+                    continue;
+                }
+                let ended = earlier.seid.as_ref().and_then(|seid| seid.finished_at.as_ref());
+                let is_before = ended.is_some_and(|ended| ended.0 <= started.0);
+                ensure!(is_before, "two pods of {} ran at once: {earlier:?}, {end:?}", end.node);
+            }
+        }
+        Ok(())
+    }
+
+    /// Kills the processes of a node's pod that have this name.
+    pub(crate) async fn kill(&self, name: &str, program: &str) -> Result<()> {
+        let processes = self.stage.node.processes(&self.uid(name).await?, program);
+        ensure!(processes.len() == 1, "{name} has one process {program}: {processes:?}");
+        let status = Command::new("kill").args(["-9", &processes[0].to_string()]).status()?;
+        ensure!(status.success(), "the process was killed");
+        Ok(())
+    }
+
+    pub(crate) async fn evict(&self, name: &str) -> Result<()> {
+        self.pods().evict(&format!("{name}-0"), &EvictParams::default()).await?;
+        Ok(())
+    }
+
+    /// Whether the pod of a node exists and is Ready.
+    pub(crate) async fn is_pod_ready(&self, name: &str) -> Result<bool> {
+        let pod = self.pods().get_opt(&format!("{name}-0")).await?;
+        let status = pod.and_then(|pod| pod.status).unwrap_or_default();
+        let mut conditions = status.conditions.iter().flatten();
+        Ok(conditions.any(|held| held.type_ == "Ready" && held.status == "True"))
+    }
+
+    /// How often a container of a node's pod was started again.
+    pub(crate) async fn restarts(&self, name: &str, container: &str) -> Result<i32> {
+        let status = self.pod(name).await?.status.unwrap_or_default();
+        let init = status.init_container_statuses.into_iter().flatten();
+        let mut all = init.chain(status.container_statuses.into_iter().flatten());
+        let found = all.find(|status| status.name == container);
+        found.map(|status| status.restart_count).context("the kubelet reports the container")
+    }
+
     /// A token as the operator requests it for a sidecar of this node.
     pub(crate) async fn token(&self, audience: Option<String>) -> Result<String> {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.admin.clone(), &self.namespace);
@@ -343,17 +442,28 @@ impl Story {
         path: &str,
         token: Option<&str>,
     ) -> Result<(u16, String)> {
+        self.call_sidecar(name, "GET", path, String::new(), token).await
+    }
+
+    pub(crate) async fn call_sidecar(
+        &self,
+        name: &str,
+        method: &str,
+        path: &str,
+        body: String,
+        token: Option<&str>,
+    ) -> Result<(u16, String)> {
         let url = format!("https://{}:8443", self.address(name).await?);
         let mut config = Config::new(url.parse()?);
         config.accept_invalid_certs = true;
         // A closed gate is a 503, which the client would otherwise ask for again.
         config.default_retry = false;
-        let mut request = http::Request::get(path);
+        let mut request = http::Request::builder().method(method).uri(path);
         if let Some(token) = token {
             request = request.header("authorization", format!("Bearer {token}"));
         }
         let response =
-            Client::try_from(config)?.send(request.body(kube::client::Body::empty())?).await?;
+            Client::try_from(config)?.send(request.body(body.into_bytes().into())?).await?;
         let status = response.status().as_u16();
         let body = response.into_body().collect_bytes().await?;
         Ok((status, String::from_utf8_lossy(&body).into_owned()))
@@ -370,16 +480,24 @@ async fn record(pods: Api<Pod>, ends: Arc<Mutex<BTreeMap<String, PodEnd>>>) {
             Ok(Event::Delete(pod)) => (pod, true),
             _ => continue,
         };
+        // Pods that pull images run no chain process.
+        let Some(node) = pod.labels().get("sei.io/node").cloned() else { continue };
         let mut ends = ends.lock().expect("no test panics while it holds the lock");
         let end = ends.entry(pod.uid().unwrap_or_default()).or_default();
-        end.node = pod.labels().get("sei.io/node").cloned().unwrap_or_default();
+        end.node = node;
         if pod.metadata.deletion_timestamp.is_some() {
             end.deleting_since.get_or_insert_with(Instant::now);
         }
-        let statuses = pod.status.and_then(|status| status.container_statuses).unwrap_or_default();
+        let status = pod.status.unwrap_or_default();
+        let ready = status.conditions.iter().flatten().find(|condition| condition.type_ == "Ready");
+        let ready = ready.map(|ready| (ready.status.clone(), ready.reason.clone()));
+        end.last = format!("{:?} {ready:?}", status.phase);
+        let statuses = status.container_statuses.unwrap_or_default();
         let seid = statuses.into_iter().find(|status| status.name == "seid");
-        let ended = seid.and_then(|status| status.state).and_then(|state| state.terminated);
-        end.seid = ended.or(end.seid.take());
+        let state = seid.and_then(|status| status.state).unwrap_or_default();
+        let started = state.running.and_then(|running| running.started_at);
+        end.seid_started = end.seid_started.take().or(started);
+        end.seid = state.terminated.or(end.seid.take());
         if is_deleted {
             end.took = end.deleting_since.map(|since| since.elapsed());
         }
