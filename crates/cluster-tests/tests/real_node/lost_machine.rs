@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::chain::{Chain, height, until_height};
 use crate::story::{BEFORE, Story, WITHIN, until};
 
-/// How long a second signer is looked for. The StatefulSet controller creates a pod within a second.
+/// How long the pods are observed for a second signer. The StatefulSet controller creates a pod within a second.
 const OBSERVED: Duration = Duration::from_secs(15);
 
 #[tokio::test]

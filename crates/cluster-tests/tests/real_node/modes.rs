@@ -54,8 +54,8 @@ async fn until_bootstrapped(story: &Story) -> Result<String> {
                 printed = now;
             }
         }
-        let is_gone = jobs.get_opt("full-bootstrap").await?.is_none();
-        Ok((is_gone && !printed.is_empty()).then_some(()))
+        let is_removed = jobs.get_opt("full-bootstrap").await?.is_none();
+        Ok((is_removed && !printed.is_empty()).then_some(()))
     })
     .await?;
     Ok(printed.lines().last().unwrap_or_default().to_owned())

@@ -374,7 +374,7 @@ impl Story {
         let ends = self.ends();
         for end in ends.values() {
             let Some(started) = &end.seid_started else { continue };
-            let of_node = |other: &&PodEnd| other.node == end.node;
+            let of_node = |second: &&PodEnd| second.node == end.node;
             for earlier in ends.values().filter(of_node) {
                 let begun = earlier.seid_started.as_ref();
                 if begun.is_none_or(|begun| begun.0 >= started.0) {

@@ -75,7 +75,7 @@ exec /usr/local/bin/sei-cosmos-exporter --denom usei --denom-coefficient 1000000
 
 /// Script of `seid` in the bootstrap Job. The chain process ends itself at the halt height by a
 /// signal. It ends with 0 if it handles signals by then, and with 130 or 143 if it is still starting.
-/// A stop by somebody else looks the same and is no success: the height was not reached.
+/// A stop from outside ends it with the same codes and is no success: the height was not reached.
 /// The shell has to stay to translate the status, so it forwards a stop; job control (`set -m`) keeps
 /// bash from starting the child with SIGINT ignored.
 pub(super) fn bootstrap(sidecar_port: i32, halt_height: i64) -> String {
