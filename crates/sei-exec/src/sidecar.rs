@@ -13,7 +13,7 @@ use hyper::body::Bytes;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
 use sei_api::key::ObjectKey;
 use sei_plan::request::{Failure, Outcome, SidecarCall, SidecarRequest, TaskRecord, TaskState};
 use sei_plan::view::Proxy;
@@ -30,6 +30,10 @@ pub const PORT: u16 = 8443;
 pub(crate) const BODY_MAX: usize = 256 * 1024;
 /// How long a call may take, connecting included.
 const DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long an idle connection stays open: calls of one task follow each other within seconds, and an
+/// open connection takes more memory than all else that is kept of a node.
+const IDLE: Duration = Duration::from_secs(3);
 
 /// The result of a health probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +61,10 @@ pub struct Endpoint<'a> {
 impl Sidecar {
     /// A client that sends the tokens of this source.
     pub fn new(tokens: Tokens) -> Self {
+        Self::with_idle(tokens, IDLE)
+    }
+
+    fn with_idle(tokens: Tokens, idle: Duration) -> Self {
         let mut connector = HttpConnector::new();
         connector.enforce_http(false);
         connector.set_connect_timeout(Some(Duration::from_secs(2)));
@@ -68,7 +76,9 @@ impl Sidecar {
             .wrap_connector(connector);
         Self {
             http: Client::builder(TokioExecutor::new())
-                .pool_idle_timeout(Duration::from_secs(10))
+                .pool_idle_timeout(idle)
+                // Without a timer, an idle connection is closed only by the next call to its address.
+                .pool_timer(TokioTimer::new())
                 .build(connector),
             tokens: Arc::new(tokens),
         }

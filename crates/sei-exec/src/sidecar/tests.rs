@@ -178,3 +178,20 @@ async fn a_proxy_that_does_not_speak_tls_is_called_in_plain_http() {
     let silent = Endpoint { node: &node, ip: "127.77.0.42", proxy };
     assert!(matches!(client().probe(silent).await, Health::Unreachable(_)));
 }
+
+#[tokio::test]
+async fn an_idle_connection_is_closed() {
+    let listener = TcpListener::bind(("127.77.0.24", PORT)).await.unwrap();
+    let server = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut request = vec![0; 4096];
+        assert_ne!(stream.read(&mut request).await.unwrap(), 0);
+        // It would stay open for the server's part.
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await.unwrap();
+        stream.read(&mut request).await
+    });
+    let client = Sidecar::with_idle(Tokens::none(), Duration::from_millis(100));
+    assert_eq!(client.probe(pod(&node(), "127.77.0.24")).await, Health::Ready);
+    let read = tokio::time::timeout(Duration::from_secs(20), server).await;
+    assert_eq!(read.expect("it is closed in time").unwrap().unwrap(), 0, "the end of the stream");
+}

@@ -156,7 +156,6 @@ async fn probe_chain(subject: &Subject, key: &ObjectKey, controller: &Arc<NodeCo
             None => None,
             Some(chain_id) => {
                 let Ok(_permit) = controller.rpc_reads.acquire().await else { return };
-                // Boxed: between two probes the task needs no room for a call.
                 Some(Box::pin(controller.sidecar.chain_facts(&subject.ip, &chain_id)).await)
             }
         };
@@ -184,7 +183,8 @@ async fn probe_chain(subject: &Subject, key: &ObjectKey, controller: &Arc<NodeCo
 async fn probe_sidecar(subject: &Subject, key: &ObjectKey, controller: &Arc<NodeController>) {
     let mut answered = Instant::now();
     loop {
-        let health = controller.sidecar.probe(subject.endpoint(key)).await;
+        let health = // Boxed: between two probes the task needs no room for a call.
+            Box::pin(controller.sidecar.probe(subject.endpoint(key))).await;
         let news = controller.states.find(key, |state| match state.probe.as_mut() {
             Some(probe) if probe.subject == *subject => {
                 let news = probe.health.as_ref() != Some(&health);
