@@ -10,14 +10,15 @@ use serde_json::Value;
 
 use crate::fingerprint::{Algorithm, digest_of, fingerprint, fingerprint_with};
 use crate::inputs::{SpecError, TemplateInputs, check_spec};
+use crate::packed::Packed;
 use crate::platform::Platform;
 use crate::render::{self, Owner, RenderError};
-use crate::view::{Identity, identity_of};
+use crate::template::Identity;
 
 impl Desired {
-    /// The identity of the node in the rendered template.
-    pub fn identity(&self) -> Identity {
-        identity_of(&self.template)
+    /// The rendered pod template, to compare it with live ones.
+    pub fn template(&self) -> Value {
+        self.statefulset.json()["spec"]["template"].take()
     }
 
     /// The same state with a fingerprint of another algorithm.
@@ -26,7 +27,8 @@ impl Desired {
         if algorithm.name() == Algorithm::CURRENT.name() {
             return self;
         }
-        let hash = fingerprint_with(algorithm, &self.statefulset.spec.template).to_string();
+        let hash =
+            fingerprint_with(algorithm, &self.statefulset.unpack().spec.template).to_string();
         Self { hash, ..self }
     }
 }
@@ -45,27 +47,29 @@ pub struct Desired {
     pub sidecar_image: String,
     /// Digests of the configuration that is not in the template.
     pub config: BTreeMap<String, String>,
-    pub statefulset: StatefulSet,
-    /// The pod template of `statefulset` as JSON, to compare it with live templates.
-    pub template: Value,
-    pub service: Service,
-    pub proxy_config: ConfigMap,
+    pub statefulset: Packed<StatefulSet>,
+    /// Labels of the StatefulSet.
+    pub labels: BTreeMap<String, String>,
+    /// Of the node, in its pod template.
+    pub identity: Identity,
+    pub service: Packed<Service>,
+    pub proxy_config: Packed<ConfigMap>,
     /// The claim that an init plan creates; `None` if the claim is imported.
-    pub claim: Option<PersistentVolumeClaim>,
+    pub claim: Option<Packed<PersistentVolumeClaim>>,
     /// Smallest capacity that an imported claim may have.
     pub claim_size: String,
     pub bootstrap: Option<Bootstrap>,
     /// Parameters of the configuration tasks, as they are stored in a plan.
-    pub config_apply: Value,
-    pub config_patch: Value,
-    pub configure_state_sync: Value,
+    pub config_apply: Packed<Value>,
+    pub config_patch: Packed<Value>,
+    pub configure_state_sync: Packed<Value>,
 }
 
 /// The Job that replays to a height before the node starts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Bootstrap {
-    pub job: Job,
-    pub service: Service,
+    pub job: Packed<Job>,
+    pub service: Packed<Service>,
     pub image: String,
 }
 
@@ -109,30 +113,31 @@ pub fn render_desired(
     let bootstrap = if node.spec.needs_bootstrap() {
         let bootstrap = render::Bootstrap::of(node)?;
         Some(Bootstrap {
-            job: render::render_bootstrap_job(&inputs, &bootstrap, platform, &owner)?,
-            service: render::render_bootstrap_service(&inputs, &owner),
+            job: render::render_bootstrap_job(&inputs, &bootstrap, platform, &owner)?.into(),
+            service: render::render_bootstrap_service(&inputs, &owner).into(),
             image: bootstrap.image.clone(),
         })
     } else {
         None
     };
-    let template = serde_json::to_value(&statefulset.spec.template).unwrap_or_default();
     Ok(Desired {
         hash: fingerprint(&statefulset.spec.template).to_string(),
-        template,
         inputs_hash: digest_of(&inputs),
         image: inputs.image.clone(),
         sidecar_image: render::effective_sidecar_image(&inputs, platform).to_owned(),
         config: render::config_digests(node, peers),
-        statefulset,
-        service: render::render_service(&inputs, &owner),
-        proxy_config: render::render_proxy_config(&inputs, &owner),
-        claim: render::render_data_claim(&inputs, platform, &owner),
+        labels: statefulset.metadata.labels.clone().unwrap_or_default(),
+        identity: Identity::of(&statefulset.spec.template),
+        statefulset: statefulset.into(),
+        service: render::render_service(&inputs, &owner).into(),
+        proxy_config: render::render_proxy_config(&inputs, &owner).into(),
+        claim: render::render_data_claim(&inputs, platform, &owner).map(Packed::from),
         claim_size: render::data_storage(inputs.mode, platform).size.canonical(),
         bootstrap,
-        config_apply: render::config_apply_params(node, peers),
-        config_patch: render::config_patch_params(node, peers),
+        config_apply: render::config_apply_params(node, peers).into(),
+        config_patch: render::config_patch_params(node, peers).into(),
         configure_state_sync: render::configure_state_sync_params(node, witnesses)
-            .unwrap_or(Value::Null),
+            .unwrap_or_default()
+            .into(),
     })
 }

@@ -40,6 +40,7 @@ pub mod fleet;
 pub mod hands_off;
 pub mod inputs;
 pub mod merge_patch;
+pub mod packed;
 pub mod pass;
 pub mod peers;
 pub mod planner;
@@ -57,6 +58,7 @@ pub mod snapshot;
 pub mod start_check;
 pub mod summary;
 pub mod tasks;
+pub mod template;
 pub mod timing;
 pub mod view;
 

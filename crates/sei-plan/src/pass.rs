@@ -450,7 +450,7 @@ impl Pass {
             }
             Question::Compare { revision: Some(_), .. } => {
                 let desired = self.snapshot.desired.as_ref().ok()?;
-                Some(Request::DryRunStatefulSet(Box::new(desired.statefulset.clone())))
+                Some(Request::DryRunStatefulSet(Box::new(desired.statefulset.unpack())))
             }
         }
     }
@@ -508,7 +508,7 @@ impl Pass {
             }
             (Some(body), Outcome::DryRun(tried)) => {
                 let Ok(desired) = &self.snapshot.desired else { return Ok(()) };
-                let comparison = compare(&desired.template, &tried, &body);
+                let comparison = compare(&desired.template(), &tried, &body);
                 self.snapshot.adoption = Some((pod_uid.to_owned(), comparison));
                 Ok(())
             }

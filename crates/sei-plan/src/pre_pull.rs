@@ -134,8 +134,9 @@ pub fn pod(
     purpose: &str,
     host: &str,
 ) -> Pod {
-    let template = desired.statefulset.spec.template.spec.clone().unwrap_or_default();
-    let own = desired.statefulset.metadata.clone();
+    let statefulset = desired.statefulset.unpack();
+    let (own, template) =
+        (statefulset.metadata, statefulset.spec.template.spec.unwrap_or_default());
     let container = |(name, image): &(String, String)| container(name, image, &template);
     Pod {
         metadata: ObjectMeta {

@@ -20,7 +20,8 @@ use crate::view::{JobView, ObjectView, PodView, StatefulSetView};
 pub enum Reading<T> {
     #[default]
     Unread,
-    /// From a cache: it may trigger a reconcile or justify a no-op, never a write.
+    /// From a cache. It may be old, so it justifies a write only if the server refuses that write where
+    /// the cache is wrong: a creation, or a deletion of this version of the object.
     Cached(Option<T>),
     Live(Option<T>),
 }
@@ -126,7 +127,7 @@ impl Seen {
             statefulset: Reading::Unread,
             pods: Reading::Unread,
             pod: Reading::Unread,
-            claim: Reading::Unread,
+            claim: Reading::Cached(None),
             volume: Reading::Unread,
             secrets: BTreeMap::new(),
             job: Reading::Unread,

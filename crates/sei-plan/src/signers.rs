@@ -157,8 +157,6 @@ const POD: &str = "pod";
 impl MountView {
     /// A StatefulSet in this namespace, with what its pods mount.
     pub fn of_statefulset(namespace: &str, set: &StatefulSetView) -> Self {
-        let volumes = set.template["spec"]["volumes"].clone();
-        let volumes: Vec<Volume> = serde_json::from_value(volumes).unwrap_or_default();
         Self {
             kind: STATEFUL_SET,
             namespace: namespace.to_owned(),
@@ -167,7 +165,7 @@ impl MountView {
             node: Some(set.name.clone()),
             chain: set.chain().map(str::to_owned),
             is_idle: set.replicas == Some(0),
-            ..Self::of_volumes(&volumes)
+            ..Self::of_volumes(&set.template.volumes())
         }
     }
 
@@ -266,7 +264,8 @@ mod tests {
                       "secret": { "secretName": secret } },
                     { "name": "data", "persistentVolumeClaim": { "claimName": claim } },
                 ]},
-            }),
+            })
+            .into(),
             ..StatefulSetView::default()
         };
         MountView::of_statefulset(node.metadata.namespace.as_deref().unwrap(), &view)

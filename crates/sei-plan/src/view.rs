@@ -19,6 +19,7 @@ use serde_json::Value;
 
 use crate::chain::Upgrade;
 use crate::shared::Shared;
+use crate::template::{Identity, Template};
 
 #[cfg(test)]
 mod tests;
@@ -59,7 +60,7 @@ pub struct StatefulSetView {
     pub terminating: bool,
     pub update_revision: Option<String>,
     /// `spec.template` as stored: with the server's defaults.
-    pub template: Value,
+    pub template: Template,
     /// The corrected `managedFields`, if fields that our create owns are not transferred to our
     /// applies yet.
     pub transferred_fields: Option<Value>,
@@ -117,44 +118,18 @@ impl StatefulSetView {
 
     /// The chain that its pods run.
     pub fn chain(&self) -> Option<&str> {
-        self.template["metadata"]["labels"][label::CHAIN].as_str()
+        self.identity().chain.as_deref()
     }
 
     /// The role that its pods have.
     pub fn role(&self) -> Option<&str> {
-        self.template["metadata"]["labels"][label::ROLE].as_str()
+        self.identity().role.as_deref()
     }
 
     /// The identity of the node in the template.
-    pub fn identity(&self) -> Identity {
-        identity_of(&self.template)
+    pub fn identity(&self) -> &Identity {
+        self.template.identity()
     }
-}
-
-/// The identity of the node in a template.
-pub fn identity_of(template: &Value) -> Identity {
-    let labels = &template["metadata"]["labels"];
-    let text = |value: &Value| value.as_str().map(str::to_owned);
-    let volume = |name: &str| {
-        let volumes = template["spec"]["volumes"].as_array();
-        volumes.and_then(|all| all.iter().find(|volume| volume["name"] == name))
-    };
-    Identity {
-        chain: text(&labels[label::CHAIN]),
-        role: text(&labels[label::ROLE]),
-        signing_secret: volume(SIGNING_VOLUME)
-            .and_then(|found| text(&found["secret"]["secretName"])),
-        claim: volume("data").and_then(|found| text(&found["persistentVolumeClaim"]["claimName"])),
-    }
-}
-
-/// The identity of a running node. A change of it would make another node.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Identity {
-    pub chain: Option<String>,
-    pub role: Option<String>,
-    pub signing_secret: Option<String>,
-    pub claim: Option<String>,
 }
 
 /// A pod that carries the node's label.
@@ -497,7 +472,7 @@ impl From<&StatefulSet> for StatefulSetView {
                 .is_some_and(|all| all.contains_key(annotation::INITIALISED)),
             terminating: metadata.deletion_timestamp.is_some(),
             update_revision: status.and_then(|status| status.update_revision.clone()),
-            template: serde_json::to_value(&object.spec.template).unwrap_or_default(),
+            template: Template::from(&object.spec.template),
             transferred_fields: transfer_to_apply(
                 metadata.managed_fields.as_deref().unwrap_or_default(),
             ),

@@ -173,7 +173,7 @@ impl World {
             Move::Observe => {
                 if let Some(set) = self.statefulset.as_mut() {
                     set.observed_generation = set.generation;
-                    set.update_revision = Some(revision_of(&set.template));
+                    set.update_revision = Some(revision_of(&set.template.json()));
                 }
             }
             Move::Scale => self.scale(),
@@ -345,7 +345,7 @@ impl World {
     }
 
     fn rendered_template(&self) -> Value {
-        fixture::desired(&self.node.spec, &self.platform).template
+        fixture::desired(&self.node.spec, &self.platform).template()
     }
 
     fn observe(&mut self) -> Snapshot {
@@ -559,10 +559,10 @@ impl World {
             return Outcome::Failed(Failure::Conflict("changed".to_owned()));
         }
         let template = serde_json::to_value(&object.spec.template).unwrap();
-        if template != set.template {
+        if template != set.template.json() {
             set.generation += 1;
             self.revisions.insert(revision_of(&template), template.clone());
-            set.template = template;
+            set.template = template.into();
         }
         set.replicas = object.spec.replicas;
         set.template_hash = stamped(object);

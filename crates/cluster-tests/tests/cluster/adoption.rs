@@ -64,7 +64,7 @@ async fn create_running(scenario: &mut Scenario, names: &[String]) -> Result<()>
 async fn statefulset_of_other_operator(scenario: &Scenario, name: &str) -> Result<StatefulSet> {
     let platform = Platform::parse(PLATFORM, "platform.yaml")?;
     let node = scenario.node(name).await?;
-    let mut set = render_desired(&node, &platform, &[], &[])?.statefulset;
+    let mut set = render_desired(&node, &platform, &[], &[])?.statefulset.unpack();
     let metadata = set.spec.template.metadata.get_or_insert_default();
     let annotations = metadata.annotations.get_or_insert_default();
     annotations.insert("peer.example.org/revision".to_owned(), "7".to_owned());

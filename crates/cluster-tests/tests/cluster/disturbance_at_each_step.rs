@@ -167,7 +167,7 @@ async fn in_update(
     if disturbance == Disturbance::Evict && step.gate_opens {
         until_gate_opens_again(scenario, node, &old).await?;
         let statefulset = StatefulSetView::from(&scenario.statefulsets().get(node).await?);
-        let applied = &statefulset.template["spec"]["containers"];
+        let applied = &statefulset.template.json()["spec"]["containers"];
         // Otherwise the gate was opened only after the task had been given up.
         ensure!(
             applied.to_string().contains(&first_image),

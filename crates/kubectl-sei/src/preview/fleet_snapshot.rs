@@ -19,9 +19,9 @@ use sei_plan::request::{ClaimView, MountView};
 use sei_plan::shared::Shared;
 use sei_plan::signers;
 use sei_plan::snapshot::{Claim, Current, RegisteredWitnesses, Rollout, Sidecar, Slot, Snapshot};
+use sei_plan::template::Template;
 use sei_plan::timing::Timing;
 use sei_plan::view::{Controller, PodView, StatefulSetView};
-use serde_json::Value;
 
 use super::Candidate;
 use crate::cluster::{Scope, Unreadable, all_nodes};
@@ -180,7 +180,7 @@ impl FleetSnapshot {
         let (Some(pod), Ok(desired)) = (pod, &snapshot.desired) else {
             return Err("its pod was not found".to_owned());
         };
-        compare_template(client, &namespace, &desired.statefulset, pod)
+        compare_template(client, &namespace, &desired.statefulset.unpack(), pod)
             .await
             .map_err(|failure| call_error("compare the pod", failure).to_string())
     }
@@ -193,7 +193,7 @@ pub(super) fn known_changes(
 ) -> Option<Vec<FieldChange>> {
     let changes = changes?;
     let template = snapshot.statefulset.as_ref().map(|set| &set.template);
-    if template != Some(&Value::Null) {
+    if template != Some(&Template::default()) {
         return Some(changes);
     }
     let (pod, desired) = (snapshot.pod()?, snapshot.desired.as_ref().ok()?);

@@ -144,7 +144,7 @@ impl FleetSnapshot {
             if let Some(template) = templates.get(&revision)
                 && let Some(mut set) = super::fleet_snapshot::statefulset_from_status(node)
             {
-                set.template = template.clone();
+                set.template = template.clone().into();
                 self.statefulsets.insert(key, set);
             }
         }

@@ -71,7 +71,7 @@ impl Fleet {
     fn set(&mut self, name: &str) {
         let node = self.objects.iter().find(|object| object["metadata"]["name"] == name).unwrap();
         let desired = desired(node);
-        let mut set = serde_json::to_value(&desired.statefulset).unwrap();
+        let mut set = desired.statefulset.json();
         set["kind"] = json!("StatefulSet");
         set["metadata"]["uid"] = json!(format!("set-{name}"));
         set["metadata"]["annotations"]["sei.io/template-hash"] = json!(desired.hash);
@@ -105,7 +105,7 @@ impl Fleet {
     /// The revision that the pod of a node was made from.
     fn revision(&mut self, name: &str) {
         let node = self.objects.iter().find(|object| object["metadata"]["name"] == name).unwrap();
-        let mut template = serde_json::to_value(&desired(node).statefulset.spec.template).unwrap();
+        let mut template = desired(node).template();
         template["$patch"] = json!("replace");
         self.objects.push(json!({
             "apiVersion": "apps/v1", "kind": "ControllerRevision", "revision": 1,

@@ -23,6 +23,7 @@ use sei_exec::sidecar::Sidecar;
 use sei_exec::token::Tokens;
 use sei_exec::watched_pod::WatchedPod;
 use sei_plan::fleet::NodeObjects;
+use sei_plan::packed::Packed;
 use sei_plan::pre_pull::{PrePullView, Pull};
 use sei_plan::request::ClaimView;
 use sei_plan::view::{
@@ -91,7 +92,7 @@ impl Reach {
 #[derive(Debug, PartialEq)]
 pub(crate) struct ObjectJson {
     /// What of it a user can change.
-    json: Value,
+    json: Packed<Value>,
     view: ObjectView,
 }
 

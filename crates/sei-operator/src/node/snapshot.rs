@@ -97,19 +97,22 @@ impl Compared {
         if !self.desired.as_ref().is_some_and(|known| known.is_same(desired)) {
             *self = Self { desired: Some(desired.clone()), ..Self::default() };
         }
-        let covers_json = |rendered: Value| move |live: &ObjectJson| covers(&live.json, &rendered);
+        let covers_json =
+            |rendered: Value| move |live: &ObjectJson| covers(&live.json.json(), &rendered);
         Current {
             service: service.is_some_and(|live| {
-                self.service.get(live, |live| covers_json(rendered_json(&desired.service))(live))
+                self.service
+                    .get(live, |live| covers_json(rendered_json(desired.service.json()))(live))
             }),
             proxy_config: proxy_config.is_some_and(|live| {
-                let compare =
-                    |live: &ObjectJson| covers_json(rendered_json(&desired.proxy_config))(live);
+                let compare = |live: &ObjectJson| {
+                    covers_json(rendered_json(desired.proxy_config.json()))(live)
+                };
                 self.proxy_config.get(live, compare)
             }),
             template: statefulset.is_none_or(|live| {
                 self.template.get(live, |live| {
-                    !sei_plan::diff::lacks_rendered(&live.template, &desired.template)
+                    !sei_plan::diff::lacks_rendered(&live.template.json(), &desired.template())
                 })
             }),
         }
@@ -338,11 +341,10 @@ where
         metadata
             .retain(|key, _| ["name", "labels", "ownerReferences", "uid"].contains(&key.as_str()));
     }
-    ObjectJson { json: value, view: object.meta().into() }
+    ObjectJson { json: value.into(), view: object.meta().into() }
 }
 
-fn rendered_json(object: &impl serde::Serialize) -> Value {
-    let mut value = serde_json::to_value(object).unwrap_or_default();
+fn rendered_json(mut value: Value) -> Value {
     if let Some(metadata) = value["metadata"].as_object_mut() {
         metadata.remove("namespace");
     }

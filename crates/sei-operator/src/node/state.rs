@@ -94,8 +94,12 @@ impl NodeState {
 
     /// Whether this version of the node is the one that our own last write returned. A version from
     /// a live read is not: the reconcile that made the read has ended, and none has acted on it yet.
-    pub(crate) fn is_own_write(&self, node: &SeiNode) -> bool {
-        self.written.is_some() && self.written == node.metadata.resource_version
+    pub(crate) fn is_own_write(&mut self, node: &SeiNode) -> bool {
+        let version = &node.metadata.resource_version;
+        let is_own = self.written.is_some() && self.written == *version;
+        // The cache has this version now; a second copy would stay for as long as the node rests.
+        self.latest.take_if(|latest| is_own && latest.metadata.resource_version == *version);
+        is_own
     }
 
     /// Whether the watch has not shown the newer version in time, so that the server is read.
@@ -146,6 +150,7 @@ mod tests {
         assert!(!state.is_own_write(&node("a", "8")), "read from the server");
         state.wrote(&node("a", "9").into());
         assert!(state.is_own_write(&node("a", "9")));
+        assert!(state.latest.is_none(), "the cache has it");
         assert!(!state.is_own_write(&node("a", "10")), "another client's write");
     }
 

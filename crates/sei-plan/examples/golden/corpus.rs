@@ -74,7 +74,7 @@ fn pair(node: &str, text: &str, on: &str, platform: &Platform) -> Result<Pair, S
     let mut object: SeiNode = serde_saphyr::from_str(text).map_err(|error| describe(&error))?;
     object.metadata.uid = Some(format!("uid-of-{node}"));
     let desired = render_desired(&object, platform, &[], &[]).map_err(|error| describe(&error))?;
-    let template = serde_json::to_value(&desired.statefulset.spec.template)
+    let template = serde_json::to_value(desired.statefulset.unpack().spec.template)
         .map_err(|error| describe(&error))?;
     let template =
         serde_json::from_str(&canonical_json(&template)).map_err(|error| describe(&error))?;

@@ -36,12 +36,20 @@ fn bytes(desired: &Desired) -> String {
             desired.claim_size
         ],
         desired.config,
-        [desired.config_apply, desired.config_patch, desired.configure_state_sync],
-        desired.statefulset,
-        desired.service,
-        desired.proxy_config,
-        desired.claim,
-        bootstrap.map(|bootstrap| json!([bootstrap.job, bootstrap.service, bootstrap.image])),
+        [
+            desired.config_apply.json(),
+            desired.config_patch.json(),
+            desired.configure_state_sync.json(),
+        ],
+        desired.statefulset.json(),
+        desired.service.json(),
+        desired.proxy_config.json(),
+        desired.claim.as_ref().map(crate::packed::Packed::json),
+        bootstrap.map(|bootstrap| json!([
+            bootstrap.job.json(),
+            bootstrap.service.json(),
+            bootstrap.image
+        ])),
     ])
     .to_string()
 }
@@ -165,9 +173,9 @@ fn a_paused_node_differs_in_its_replicas_alone() {
             desired(&node, &on)
         };
         let (runs, mut rests) = (at(false), at(true));
-        assert_eq!(runs.statefulset.spec.replicas, Some(1), "{name}");
-        assert_eq!(rests.statefulset.spec.replicas, Some(0), "{name}");
-        rests.statefulset.spec.replicas = Some(1);
+        assert_eq!(runs.statefulset.unpack().spec.replicas, Some(1), "{name}");
+        assert_eq!(rests.statefulset.unpack().spec.replicas, Some(0), "{name}");
+        rests.statefulset.edit(|set| set.spec.replicas = Some(1));
         assert_eq!(runs, rests, "{name}");
     }
 }

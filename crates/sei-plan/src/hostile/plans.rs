@@ -141,11 +141,11 @@ fn all_seen() -> Vec<Seen> {
             uid: "u".to_owned(),
             on_delete: true,
             controller: object.metadata.uid.clone(),
-            ..StatefulSetView::from(&desired.statefulset)
+            ..StatefulSetView::from(&desired.statefulset.unpack())
         }
         .into(),
     ));
-    let set = desired.statefulset.metadata.name.clone().unwrap_or_default();
+    let set = desired.statefulset.unpack().metadata.name.unwrap_or_default();
     let owner = Some(Controller::statefulset(&set, "u"));
     let name = format!("{set}-0");
     let pod =

@@ -12,7 +12,7 @@ use crate::view::{Controller, Freshness, PodView, Revisions, StatefulSetView, fr
 
 fn rendered(name: &str) -> Value {
     let desired = render_desired(&node(name), &platform("example"), &[], &[]).unwrap();
-    serde_json::to_value(&desired.statefulset.spec.template).unwrap()
+    desired.template()
 }
 
 /// The body of a revision as the StatefulSet controller stores it.
@@ -102,7 +102,7 @@ proptest! {
                 prop_assert!(!change.path.is_empty() && !change.path.contains('\n'));
             }
         }
-        let view = StatefulSetView { template: body, ..StatefulSetView::default() };
+        let view = StatefulSetView { template: body.into(), ..StatefulSetView::default() };
         view.identity();
     }
 }

@@ -114,7 +114,7 @@ proptest! {
         } else {
             prop_assert_eq!(errors, []);
             let desired = render_desired(&node, &platform("example"), &[], &[]).unwrap();
-            let pod = desired.statefulset.spec.template.spec.unwrap();
+            let pod = desired.statefulset.unpack().spec.template.spec.unwrap();
             prop_assert_eq!(pod.containers[0].image.as_ref(), Some(&image));
             prop_assert_eq!(desired.image, image);
         }

@@ -30,7 +30,7 @@ impl Pass {
     pub(super) fn unknown_key(&self) -> Option<Read> {
         let unknown = self.snapshot.status.signing_identity.is_none();
         let set = self.snapshot.own_statefulset().filter(|_| unknown)?;
-        set.identity().signing_secret.map(Read::Secret)
+        set.identity().signing_secret.clone().map(Read::Secret)
     }
 
     /// The pods of a node that no longer names a key, and whose template has none: its identity is
@@ -110,7 +110,7 @@ impl Snapshot {
     pub fn compare_template(&self) -> bool {
         match (&self.desired, &self.statefulset) {
             (Ok(desired), Some(set)) => {
-                !crate::diff::lacks_rendered(&set.template, &desired.template)
+                !crate::diff::lacks_rendered(&set.template.json(), &desired.template())
             }
             _ => true,
         }

@@ -292,11 +292,11 @@ fn no_apply_starts_a_signer_that_may_not_be_started() {
 fn a_node_that_takes_a_key_must_be_its_only_holder() {
     let taking = running(observer()).edit(|spec| spec.validator = validator().validator);
     let desired = taking.desired.clone().unwrap();
-    let apply = Request::ApplyStatefulSet(Box::new(desired.statefulset.clone()));
+    let apply = Request::ApplyStatefulSet(Box::new(desired.statefulset.unpack()));
     assert!(begin(taking).starts(&apply));
     let holder = running(validator()).edit(|spec| spec.image = "seid:2".into());
     let apply =
-        Request::ApplyStatefulSet(Box::new(holder.desired.clone().unwrap().statefulset.clone()));
+        Request::ApplyStatefulSet(Box::new(holder.desired.clone().unwrap().statefulset.unpack()));
     assert!(!begin(holder).starts(&apply));
 }
 
@@ -426,8 +426,7 @@ fn an_imported_claim_is_guarded_like_an_own_one() {
 fn labels_removed_from_a_statefulset_are_restored() {
     let hidden = running(full_node()).with(|seen| {
         let mut desired = seen.desired.clone().unwrap();
-        desired.statefulset.metadata.labels =
-            Some([("sei.io/node".to_owned(), "n".to_owned())].into());
+        desired.labels = [("sei.io/node".to_owned(), "n".to_owned())].into();
         seen.desired = Ok(desired);
     });
     let existing = hidden.statefulset.clone();

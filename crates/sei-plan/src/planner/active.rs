@@ -127,7 +127,7 @@ pub(super) fn fate_of_init(snapshot: &Snapshot, plan: &TaskPlan) -> Fate {
 /// Whether the plan was made for another chain or mode: what it has restored is of no use.
 fn is_of_another_node(plan: &TaskPlan, desired: &Desired) -> bool {
     let Some(target) = &plan.target else { return false };
-    let identity = desired.identity();
+    let identity = &desired.identity;
     (target.chain_id.is_some() && target.chain_id != identity.chain)
         || (target.role.is_some() && target.role != identity.role)
 }
@@ -157,7 +157,7 @@ fn has_other_pod(snapshot: &Snapshot, desired: &Desired) -> bool {
     let (Some(pod), Some(statefulset)) = (snapshot.pod(), snapshot.own_statefulset()) else {
         return false;
     };
-    let template = &statefulset.template;
+    let template = &statefulset.template.json();
     let seid = [Some(pod.seid.image.as_str()), image_in(template, "containers", "seid")];
     let sidecar =
         [Some(pod.sidecar.image.as_str()), image_in(template, "initContainers", "sei-sidecar")];

@@ -108,7 +108,7 @@ pub fn apply_template(snapshot: &Snapshot, desired: &Desired, hash: &str) -> Tas
 }
 
 fn target(snapshot: &Snapshot, desired: &Desired, cause: Cause) -> PlanTarget {
-    let identity = desired.identity();
+    let identity = &desired.identity;
     PlanTarget {
         hash: desired.hash.clone(),
         image: desired.image.clone(),
@@ -119,8 +119,8 @@ fn target(snapshot: &Snapshot, desired: &Desired, cause: Cause) -> PlanTarget {
         from: snapshot.status().pod_template_hash.clone(),
         config: desired.config.clone(),
         inputs_hash: Some(desired.inputs_hash.clone()),
-        chain_id: identity.chain,
-        role: identity.role,
+        chain_id: identity.chain.clone(),
+        role: identity.role.clone(),
         ..PlanTarget::default()
     }
 }
@@ -264,9 +264,9 @@ fn params(snapshot: &Snapshot, desired: &Desired, task: TaskType) -> Value {
             json!({ "TargetHeight": height.map_or(0, |s3| s3.target_height) })
         }
         T::ConfigureGenesis => json!({ "ExpectedGenesisHash": "" }),
-        T::ConfigApply => desired.config_apply.clone(),
-        T::ConfigPatch => desired.config_patch.clone(),
-        T::ConfigureStateSync => desired.configure_state_sync.clone(),
+        T::ConfigApply => desired.config_apply.unpack(),
+        T::ConfigPatch => desired.config_patch.unpack(),
+        T::ConfigureStateSync => desired.configure_state_sync.unpack(),
         T::ConfigValidate | T::MarkReady | T::SetGenesisPeers => json!({}),
         T::GenerateIdentity => json!({ "ChainID": spec.chain_id, "Moniker": name }),
         T::GenerateGentx => {

@@ -269,7 +269,9 @@ fn images_differ(snapshot: &Snapshot, pod: &PodView, desired: &Desired) -> bool 
     });
     // If admission rewrites images to a mirror, the pod has other names than its template.
     let in_template = |list: &str, name: &str, image: &str| {
-        newest.is_some_and(|statefulset| image_in(&statefulset.template, list, name) == Some(image))
+        newest.is_some_and(|statefulset| {
+            image_in(&statefulset.template.json(), list, name) == Some(image)
+        })
     };
     let seid =
         pod.seid.image != desired.image && !in_template("containers", "seid", &desired.image);
@@ -306,7 +308,7 @@ fn changes(statefulset: &StatefulSetView, desired: &Desired, pod: &PodView) -> V
 }
 
 fn template_changes(statefulset: &StatefulSetView, desired: &Desired) -> Vec<FieldChange> {
-    diff::against_live(&statefulset.template, &desired.template)
+    diff::against_live(&statefulset.template.json(), &desired.template())
 }
 
 /// Whether a difference may roll now.

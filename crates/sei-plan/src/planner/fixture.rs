@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PodTemplateSpec};
+use k8s_openapi::api::core::v1::PodTemplateSpec;
 use sei_api::SeiNode;
 use sei_api::names::NODE_FINALIZER;
 use sei_api::node::{
@@ -18,7 +18,9 @@ use serde_json::{Value, json};
 use crate::chain::Blocks;
 use crate::desired::{Bootstrap, Desired};
 use crate::fingerprint::digest_of;
+use crate::packed::Packed;
 use crate::snapshot::{Claim, Current, RegisteredWitnesses, Rollout, Sidecar, Slot, Snapshot};
+use crate::template::Identity;
 use crate::timing::Timing;
 use crate::view::{ContainerView, Controller, PodView, StatefulSetView};
 
@@ -159,14 +161,15 @@ pub(crate) fn desired(spec: &SeiNodeSpec, platform: &str) -> Desired {
         image: spec.image.clone(),
         sidecar_image,
         config,
-        template: serde_json::to_value(&statefulset.spec.template).unwrap(),
-        statefulset,
-        claim: spec.imported_claim().is_none().then(PersistentVolumeClaim::default),
+        identity: Identity::of(&statefulset.spec.template),
+        statefulset: statefulset.into(),
+        claim: spec.imported_claim().is_none().then(Packed::default),
         claim_size: "10Gi".into(),
         bootstrap,
-        config_apply: json!({ "mode": "full", "overrides": {} }),
-        config_patch: json!({ "files": { "config.toml": { "p2p": { "external-address": "" } } } }),
-        configure_state_sync: json!({ "UseLocalSnapshot": false }),
+        config_apply: json!({ "mode": "full", "overrides": {} }).into(),
+        config_patch: json!({ "files": { "config.toml": { "p2p": { "external-address": "" } } } })
+            .into(),
+        configure_state_sync: json!({ "UseLocalSnapshot": false }).into(),
         ..Desired::default()
     }
 }
@@ -208,7 +211,7 @@ pub(crate) fn new_node(spec: SeiNodeSpec) -> Snapshot {
 pub(crate) fn running(spec: SeiNodeSpec) -> Snapshot {
     let mut snapshot = new_node(spec);
     let desired = snapshot.desired.clone().unwrap();
-    let set = statefulset(&desired.template, &desired.hash, "rev-1");
+    let set = statefulset(&desired.template(), &desired.hash, "rev-1");
     snapshot.statefulset = Some(set.into());
     snapshot.pods = vec![pod(&desired.image, &desired.sidecar_image, "rev-1").into()];
     snapshot.sidecar = Sidecar::Ready;
@@ -251,7 +254,7 @@ pub(crate) fn statefulset(template: &Value, hash: &str, revision: &str) -> State
         initialised: false,
         terminating: false,
         update_revision: Some(revision.to_owned()),
-        template: template.clone(),
+        template: template.clone().into(),
         transferred_fields: None,
     }
 }

@@ -105,7 +105,7 @@ fn recreate(snapshot: &Snapshot, desired: &Desired) -> Option<Request> {
     if stall::volume_lost(snapshot).is_some() || snapshot.signing_conflict.is_some() {
         return None;
     }
-    let mut object = desired.statefulset.clone();
+    let mut object = desired.statefulset.unpack();
     object.spec.replicas = Some(desired_replicas(snapshot, None));
     let annotations = object.metadata.annotations.get_or_insert_default();
     annotations.insert(annotation::TEMPLATE_HASH.to_owned(), desired.hash.clone());
@@ -135,12 +135,12 @@ fn patch(snapshot: &Snapshot, desired: &Desired, statefulset: &StatefulSetView) 
     if statefulset.replicas != Some(replicas) {
         spec.insert("replicas".to_owned(), json!(replicas));
     }
-    let labels: BTreeMap<_, _> = desired.statefulset.metadata.labels.iter().flatten().collect();
     // While an update waits, its labels wait too: they may be the reason for the update. Without the
     // label that the watch selects by, the StatefulSet and its pod would appear deleted.
     let waits = snapshot.status().pending_update.is_some();
-    let differing: BTreeMap<_, _> = labels
-        .into_iter()
+    let differing: BTreeMap<_, _> = desired
+        .labels
+        .iter()
         .filter(|(key, value)| statefulset.labels.get(*key) != Some(value))
         .filter(|(key, _)| !waits || *key == label::NODE)
         .collect();
@@ -157,7 +157,10 @@ fn patch(snapshot: &Snapshot, desired: &Desired, statefulset: &StatefulSetView) 
     if !annotations.is_empty() {
         metadata.insert("annotations".to_owned(), annotations.into());
     }
-    if let Some(fields) = &statefulset.transferred_fields {
+    // Not before its pod is Ready: until then its controller writes its status all the time, and the
+    // patch would fail. The next apply transfers them too.
+    let rests = snapshot.pod().is_some_and(|pod| pod.ready) && snapshot.status().plan.is_none();
+    if let Some(fields) = statefulset.transferred_fields.as_ref().filter(|_| rests) {
         metadata.insert("managedFields".to_owned(), fields.clone());
     }
     if metadata.is_empty() && spec.is_empty() {
@@ -206,7 +209,7 @@ fn restore_template(
     if snapshot.current.template || !same || !idle {
         return None;
     }
-    let mut object = desired.statefulset.clone();
+    let mut object = desired.statefulset.unpack();
     object.spec.replicas = Some(desired_replicas(snapshot, statefulset.replicas));
     object.metadata.uid = Some(statefulset.uid.clone());
     object.metadata.resource_version = Some(statefulset.resource_version.clone());

@@ -89,7 +89,7 @@ pub(super) const FOREIGN_STATEFULSET: &str =
 /// mount the key, or it is scaled to zero.
 fn waits_for_a_key(snapshot: &Snapshot) -> bool {
     let statefulset = snapshot.own_statefulset();
-    let mounted = statefulset.and_then(|found| found.identity().signing_secret);
+    let mounted = statefulset.and_then(|found| found.identity().signing_secret.clone());
     let desired = snapshot.node.spec.signing_secret();
     let takes = desired.is_some() && mounted.as_deref() != desired;
     let stopped = statefulset.is_none_or(|found| found.replicas == Some(0));

@@ -146,12 +146,12 @@ pub(super) fn changed_identity(snapshot: &Snapshot, desired: &Desired) -> Option
     let running = snapshot.status().phase == Some(SeiNodePhase::Running);
     let statefulset = snapshot.own_statefulset().filter(|_| running)?;
     let now = statefulset.identity();
-    let desired = desired.identity();
+    let desired = &desired.identity;
     let fields = [
-        ("spec.chainId", now.chain, desired.chain),
-        ("the mode", now.role.map(mode_of), desired.role.map(mode_of)),
-        ("validator.signingKey", now.signing_secret, desired.signing_secret),
-        ("dataVolume.import", now.claim, desired.claim),
+        ("spec.chainId", now.chain.as_deref(), desired.chain.as_deref()),
+        ("the mode", now.role.as_deref().map(mode_of), desired.role.as_deref().map(mode_of)),
+        ("validator.signingKey", now.signing_secret.as_deref(), desired.signing_secret.as_deref()),
+        ("dataVolume.import", now.claim.as_deref(), desired.claim.as_deref()),
     ];
     fields.into_iter().find_map(|(field, now, desired)| {
         let (now, desired) = now.zip(desired)?;
@@ -165,8 +165,8 @@ pub(super) fn changed_identity(snapshot: &Snapshot, desired: &Desired) -> Option
 }
 
 /// The field of the spec that gives a node this role.
-fn mode_of(role: String) -> String {
-    Mode::of_role(&role).map_or(role, |mode| mode.as_str().to_owned())
+fn mode_of(role: &str) -> &str {
+    Mode::of_role(role).map_or(role, |mode| mode.as_str())
 }
 
 /// Whether the node's claim is terminating. Kubernetes deletes it once its pod stops, so nothing

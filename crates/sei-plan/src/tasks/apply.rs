@@ -34,8 +34,8 @@ pub(super) fn step_statefulset(plan: &TaskPlan, seen: &Seen) -> Next {
         Err(next) => return next,
     };
     let statefulset = match &seen.statefulset {
-        Reading::Unread | Reading::Cached(None) => return read(Read::StatefulSet),
-        Reading::Live(None) => return create(plan, seen, template),
+        Reading::Unread => return read(Read::StatefulSet),
+        Reading::Cached(None) | Reading::Live(None) => return create(plan, seen, template),
         Reading::Cached(Some(statefulset)) | Reading::Live(Some(statefulset)) => statefulset,
     };
     if statefulset.terminating {
@@ -54,7 +54,7 @@ pub(super) fn step_statefulset(plan: &TaskPlan, seen: &Seen) -> Next {
             "managedFields": fields,
         }})));
     }
-    let mut object = seen.desired.statefulset.clone();
+    let mut object = seen.desired.statefulset.unpack();
     if let Err(next) = set_template(&mut object, plan, seen, template) {
         return next;
     }
@@ -85,8 +85,9 @@ pub(crate) fn takes_a_key(object: &StatefulSet, before: Option<&StatefulSetView>
     let spec = object.spec.template.spec.as_ref();
     let mut volumes = spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
     let key = volumes.find(|volume| volume.name == SIGNING_VOLUME);
-    let requested = key.and_then(|volume| volume.secret.as_ref()?.secret_name.clone());
-    requested.is_some() && requested != before.and_then(|view| view.identity().signing_secret)
+    let requested = key.and_then(|volume| volume.secret.as_ref()?.secret_name.as_ref());
+    requested.is_some()
+        && requested != before.and_then(|view| view.identity().signing_secret.as_ref())
 }
 
 /// Merge patch that sets the strategy `OnDelete`; it creates no revision.
@@ -99,7 +100,7 @@ pub(crate) fn on_delete_patch(statefulset: &StatefulSetView) -> Value {
 
 fn applied(plan: &TaskPlan, view: &StatefulSetView, seen: &Seen) -> Next {
     let is_rendered = plan.target.as_ref().is_none_or(|target| target.hash == seen.desired.hash);
-    if is_rendered && view.identity().signing_secret != seen.desired.identity().signing_secret {
+    if is_rendered && view.identity().signing_secret != seen.desired.identity.signing_secret {
         // Another manager keeps its key or adds one: the next pod would not be the desired one.
         return fail(
             "the applied template has a different signing key; another field manager sets it",
@@ -165,7 +166,7 @@ fn create(plan: &TaskPlan, seen: &Seen, template: Option<Value>) -> Next {
         // one starts.
         return wait(None, "waiting for the signing identity to be recorded in status");
     }
-    let mut object = seen.desired.statefulset.clone();
+    let mut object = seen.desired.statefulset.unpack();
     match set_template(&mut object, plan, seen, template) {
         Ok(()) => try_pod(&object, seen)
             .unwrap_or_else(|| request(Request::CreateStatefulSet(Box::new(object)))),
@@ -255,7 +256,7 @@ pub(crate) fn not_controlled(kind: &str, name: &str) -> Waiting {
 
 /// The write of the Service: it creates the object, or changes this very object.
 pub(crate) fn write_service(desired: &Desired, existing: Option<&ObjectView>) -> Request {
-    let mut object = desired.service.clone();
+    let mut object = desired.service.unpack();
     match existing {
         None => Request::CreateService(Box::new(object)),
         Some(view) => {
@@ -267,7 +268,7 @@ pub(crate) fn write_service(desired: &Desired, existing: Option<&ObjectView>) ->
 
 /// The same for the proxy's `ConfigMap`.
 pub(crate) fn write_proxy_config(desired: &Desired, existing: Option<&ObjectView>) -> Request {
-    let mut object = desired.proxy_config.clone();
+    let mut object = desired.proxy_config.unpack();
     match existing {
         None => Request::CreateConfigMap(Box::new(object)),
         Some(view) => {

@@ -18,7 +18,9 @@ pub(super) fn step_service(seen: &Seen) -> Next {
         Reading::Live(Some(_)) => {
             wait(Reason::FieldConflict, "a Service of this name is controlled by another object")
         }
-        Reading::Live(None) => request(Request::CreateService(Box::new(bootstrap.service.clone()))),
+        Reading::Live(None) => {
+            request(Request::CreateService(Box::new(bootstrap.service.unpack())))
+        }
         Reading::Unread | Reading::Cached(_) => read(Read::Service),
     }
 }
@@ -35,7 +37,7 @@ pub(super) fn step_job(seen: &Seen) -> Next {
             let message = "the node's own pod still uses the volume";
             return wait(Reason::PodTerminating, message);
         }
-        return request(Request::CreateJob(Box::new(bootstrap.job.clone())));
+        return request(Request::CreateJob(Box::new(bootstrap.job.unpack())));
     };
     if let Some(next) = not_ours(job, seen) {
         return next;

@@ -23,7 +23,12 @@ fn step_own(seen: &Seen) -> Next {
     if let Some(created) = &seen.created {
         return claimed(&name, &created.uid);
     }
-    let Reading::Live(found) = &seen.claim else { return read(Read::Claim(name)) };
+    let found = match &seen.claim {
+        Reading::Live(found) => found,
+        // No claim is recorded or cached, and the server refuses a second one of this name.
+        Reading::Cached(None) if recorded(seen).is_none() => &None,
+        Reading::Cached(_) | Reading::Unread => return read(Read::Claim(name)),
+    };
     match found {
         Some(claim) if claim.controller.as_deref() == seen.node.metadata.uid.as_deref() => {
             if claim.terminating {
@@ -52,7 +57,7 @@ fn create(name: &str, seen: &Seen) -> Next {
         return wait(Reason::DataVolumeLost, lost_text(name, &lost.uid, "not found"));
     }
     match &seen.desired.claim {
-        Some(claim) => request(Request::CreateClaim(Box::new(claim.clone()))),
+        Some(claim) => request(Request::CreateClaim(Box::new(claim.unpack()))),
         None => fail("no claim is rendered for this node"),
     }
 }

@@ -8,10 +8,13 @@ use sei_api::names::annotation;
 use sei_api::plan::{Applied, PlanKind, PlanPhase, PlanTarget, PlannedTask, TaskPlan, TaskStatus};
 use sei_api::status::{Cause, SeiNodePhase};
 use sei_api::task::TaskType;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::{Effects, Next, step};
 use crate::desired::{Bootstrap, Desired};
+use crate::packed::Packed;
 use crate::request::{Outcome, Request, SidecarCall};
 use crate::seen::{Reading, Seen};
 use crate::shared::Shared;
@@ -79,18 +82,22 @@ pub(crate) fn signing_node() -> SeiNode {
     node(json!({ "validator": { "signingKey": key("signing"), "nodeKey": key("p2p") } }))
 }
 
+/// An object with these fields.
+fn packed<T: DeserializeOwned + Serialize>(json: Value) -> Packed<T> {
+    from::<T>(json).into()
+}
+
 pub(crate) fn desired() -> Desired {
-    let service = from(json!({ "metadata": { "name": "n" } }));
     Desired {
         hash: HASH.to_owned(),
         inputs_hash: "inputs:new".to_owned(),
         image: "seid:new".to_owned(),
         sidecar_image: "sidecar:new".to_owned(),
         config: [("overrides".to_owned(), "digest".to_owned())].into(),
-        statefulset: statefulset_object("seid:new"),
-        service,
-        proxy_config: from(json!({ "metadata": { "name": "n-rbac-proxy-config" } })),
-        claim: Some(from(json!({
+        statefulset: statefulset_object("seid:new").into(),
+        service: packed(json!({ "metadata": { "name": "n" } })),
+        proxy_config: packed(json!({ "metadata": { "name": "n-rbac-proxy-config" } })),
+        claim: Some(packed(json!({
             "metadata": { "name": "data-n" },
             "spec": { "accessModes": ["ReadWriteOnce"] },
         }))),
@@ -101,8 +108,8 @@ pub(crate) fn desired() -> Desired {
 
 pub(crate) fn bootstrap() -> Bootstrap {
     Bootstrap {
-        job: from(json!({ "metadata": { "name": "n-bootstrap" } })),
-        service: from(json!({ "metadata": { "name": "n" } })),
+        job: packed(json!({ "metadata": { "name": "n-bootstrap" } })),
+        service: packed(json!({ "metadata": { "name": "n" } })),
         image: "seid:bootstrap".to_owned(),
     }
 }

@@ -44,9 +44,13 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
     if let Some(missing) = lacks(known, plan, seen) {
         return wait(None, missing);
     }
-    // A stamp must be true: it needs a live read of the pod itself.
-    let Reading::Live(live) = &seen.pod else { return read(Read::Pod(known.name.clone())) };
-    let Some(pod) = live.as_ref().filter(|pod| pod.uid == known.uid) else {
+    let pod = match &seen.pod {
+        Reading::Live(live) => live.as_ref().filter(|pod| pod.uid == known.uid).map(|pod| &**pod),
+        // Both caches are newer than this plan's own apply. A node that signs is always read live.
+        _ if matches!(seen.statefulset, Reading::Cached(_)) => Some(known),
+        _ => return read(Read::Pod(known.name.clone())),
+    };
+    let Some(pod) = pod else {
         return wait(None, "the pod was replaced while it was observed");
     };
     if freshness(pod, statefulset, revisions) != Freshness::Fresh || pod.is_terminating() {

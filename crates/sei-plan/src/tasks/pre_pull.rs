@@ -147,16 +147,17 @@ fn changed_images(
 ) -> Vec<(String, String)> {
     let made_from_it = running.revision.as_deref() == statefulset.observed_revision();
     let own = [running.seid.image.as_str(), running.sidecar.image.as_str()];
+    let live = statefulset.template.json();
     let listed = ["initContainers", "containers"]
         .into_iter()
-        .flat_map(|list| statefulset.template["spec"][list].as_array().into_iter().flatten());
+        .flat_map(|list| live["spec"][list].as_array().into_iter().flatten());
     let of_template = listed.filter_map(|container: &Value| {
         // The template of a newer revision still has the other images of the pod.
         let is_own = container["name"] == SEID || container["name"] == SIDECAR;
         container["image"].as_str().filter(|_| made_from_it || !is_own)
     });
     let mut known: BTreeSet<&str> = own.into_iter().chain(of_template).collect();
-    let template = seen.desired.statefulset.spec.template.spec.as_ref();
+    let template = seen.desired.statefulset.unpack().spec.template.spec;
     let init = template.iter().flat_map(|spec| spec.init_containers.iter().flatten());
     let main = template.iter().flat_map(|spec| &spec.containers);
     let image = |container: &'_ Container| Some((container.name.clone(), container.image.clone()?));

@@ -23,8 +23,9 @@ const CONFLICTS_TOLERATED: u32 = 5;
 /// 2. the StatefulSet exists and is this node's own, is not being deleted, is for one replica, and
 ///    its controller has observed its newest template (`observedGeneration`, `updateRevision`):
 ///    read live, or proved to be what this plan applied;
-/// 3. a live list shows a pod that this StatefulSet controls, that carries a revision label other
-///    than `updateRevision`, and that is not already terminating.
+/// 3. a pod exists that this StatefulSet controls, that carries a revision label other than
+///    `updateRevision`, and that is not already terminating: by a live list; for a node that does not
+///    sign by the cache, as the server refuses to delete it if the cache has an old version of it.
 ///
 /// Readiness plays no part: a node halted at an upgrade height is unready on purpose. The deletion
 /// carries the pod's uid and resourceVersion and no grace period of its own. The task is done once
@@ -60,8 +61,11 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
     {
         return replaced(plan, pod);
     }
-    let Reading::Live(pods) = &seen.pods else { return read(Read::Pods) };
-    let pods = pods.as_deref().unwrap_or_default();
+    let pods = match &seen.pods {
+        Reading::Live(pods) => pods.as_deref().unwrap_or_default(),
+        Reading::Cached(Some(pods)) if is_cache_enough(pods, statefulset, revisions, seen) => pods,
+        Reading::Cached(_) | Reading::Unread => return read(Read::Pods),
+    };
     if let Some(pod) = stale(pods, statefulset, revisions) {
         match seen.newest_generation {
             None => return read(Read::Generation { live: seen.node.spec.signs() }),
@@ -124,6 +128,19 @@ pub fn fresh<'a>(
     pods.iter().map(|pod| &**pod).find(|pod| {
         freshness(pod, statefulset, revisions) == Freshness::Fresh && !pod.is_terminating()
     })
+}
+
+/// Whether a pod may be deleted as the cache shows it, without a list.
+fn is_cache_enough(
+    pods: &[Shared<PodView>],
+    statefulset: &StatefulSetView,
+    revisions: Revisions<'_>,
+    seen: &Seen,
+) -> bool {
+    !seen.node.spec.signs()
+        && matches!(seen.statefulset, Reading::Cached(_))
+        && seen.delete_conflicts == 0
+        && stale(pods, statefulset, revisions).is_some()
 }
 
 fn nothing_to_do_by_cache(plan: &TaskPlan, seen: &Seen) -> Option<Next> {
@@ -217,7 +234,6 @@ fn check<'a>(
     Ok(statefulset)
 }
 
-/// The proof that a cached StatefulSet is no older than this plan's own apply.
 /// Whether the template was edited after this plan's own apply: a rendered field is missing or has
 /// another value. Fields that others added stay theirs.
 pub fn is_edited(plan: &TaskPlan, statefulset: &StatefulSetView, desired: &Desired) -> bool {
@@ -226,9 +242,10 @@ pub fn is_edited(plan: &TaskPlan, statefulset: &StatefulSetView, desired: &Desir
     statefulset.uid == applied.uid
         && statefulset.generation > applied.generation
         && is_rendered
-        && lacks_rendered(&statefulset.template, &desired.template)
+        && lacks_rendered(&statefulset.template.json(), &desired.template())
 }
 
+/// The proof that a cached StatefulSet is no older than this plan's own apply.
 fn is_what_we_applied(plan: &TaskPlan, statefulset: &StatefulSetView) -> bool {
     let (Some(applied), Some(target)) = (&plan.applied, &plan.target) else { return false };
     statefulset.uid == applied.uid

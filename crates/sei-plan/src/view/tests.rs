@@ -389,7 +389,7 @@ fn every_field_of_a_statefulset_is_read() {
         initialised: false,
         terminating: false,
         update_revision: text("val-byo-6c9f7d5b84"),
-        template,
+        template: template.into(),
         transferred_fields: None,
     };
     assert_eq!(view, expected);
@@ -400,7 +400,7 @@ fn every_field_of_a_statefulset_is_read() {
         signing_secret: text("val-byo-signing"),
         claim: text("data-val-byo"),
     };
-    assert_eq!(view.identity(), identity);
+    assert_eq!(view.identity(), &identity);
     assert_eq!(freshness(&pod("running"), &view, at("val-byo-6c9f7d5b84")), Freshness::Fresh);
     assert_eq!(freshness(&pod("running"), &view, at("val-byo-7d9c5b6f44")), Freshness::Stale);
 }
@@ -431,7 +431,7 @@ fn a_statefulset_of_another_owner_is_read_as_it_is() {
     assert_eq!((view.template_hash, view.controller, view.selector), (None, None, None));
     assert_eq!(view.replicas, Some(2));
     let bare = StatefulSetView::from(&StatefulSet::default());
-    assert_eq!(bare.identity(), Identity::default());
+    assert_eq!(bare.identity(), &Identity::default());
     assert!(!bare.on_delete);
 }
 

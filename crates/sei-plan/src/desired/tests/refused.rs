@@ -81,7 +81,7 @@ fn quantities_are_accepted_or_refused_as_a_server_would() {
     for (text, stored) in [("0.5", "500m"), ("1e3", "1e3"), ("1024Mi", "1Gi"), ("0", "0")] {
         let node = with("rpc-genesis", path, json!(text));
         let desired = desired(&node, &platform("example"));
-        let pod = desired.statefulset.spec.template.spec.unwrap();
+        let pod = desired.statefulset.unpack().spec.template.spec.unwrap();
         let sidecar = pod
             .init_containers
             .unwrap()
@@ -132,7 +132,7 @@ fn a_huge_map_of_good_labels_is_rendered() {
     let labels: BTreeMap<String, String> =
         (0..5000).map(|i| (format!("example.org/l{i}"), format!("v{i}"))).collect();
     let node = with("rpc-genesis", "/spec/podLabels", json!(labels));
-    let template = desired(&node, &platform("example")).statefulset.spec.template;
+    let template = desired(&node, &platform("example")).statefulset.unpack().spec.template;
     assert!(template.metadata.unwrap().labels.unwrap().len() > 5000);
 }
 
@@ -278,7 +278,7 @@ fn is_label(text: &str) -> bool {
 fn check_applicable(desired: &Desired) {
     TemplateHash::parse(&desired.hash).unwrap();
     TemplateHash::parse(&desired.inputs_hash).unwrap();
-    let template = &desired.statefulset.spec.template;
+    let template = &desired.statefulset.unpack().spec.template;
     for (key, value) in
         template.metadata.iter().flat_map(|metadata| metadata.labels.iter().flatten())
     {
@@ -302,7 +302,7 @@ fn check_applicable(desired: &Desired) {
             );
         }
     }
-    let name = desired.statefulset.metadata.name.as_deref().unwrap();
+    let name = desired.statefulset.unpack().metadata.name.unwrap();
     assert!(!name.is_empty() && name.len() <= names::NODE_NAME_MAX);
 }
 

@@ -66,7 +66,7 @@ fn every_task_has_an_id_of_its_own_and_parameters() {
 fn the_patch_carries_the_desired_settings_and_is_the_same_each_time() {
     let plan = started(&bumped(full_node())).unwrap();
     let desired = bumped(full_node()).desired.unwrap();
-    assert_eq!(plan.tasks[0].params.as_ref(), Some(&desired.config_patch));
+    assert_eq!(plan.tasks[0].params.as_ref(), Some(&desired.config_patch.json()));
     let again = started(&bumped(full_node())).unwrap();
     assert_eq!(plan.tasks[0].params, again.tasks[0].params);
 }
@@ -430,14 +430,7 @@ fn a_changed_platform_sidecar_image_is_not_a_change_of_the_spec() {
 fn a_pod_of_our_own_that_never_ran_is_not_adopted() {
     let bad = fixture::desired(&full_node(), "bad");
     let stuck = running(full_node()).with(|seen| {
-        seen.statefulset = Some(
-            fixture::statefulset(
-                &serde_json::to_value(&bad.statefulset.spec.template).unwrap(),
-                &bad.hash,
-                "rev-bad",
-            )
-            .into(),
-        );
+        seen.statefulset = Some(fixture::statefulset(&bad.template(), &bad.hash, "rev-bad").into());
         seen.pods[0].revision = Some("rev-bad".into());
         seen.pods[0].ready = false;
         seen.pods[0].sidecar.running = false;
@@ -607,8 +600,8 @@ fn a_revision_moved_by_others_is_reported_and_costs_no_write() {
     let restarted = running(full_node()).with(|seen| {
         let set = seen.statefulset.as_mut().unwrap();
         set.update_revision = Some("rev-2".into());
-        set.template["metadata"]["annotations"] =
-            serde_json::json!({ "kubectl.kubernetes.io/restartedAt": "now" });
+        let annotations = serde_json::json!({ "kubectl.kubernetes.io/restartedAt": "now" });
+        set.template.edit(|json| json["metadata"]["annotations"] = annotations);
         seen.current.template = seen.compare_template();
     });
     assert_eq!(started_tasks(&restarted), "none");

@@ -166,7 +166,7 @@ fn a_held_template_is_left_alone_while_replicas_are_repaired() {
 fn a_manually_edited_template_is_restored_only_when_the_edit_is_certain() {
     let edited = running(full_node()).with(|seen| {
         let statefulset = seen.statefulset.as_mut().unwrap();
-        statefulset.template["spec"]["containers"][0]["image"] = json!("evil:1");
+        statefulset.template.edit(|json| json["spec"]["containers"][0]["image"] = json!("evil:1"));
     });
     assert_eq!(check(&edited, ALL), "apply");
     let held = edited.edit(|spec| spec.image = "seid:2".into());
@@ -198,7 +198,7 @@ fn the_label_of_the_watch_is_restored_while_an_update_waits() {
             let mut desired = (*seen.desired.clone().unwrap()).clone();
             let labels = [("sei.io/node", "n"), ("team", "core")];
             let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
-            desired.statefulset.metadata.labels = Some(labels.into());
+            desired.labels = labels.into();
             seen.desired = Ok(desired.into());
         });
     let patch: serde_json::Value = serde_json::from_str(&check(&held, ALL)).unwrap();

@@ -19,7 +19,7 @@ fn stalled(snapshot: &Snapshot) -> String {
 fn without_pod(spec: sei_api::SeiNodeSpec) -> Snapshot {
     let bad = fixture::desired(&spec, "bad");
     running(spec).with(|seen| {
-        let template = serde_json::to_value(&bad.statefulset.spec.template).unwrap();
+        let template = bad.template();
         seen.statefulset = Some(fixture::statefulset(&template, &bad.hash, "rev-bad").into());
         seen.pods.clear();
         seen.sidecar = Sidecar::Unknown;
@@ -91,7 +91,7 @@ fn the_author_of_a_roll_may_revert_it() {
     let edited = running(full_node()).edit(labelled);
     let bad = edited.desired.clone().unwrap();
     let reverted = without_pod(full_node()).with(|seen| {
-        let template = serde_json::to_value(&bad.statefulset.spec.template).unwrap();
+        let template = bad.template();
         seen.statefulset = Some(fixture::statefulset(&template, &bad.hash, "rev-bad").into());
         let mut pod = fixture::pod("seid:1", "seictl:1", "rev-bad");
         (pod.ready, pod.seid.has_run, pod.sidecar.running) = (false, false, false);

@@ -23,7 +23,7 @@ fn before(ready: bool) -> Seen {
 fn old_statefulset() -> StatefulSetView {
     StatefulSetView {
         update_revision: Some(OLD.to_owned()),
-        template: template("seid:old"),
+        template: template("seid:old").into(),
         ..statefulset()
     }
 }
@@ -98,7 +98,7 @@ fn only_an_update_with_another_image_needs_a_pull() {
     let running = PodView { revision: Some(OLD.to_owned()), ..pod(NEW) };
     rewritten.pods = Reading::Cached(Some(vec![running.into()]));
     let mut applied = old_statefulset();
-    applied.template = template("seid:new");
+    applied.template = template("seid:new").into();
     assert_eq!(step(&plan(&UPDATE), &applied, &rewritten), None);
 }
 

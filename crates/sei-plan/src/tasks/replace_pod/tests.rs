@@ -185,7 +185,7 @@ fn only_the_pods_own_revision_decides_that_it_is_stale() {
         "spec": {
             "serviceName": "n",
             "selector": { "matchLabels": { "sei.io/node": "n" } },
-            "template": {},
+            "template": crate::tasks::fixture::template("seid:new"),
         },
         "status": {
             "replicas": 1, "observedGeneration": 4, "currentRevision": NEW, "updateRevision": NEW,
@@ -390,7 +390,7 @@ fn the_pod_of_another_owners_statefulset_is_not_replaced() {
 }
 
 #[test]
-fn pods_are_deleted_by_a_live_list_only() {
+fn beside_a_live_statefulset_pods_are_listed_live_too() {
     check(&[
         ("unread", |world| world.seen.pods = Reading::Unread, "read Pods"),
         (
@@ -475,12 +475,13 @@ fn conflicts_are_counted_in_a_row_and_other_failures_are_not_counted() {
 #[test]
 fn a_cached_statefulset_counts_only_if_it_is_what_the_plan_applied() {
     check_cached(&[
-        ("proved; a delete needs the live list", |_| {}, "read Pods"),
+        ("proved; the server refuses the delete if the pod has changed", |_| {}, DELETES),
         (
             "newer than the apply",
             |world| world.plan.applied.as_mut().unwrap().generation = 1,
-            "read Pods",
+            DELETES,
         ),
+        ("proved; the pod has changed since", |world| world.seen.delete_conflicts = 1, "read Pods"),
         (
             "older than the apply",
             |world| world.plan.applied.as_mut().unwrap().generation = 3,
@@ -554,9 +555,9 @@ fn a_cache_is_enough_to_do_nothing() {
             "done",
         ),
         (
-            "a stale pod is listed live",
+            "a stale pod beside a fresh one is deleted at the version that the cache has",
             |world| set_pods(world, vec![pod(OLD), pod(NEW)]),
-            "read Pods",
+            DELETES,
         ),
         (
             "a pod without label is listed live",
@@ -650,12 +651,12 @@ fn a_pod_with_the_desired_template_is_replaced_if_its_settings_changed() {
 #[test]
 fn a_template_edited_after_the_apply_is_neither_rolled_out_nor_recorded() {
     let mut world = World::updating(TaskType::ReplacePod);
-    world.seen.desired.template = crate::tasks::fixture::template("seid:new");
-    world.statefulset().template = crate::tasks::fixture::template("seid:edited");
+    world.statefulset().template = crate::tasks::fixture::template("seid:edited").into();
     world.statefulset().generation = 3;
     world.statefulset().observed_generation = 3;
     world.check("edited", "wait -: the applied template was edited; the plan will be superseded");
-    world.statefulset().template = crate::tasks::fixture::template("seid:new");
-    world.statefulset().template["metadata"]["annotations"] = json!({ "added": "by others" });
+    world.statefulset().template = crate::tasks::fixture::template("seid:new").into();
+    let annotations = json!({ "added": "by others" });
+    world.statefulset().template.edit(|json| json["metadata"]["annotations"] = annotations);
     world.check("only added to", DELETES);
 }

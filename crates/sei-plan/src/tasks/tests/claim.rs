@@ -90,7 +90,7 @@ fn the_created_claim_is_the_rendered_one() {
     use crate::request::Request;
     let world = own();
     let crate::tasks::Next::Request(request) = world.next() else { panic!("no request") };
-    let rendered = world.seen.desired.claim.clone().unwrap();
+    let rendered = world.seen.desired.claim.as_ref().unwrap().unpack();
     let modes = rendered.spec.as_ref().unwrap().access_modes.as_ref().unwrap();
     assert_eq!(*modes, ["ReadWriteOnce"]);
     assert_eq!(*request, Request::CreateClaim(Box::new(rendered)));
@@ -135,8 +135,16 @@ fn an_existing_claim_counts_only_if_it_is_this_nodes() {
                 "wait DataVolumeLost: claim data-n is being deleted",
             ),
             (
-                "seen in a cache",
+                "not shown by the cache",
                 |world| world.seen.claim = Reading::Cached(None),
+                "create claim data-n",
+            ),
+            (
+                "not shown by the cache, and recorded",
+                |world| {
+                    world.seen.claim = Reading::Cached(None);
+                    record(world, "claim-uid");
+                },
                 "read Claim(\"data-n\")",
             ),
         ],
