@@ -157,10 +157,7 @@ fn patch(snapshot: &Snapshot, desired: &Desired, statefulset: &StatefulSetView) 
     if !annotations.is_empty() {
         metadata.insert("annotations".to_owned(), annotations.into());
     }
-    // Not before its pod is Ready: until then its controller writes its status all the time, and the
-    // patch would fail. The next apply transfers them too.
-    let rests = snapshot.pod().is_some_and(|pod| pod.ready) && snapshot.status().plan.is_none();
-    if let Some(fields) = statefulset.transferred_fields.as_ref().filter(|_| rests) {
+    if let Some(fields) = &statefulset.transferred_fields {
         metadata.insert("managedFields".to_owned(), fields.clone());
     }
     if metadata.is_empty() && spec.is_empty() {
