@@ -1,5 +1,5 @@
-//! What a kubelet reports of a node's pod and what its sidecar answers. The checks run on the stand-ins
-//! of `sei-rig` and on the real programs, so that the stand-ins stay like them.
+//! What a real kubelet reports of a node's pod and what the real sidecar answers. The stories on a real
+//! node run these checks; the stand-ins of `sei-rig` are written to pass them too.
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};

@@ -147,19 +147,12 @@ fn ensure_all(root: &Path) -> Result<PathBuf> {
 
 /// Fails with one line that names what this machine lacks.
 fn check_machine() -> Result<()> {
-    let obstacle = obstacle()?;
-    ensure!(obstacle.is_none(), "{}", obstacle.unwrap_or_default());
-    Ok(())
-}
-
-/// One line that names what this machine lacks, if a real node cannot run here.
-pub(crate) fn obstacle() -> Result<Option<String>> {
     let id = Command::new("id").arg("-u").output().context("failed to start id")?;
     let groups = Path::new("/sys/fs/cgroup");
     let has_groups = groups.join("cgroup.procs").exists() || groups.join("memory").is_dir();
     let lacks = lacks(id.stdout.trim_ascii() == b"0", has_groups, has_program);
-    let line = || format!("a real node cannot run here: it needs {}", lacks.join(", "));
-    Ok((!lacks.is_empty()).then(line))
+    ensure!(lacks.is_empty(), "a real node cannot run here: it needs {}", lacks.join(", "));
+    Ok(())
 }
 
 fn lacks(is_root: bool, has_groups: bool, has_program: impl Fn(&str) -> bool) -> Vec<String> {

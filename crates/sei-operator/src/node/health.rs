@@ -156,6 +156,7 @@ async fn probe_chain(subject: &Subject, key: &ObjectKey, controller: &Arc<NodeCo
             None => None,
             Some(chain_id) => {
                 let Ok(_permit) = controller.rpc_reads.acquire().await else { return };
+                // Boxed like the probe of the sidecar.
                 Some(Box::pin(controller.sidecar.chain_facts(&subject.ip, &chain_id)).await)
             }
         };
@@ -183,8 +184,8 @@ async fn probe_chain(subject: &Subject, key: &ObjectKey, controller: &Arc<NodeCo
 async fn probe_sidecar(subject: &Subject, key: &ObjectKey, controller: &Arc<NodeController>) {
     let mut answered = Instant::now();
     loop {
-        let health = // Boxed: between two probes the task needs no room for a call.
-            Box::pin(controller.sidecar.probe(subject.endpoint(key))).await;
+        // Boxed: between two probes the task needs no room for a call.
+        let health = Box::pin(controller.sidecar.probe(subject.endpoint(key))).await;
         let news = controller.states.find(key, |state| match state.probe.as_mut() {
             Some(probe) if probe.subject == *subject => {
                 let news = probe.health.as_ref() != Some(&health);

@@ -165,12 +165,12 @@ fn lacks(pod: &PodView, plan: &TaskPlan, seen: &Seen) -> Option<String> {
     not_running(pod)
 }
 
-/// What is still missing until the pod counts as running.
 /// Whether the chain process and the sidecar run, or have run.
 pub fn has_run(pod: &PodView) -> bool {
     not_running(pod).is_none()
 }
 
+/// What is still missing until the pod counts as running.
 pub(super) fn not_running(pod: &PodView) -> Option<String> {
     let containers = [("seid", &pod.seid), ("sei-sidecar", &pod.sidecar)];
     let idle = containers.into_iter().find(|(_, view)| view.image_id.is_empty() || !view.has_run);
