@@ -50,11 +50,12 @@ where
     let patch = Patch::Merge(&patch);
     let name = stored.name_any();
     match call("patch status", api.patch_status(&name, &params, &patch)).await {
+        Ok(Lean(written)) if written.status() == Some(status) => Ok(Some(written)),
         Ok(Lean(written)) => {
             let returned = written.status().map_or_else(|| json!({}), to_value);
-            match first_missing(&after, &returned, "status") {
+            match first_missing(&after, &returned) {
                 None => Ok(Some(written)),
-                Some(field) => Err(WriteError::Pruned(field)),
+                Some(field) => Err(WriteError::Pruned(format!("status{field}"))),
             }
         }
         Err(Failure::Conflict(_) | Failure::NotFound) => Err(WriteError::Stale),
@@ -66,22 +67,22 @@ fn to_value(status: &impl Serialize) -> Value {
     serde_json::to_value(status).unwrap_or_default()
 }
 
-/// The first field that was sent and not returned.
-fn first_missing(sent: &Value, returned: &Value, path: &str) -> Option<String> {
+/// The path of the first field that was sent and not returned.
+fn first_missing(sent: &Value, returned: &Value) -> Option<String> {
     match (sent, returned) {
         (Value::Object(sent), Value::Object(returned)) => {
             sent.iter().find_map(|(key, value)| match returned.get(key) {
-                Some(returned) => first_missing(value, returned, &format!("{path}.{key}")),
-                None => Some(format!("{path}.{key}")),
+                Some(returned) => Some(format!(".{key}{}", first_missing(value, returned)?)),
+                None => Some(format!(".{key}")),
             })
         }
         (Value::Array(sent), Value::Array(returned)) if sent.len() == returned.len() => {
             let pairs = sent.iter().zip(returned).enumerate();
             pairs.into_iter().find_map(|(index, (sent, returned))| {
-                first_missing(sent, returned, &format!("{path}[{index}]"))
+                Some(format!("[{index}]{}", first_missing(sent, returned)?))
             })
         }
-        (Value::Array(_), _) => Some(path.to_owned()),
+        (Value::Array(_), _) => Some(String::new()),
         _ => None,
     }
 }
@@ -103,10 +104,10 @@ mod tests {
         let sent =
             json!({ "plan": { "id": "x", "target": { "hash": "h" }, "tasks": [{ "a": 1 }] } });
         let kept = sent.clone();
-        assert_eq!(first_missing(&sent, &kept, "status"), None);
+        assert_eq!(first_missing(&sent, &kept), None);
         let pruned = json!({ "plan": { "id": "x", "tasks": [{ "a": 1 }] } });
-        assert_eq!(first_missing(&sent, &pruned, "status").unwrap(), "status.plan.target");
+        assert_eq!(first_missing(&sent, &pruned).unwrap(), ".plan.target");
         let pruned = json!({ "plan": { "id": "x", "target": { "hash": "h" }, "tasks": [{}] } });
-        assert_eq!(first_missing(&sent, &pruned, "status").unwrap(), "status.plan.tasks[0].a");
+        assert_eq!(first_missing(&sent, &pruned).unwrap(), ".plan.tasks[0].a");
     }
 }

@@ -349,7 +349,7 @@ fn has_finalizer(node: &SeiNode, finalizer: &str) -> bool {
 }
 
 fn perform(request: Request) -> Ask {
-    Ask::Perform(Box::new(request))
+    Ask::Perform(request.into())
 }
 
 #[cfg(test)]
@@ -434,16 +434,16 @@ mod tests {
             deletion.ask();
             deletion.absorb(claim(NODE_UID));
             let Ask::Perform(request) = deletion.ask() else { panic!("it writes the record") };
-            let Request::ApplyConfigMap(record) = *request else { panic!("{request:?}") };
+            let Request::ApplyConfigMap(record) = &*request else { panic!("{request:?}") };
             deletion.absorb(answer);
-            (record, deletion.ask())
+            ((**record).clone(), deletion.ask())
         };
         let (record, next) = recorded(Outcome::Accepted);
         assert_eq!(
             record.metadata.name,
             Some(signing_record::name(&deleted().spec.chain_id, "A1"))
         );
-        let read = signing_record::SigningRecord::from(&*record);
+        let read = signing_record::SigningRecord::from(&record);
         assert_eq!(read.node, "n");
         assert_eq!(read.deleted_at, "2026-01-01T00:00:00Z");
         let released = |next: &Ask| matches!(next, Ask::Perform(request) if matches!(**request, Request::ReleaseClaim { .. }));
@@ -499,7 +499,7 @@ mod tests {
         assert_eq!(deletion.ask(), perform(Request::Read(Read::StatefulSet)));
         deletion.absorb(own_set(1));
         let Ask::Perform(patch) = deletion.ask() else { panic!("it is stopped") };
-        let Request::PatchStatefulSet(patch) = *patch else { panic!("{patch:?}") };
+        let Request::PatchStatefulSet(patch) = &*patch else { panic!("{patch:?}") };
         assert_eq!(patch["spec"]["replicas"], 0);
         deletion.absorb(Outcome::Accepted);
         let read = Read::Mounts { namespace: "ns".to_owned(), node: Some("n".to_owned()) };
@@ -545,7 +545,7 @@ mod tests {
             deletion.stage = Stage::ReadClaim;
             deletion.absorb(claim(NODE_UID));
             match deletion.ask() {
-                Ask::Perform(request) => *request,
+                Ask::Perform(request) => (*request).clone(),
                 ask => panic!("{ask:?}"),
             }
         };
@@ -607,10 +607,10 @@ mod tests {
             let mut deletion = begin(node);
             let Ask::Write(_) = deletion.ask() else { panic!("the phase is written first") };
             let Ask::Perform(request) = deletion.ask() else { panic!("it is released") };
-            let Request::PatchFinalizers { finalizers, .. } = *request else {
+            let Request::PatchFinalizers { finalizers, .. } = &*request else {
                 panic!("{request:?}")
             };
-            assert_eq!(finalizers, ["orphan", "keep"]);
+            assert_eq!(*finalizers, ["orphan", "keep"]);
         }
         // The garbage collector was faster: the StatefulSet has no owner any more.
         let mut deletion = signer(|_| {});

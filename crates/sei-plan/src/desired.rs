@@ -13,12 +13,16 @@ use crate::inputs::{SpecError, TemplateInputs, check_spec};
 use crate::packed::Packed;
 use crate::platform::Platform;
 use crate::render::{self, Owner, RenderError};
-use crate::template::Identity;
+use crate::template::{Containers, Identity, Spec, WithTemplate};
 
 impl Desired {
     /// The rendered pod template, to compare it with live ones.
     pub fn template(&self) -> Value {
         self.statefulset.json()["spec"]["template"].take()
+    }
+
+    pub(crate) fn containers(&self) -> Containers {
+        self.statefulset.part::<Spec<WithTemplate<Spec<Containers>>>>().spec.template.spec
     }
 
     /// The same state with a fingerprint of another algorithm.

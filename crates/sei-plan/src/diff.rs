@@ -33,7 +33,21 @@ pub fn against_live(live: &Value, rendered: &Value) -> Vec<FieldChange> {
 /// Whether a stored template lacks a rendered value or has another one in its place. What others added
 /// does not count: an apply of ours would not remove it.
 pub fn lacks_rendered(live: &Value, rendered: &Value) -> bool {
-    against_live(live, rendered).iter().any(|change| change.to.is_some())
+    !covers(live, rendered) && against_live(live, rendered).iter().any(|change| change.to.is_some())
+}
+
+/// Whether `live` holds everything in `rendered`; what only `live` has is the server's.
+pub fn covers(live: &Value, rendered: &Value) -> bool {
+    match (live, rendered) {
+        (Value::Object(live), Value::Object(rendered)) => rendered
+            .iter()
+            .all(|(key, value)| live.get(key).is_some_and(|found| covers(found, value))),
+        (Value::Array(live), Value::Array(rendered)) => {
+            live.len() == rendered.len()
+                && live.iter().zip(rendered).all(|(found, value)| covers(found, value))
+        }
+        _ => live == rendered,
+    }
 }
 
 /// Maps whose entries belong to the user or to us, never to the server.

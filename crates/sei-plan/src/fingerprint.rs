@@ -19,10 +19,14 @@ use crate::place::Place;
 mod tests;
 
 /// The canonical text of a JSON value. Equal texts mean equal templates.
+///
+/// # Panics
+///
+/// Never: JSON is UTF-8.
 pub fn canonical_json(value: &Value) -> String {
-    let mut out = String::new();
+    let mut out = Vec::new();
     write_canonical(value, Place::default(), &mut out);
-    out
+    String::from_utf8(out).expect("JSON is UTF-8")
 }
 
 /// A way to hash a template.
@@ -180,39 +184,43 @@ const fn is_algorithm_name(name: &[u8]) -> bool {
     true
 }
 
-fn write_canonical(value: &Value, place: Place<'_>, out: &mut String) {
+fn write_canonical(value: &Value, place: Place<'_>, out: &mut Vec<u8>) {
     match value {
         Value::Object(map) => {
             // Sorted here and not left to serde_json's map: any crate of the build may switch that
             // map to insertion order by a feature.
             let mut entries: Vec<_> = map.iter().filter(|(_, value)| !value.is_null()).collect();
             entries.sort_by_key(|(key, _)| *key);
-            out.push('{');
+            out.push(b'{');
             for (position, (key, value)) in entries.into_iter().enumerate() {
                 separate(position, out);
-                out.push_str(&Value::from(key.as_str()).to_string());
-                out.push(':');
+                write_json(key, out);
+                out.push(b':');
                 write_canonical(value, place.under(key), out);
             }
-            out.push('}');
+            out.push(b'}');
         }
         Value::Array(list) => {
-            out.push('[');
+            out.push(b'[');
             for (position, value) in list.iter().filter(|value| !value.is_null()).enumerate() {
                 separate(position, out);
                 write_canonical(value, place.element(), out);
             }
-            out.push(']');
+            out.push(b']');
         }
         scalar => match place.quantity(scalar) {
-            Some(quantity) => out.push_str(&Value::from(quantity.canonical()).to_string()),
-            None => out.push_str(&scalar.to_string()),
+            Some(quantity) => write_json(&quantity.canonical(), out),
+            None => write_json(scalar, out),
         },
     }
 }
 
-fn separate(position: usize, out: &mut String) {
+fn separate(position: usize, out: &mut Vec<u8>) {
     if position > 0 {
-        out.push(',');
+        out.push(b',');
     }
+}
+
+fn write_json<T: Serialize + ?Sized>(value: &T, out: &mut Vec<u8>) {
+    serde_json::to_writer(out, value).expect("a scalar can be written to memory");
 }

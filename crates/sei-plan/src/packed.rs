@@ -44,10 +44,22 @@ impl<T> Packed<T> {
     }
 }
 
+impl<T> Packed<T> {
+    /// What a smaller type reads of the object; its default if the object has no such part.
+    pub fn part<P: DeserializeOwned + Default>(&self) -> P {
+        serde_json::from_str(&self.text).unwrap_or_default()
+    }
+
+    /// Packs something that serializes like a `T`.
+    pub(crate) fn like(object: &impl Serialize) -> Self {
+        let text = serde_json::to_string(object).expect("an object of the API has text keys only");
+        Self { text: text.into(), object: PhantomData }
+    }
+}
+
 impl<T: Serialize> From<T> for Packed<T> {
     fn from(object: T) -> Self {
-        let text = serde_json::to_string(&object).expect("an object of the API has text keys only");
-        Self { text: text.into(), object: PhantomData }
+        Self::like(&object)
     }
 }
 

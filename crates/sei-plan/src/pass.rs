@@ -42,7 +42,7 @@ pub const DEFER_MAX: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug, PartialEq)]
 pub enum Ask {
     /// Perform this and return its outcome.
-    Perform(Box<Request>),
+    Perform(Shared<Request>),
     /// Write this status with the resourceVersion of the node, and return the written node.
     Write(Box<SeiNodeStatus>),
     Done(Box<Ending>),
@@ -116,7 +116,7 @@ pub struct Pass {
     deferred_for: Duration,
     stage: Stage,
     question: Option<Question>,
-    pending: Option<Request>,
+    pending: Option<Shared<Request>>,
     requests: usize,
     waiting: Option<Waiting>,
     /// What a failed repair waits for; it stops no plan.
@@ -198,7 +198,7 @@ impl Pass {
     pub fn ask(&mut self) -> Ask {
         if let Some(request) = &self.pending {
             // Nothing is decided while a request is in flight.
-            return Ask::Perform(Box::new(request.clone()));
+            return Ask::Perform(request.clone());
         }
         if let Some(request) = self.answer_question() {
             return self.perform(request);
@@ -455,7 +455,7 @@ impl Pass {
         }
     }
 
-    fn absorb_answer(&mut self, request: Request, outcome: Outcome) {
+    fn absorb_answer(&mut self, request: Shared<Request>, outcome: Outcome) {
         match self.question.take() {
             Some(Question::Slot(_)) => {
                 if let Outcome::Slot(slot) = outcome {
@@ -469,7 +469,7 @@ impl Pass {
                     self.retry_within(self.snapshot.timing.poll() * 6);
                 }
             }
-            Some(Question::Start(check)) if *check.request() == request => {
+            Some(Question::Start(check)) if *check.request() == *request => {
                 self.pending = Some(request);
                 self.absorb(outcome);
             }
@@ -517,7 +517,7 @@ impl Pass {
     }
 
     fn refuse_start(&mut self, request: Request, failure: Failure) {
-        self.pending = Some(request);
+        self.pending = Some(request.into());
         self.absorb(Outcome::Failed(failure));
     }
 
@@ -541,8 +541,9 @@ impl Pass {
 
     fn perform(&mut self, request: Request) -> Ask {
         self.requests += 1;
+        let request = Shared::new(request);
         self.pending = Some(request.clone());
-        Ask::Perform(Box::new(request))
+        Ask::Perform(request)
     }
 
     /// Performs a write, after the checks that a start needs.

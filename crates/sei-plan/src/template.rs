@@ -5,15 +5,50 @@ use sei_api::names::label;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::packed::Packed;
 use crate::view::SIGNING_VOLUME;
 
-/// A pod template, kept as text: as a tree of maps it takes ten times the memory, and there is one
-/// for each node.
+/// A pod template as it is stored or rendered.
 #[derive(Clone, Debug, Default)]
 pub struct Template {
-    text: Box<str>,
+    packed: Packed<Value>,
     /// Read in every pass.
     identity: Identity,
+}
+
+/// The part `spec` of an object.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Spec<T> {
+    pub(crate) spec: T,
+}
+
+/// The part `template` of the `spec` of a StatefulSet.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct WithTemplate<T> {
+    pub(crate) template: T,
+}
+
+/// The containers in the `spec` of a pod.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct Containers {
+    pub(crate) containers: Vec<NamedImage>,
+    pub(crate) init_containers: Vec<NamedImage>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct NamedImage {
+    pub(crate) name: String,
+    #[serde(default)]
+    pub(crate) image: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Volumes {
+    volumes: Vec<Volume>,
 }
 
 /// The identity of a running node. A change of it would make another node.
@@ -47,22 +82,16 @@ impl Identity {
 impl Template {
     /// The template as JSON; null if none is known.
     pub fn json(&self) -> Value {
-        serde_json::from_str(&self.text).unwrap_or_default()
+        self.packed.json()
     }
 
     /// The volumes of its pods.
     pub fn volumes(&self) -> Vec<Volume> {
-        #[derive(Default, Deserialize)]
-        #[serde(default)]
-        struct Pod {
-            spec: Spec,
-        }
-        #[derive(Default, Deserialize)]
-        #[serde(default)]
-        struct Spec {
-            volumes: Vec<Volume>,
-        }
-        serde_json::from_str::<Pod>(&self.text).unwrap_or_default().spec.volumes
+        self.packed.part::<Spec<Volumes>>().spec.volumes
+    }
+
+    pub(crate) fn containers(&self) -> Containers {
+        self.packed.part::<Spec<Containers>>().spec
     }
 
     pub fn identity(&self) -> &Identity {
@@ -80,21 +109,20 @@ impl Template {
 impl PartialEq for Template {
     fn eq(&self, second: &Self) -> bool {
         // Keys may come in another order.
-        self.text == second.text || self.json() == second.json()
+        self.packed == second.packed || self.json() == second.json()
     }
 }
 
 impl From<Value> for Template {
     fn from(json: Value) -> Self {
-        let text = json.to_string().into();
+        let packed = Packed::like(&json);
         let identity = serde_json::from_value(json).map(|template| Identity::of(&template));
-        Self { text, identity: identity.unwrap_or_default() }
+        Self { packed, identity: identity.unwrap_or_default() }
     }
 }
 
 impl From<&PodTemplateSpec> for Template {
     fn from(template: &PodTemplateSpec) -> Self {
-        let text = serde_json::to_string(template).unwrap_or_default().into();
-        Self { text, identity: Identity::of(template) }
+        Self { packed: Packed::like(template), identity: Identity::of(template) }
     }
 }

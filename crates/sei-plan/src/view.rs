@@ -18,6 +18,7 @@ use sei_api::names::{self, FIELD_MANAGER, annotation, label};
 use serde_json::Value;
 
 use crate::chain::Upgrade;
+use crate::packed::Packed;
 use crate::shared::Shared;
 use crate::template::{Identity, Template};
 
@@ -61,9 +62,8 @@ pub struct StatefulSetView {
     pub update_revision: Option<String>,
     /// `spec.template` as stored: with the server's defaults.
     pub template: Template,
-    /// The corrected `managedFields`, if fields that our create owns are not transferred to our
-    /// applies yet.
-    pub transferred_fields: Option<Value>,
+    /// `managedFields`, if fields that our create owns are not transferred to our applies yet.
+    pub created_fields: Option<Packed<Vec<ManagedFieldsEntry>>>,
 }
 
 impl StatefulSetView {
@@ -86,7 +86,7 @@ impl StatefulSetView {
             terminating,
             update_revision,
             template,
-            transferred_fields,
+            created_fields,
         } = self;
         *name == before.name
             && *uid == before.uid
@@ -102,7 +102,13 @@ impl StatefulSetView {
             && *terminating == before.terminating
             && *update_revision == before.update_revision
             && *template == before.template
-            && *transferred_fields == before.transferred_fields
+            && *created_fields == before.created_fields
+    }
+
+    /// The `managedFields` with the fields of our create transferred to our applies, if they are
+    /// not yet.
+    pub fn transferred_fields(&self) -> Option<Value> {
+        transfer_to_apply(self.created_fields.as_ref()?.unpack())
     }
 
     /// The revision of new pods, once the StatefulSet controller has observed the newest template.
@@ -473,11 +479,24 @@ impl From<&StatefulSet> for StatefulSetView {
             terminating: metadata.deletion_timestamp.is_some(),
             update_revision: status.and_then(|status| status.update_revision.clone()),
             template: Template::from(&object.spec.template),
-            transferred_fields: transfer_to_apply(
-                metadata.managed_fields.as_deref().unwrap_or_default(),
-            ),
+            created_fields: metadata
+                .managed_fields
+                .as_ref()
+                .filter(|entries| entries.iter().any(is_created))
+                .map(|entries| entries.clone().into()),
         }
     }
+}
+
+fn is_ours(entry: &ManagedFieldsEntry) -> bool {
+    entry.manager.as_deref() == Some(FIELD_MANAGER) && entry.subresource.is_none()
+}
+
+/// Whether the entry is of our create: an update of ours that owns fields of the template.
+fn is_created(entry: &ManagedFieldsEntry) -> bool {
+    is_ours(entry)
+        && entry.operation.as_deref() == Some("Update")
+        && entry.fields_v1.as_ref().is_some_and(|all| !all.0["f:spec"]["f:template"].is_null())
 }
 
 /// The `managedFields` with the fields of our create transferred to our applies; `None` if no field
@@ -485,30 +504,22 @@ impl From<&StatefulSet> for StatefulSetView {
 ///
 /// An apply removes only fields that an earlier apply of the same manager owned. Fields of a create
 /// would stay in the template for ever, and the next pod would have them too.
-fn transfer_to_apply(entries: &[ManagedFieldsEntry]) -> Option<Value> {
-    let ours = |entry: &&ManagedFieldsEntry| {
-        entry.manager.as_deref() == Some(FIELD_MANAGER) && entry.subresource.is_none()
+fn transfer_to_apply(entries: Vec<ManagedFieldsEntry>) -> Option<Value> {
+    let is_owned = |entry: &ManagedFieldsEntry| {
+        is_created(entry) || (is_ours(entry) && entry.operation.as_deref() == Some("Apply"))
     };
-    let has_template = |entry: &ManagedFieldsEntry| {
-        entry.fields_v1.as_ref().is_some_and(|all| !all.0["f:spec"]["f:template"].is_null())
-    };
-    let is_created = |entry: &&ManagedFieldsEntry| {
-        ours(entry) && entry.operation.as_deref() == Some("Update") && has_template(entry)
-    };
-    let is_applied =
-        |entry: &&ManagedFieldsEntry| ours(entry) && entry.operation.as_deref() == Some("Apply");
-    let created = entries.iter().find(is_created)?;
-    let mut owned = Value::Null;
-    for entry in entries.iter().filter(|entry| is_created(entry) || is_applied(entry)) {
-        unite(&mut owned, entry.fields_v1.clone().unwrap_or_default().0);
+    let created = entries.iter().find(|entry| is_created(entry))?.clone();
+    let (owned, mut rest): (Vec<_>, Vec<_>) = entries.into_iter().partition(is_owned);
+    let mut fields = Value::Null;
+    for entry in owned {
+        unite(&mut fields, entry.fields_v1.unwrap_or_default().0);
     }
-    let applied = ManagedFieldsEntry {
+    rest.push(ManagedFieldsEntry {
         operation: Some("Apply".to_owned()),
-        fields_v1: Some(FieldsV1(owned)),
-        ..created.clone()
-    };
-    let rest = entries.iter().filter(|entry| !is_created(entry) && !is_applied(entry)).cloned();
-    serde_json::to_value(rest.chain([applied]).collect::<Vec<_>>()).ok()
+        fields_v1: Some(FieldsV1(fields)),
+        ..created
+    });
+    serde_json::to_value(rest).ok()
 }
 
 /// Adds the fields of `more` to `all`.

@@ -12,6 +12,7 @@ use sei_api::key::ObjectKey;
 use sei_api::names::{annotation, bootstrap_job, data_claim, pre_pull_pod, proxy_config};
 use sei_plan::budget::Budget;
 use sei_plan::desired::{Desired, render_desired};
+use sei_plan::diff::{covers, lacks_rendered};
 use sei_plan::peers;
 use sei_plan::planner::state_sync::check_state_sync;
 use sei_plan::platform::{Adoption, Platform, PodCheck, PrePull};
@@ -111,9 +112,8 @@ impl Compared {
                 self.proxy_config.get(live, compare)
             }),
             template: statefulset.is_none_or(|live| {
-                self.template.get(live, |live| {
-                    !sei_plan::diff::lacks_rendered(&live.template.json(), &desired.template())
-                })
+                self.template
+                    .get(live, |live| !lacks_rendered(&live.template.json(), &desired.template()))
             }),
         }
     }
@@ -351,34 +351,11 @@ fn rendered_json(mut value: Value) -> Value {
     value
 }
 
-/// Whether `live` holds everything in `rendered`; what only `live` has is the server's.
-fn covers(live: &Value, rendered: &Value) -> bool {
-    match (live, rendered) {
-        (Value::Object(live), Value::Object(rendered)) => rendered
-            .iter()
-            .all(|(key, value)| live.get(key).is_some_and(|found| covers(found, value))),
-        (Value::Array(live), Value::Array(rendered)) => {
-            live.len() == rendered.len()
-                && live.iter().zip(rendered).all(|(found, value)| covers(found, value))
-        }
-        _ => live == rendered,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
-
-    #[test]
-    fn an_object_covers_another_that_it_holds() {
-        let live = json!({ "a": 1, "b": { "c": [ { "d": 1, "default": true } ] } });
-        assert!(covers(&live, &json!({ "b": { "c": [ { "d": 1 } ] } })));
-        assert!(!covers(&live, &json!({ "b": { "c": [ { "d": 2 } ] } })));
-        assert!(!covers(&live, &json!({ "b": { "c": [] } })));
-        assert!(!covers(&live, &json!({ "x": 1 })));
-    }
 
     #[test]
     fn a_live_object_is_compared_once_per_version() {

@@ -39,7 +39,7 @@ use super::metrics::Metrics;
 use super::namespaces;
 
 /// How many reconciles work at once, over all kinds.
-const CONCURRENCY: usize = 32;
+pub(super) const CONCURRENCY: usize = 32;
 
 /// How long a reconcile can take: 64 requests, of which each ends within 15 s. One that takes longer
 /// is stuck, and so is what waits for it.
@@ -155,7 +155,7 @@ pub fn reference<K: Kind>(key: &ObjectKey) -> ObjectRef<Guarded<K>> {
 /// What all controllers of the process share.
 #[derive(Debug)]
 pub struct Runtime {
-    permits: Arc<Semaphore>,
+    pub(super) permits: Arc<Semaphore>,
     tasks: TaskTracker,
     in_flight: InFlight,
     pub metrics: Metrics,
@@ -422,7 +422,8 @@ pub async fn run<R: Reconcile>(
             let _ = stop.wait_for(|stop| *stop).await;
         }
     };
-    let context = Arc::new(Loop { runtime, reconciler, failures: Mutex::default() });
+    let context =
+        Arc::new(Loop { runtime, reconciler, store: store.clone(), failures: Mutex::default() });
     let controller = Controller::for_stream(news, store.clone())
         .with_config(Config::default().concurrency(0))
         .reconcile_on(requests)
@@ -456,14 +457,15 @@ pub async fn run<R: Reconcile>(
 }
 
 /// The state of one kind's loop.
-struct Loop<R> {
+struct Loop<R: Reconcile> {
     runtime: Arc<Runtime>,
     reconciler: Arc<R>,
+    store: Store<Guarded<R::Kind>>,
     /// Failed reconciles in a row. kube does not report successes to its error policy.
     failures: Mutex<BTreeMap<ObjectKey, u32>>,
 }
 
-impl<R> Loop<R> {
+impl<R: Reconcile> Loop<R> {
     /// The pause after another failed reconcile: 1 s doubling to a minute.
     fn back_off(&self, key: &ObjectKey) -> Duration {
         let mut failures = self.lock_failures();
@@ -498,6 +500,11 @@ async fn reconcile_task<R: Reconcile>(
     context: Arc<Loop<R>>,
 ) -> Result<Action, Error> {
     let key = ObjectKey::of(object.meta());
+    let name = format!("{} {key}", R::Kind::kind(&()));
+    let _reconciling = Reconciling::new(&context.runtime.in_flight, name);
+    let mut permit = Permit::take(&context.runtime.permits).await;
+    // The watch may have shown a newer version while the reconcile waited for its permit.
+    let object = context.store.get(&reference(&key)).unwrap_or(object);
     let object = match &object.0 {
         Ok(object) => object.clone(),
         Err(invalid) => {
@@ -506,9 +513,6 @@ async fn reconcile_task<R: Reconcile>(
             known.ok_or_else(|| Error::Undecodable(invalid.error.clone()))?
         }
     };
-    let name = format!("{} {key}", R::Kind::kind(&()));
-    let _reconciling = Reconciling::new(&context.runtime.in_flight, name);
-    let mut permit = Permit::take(&context.runtime.permits).await;
     let reconcile = Box::pin(context.reconciler.reconcile(&object, &mut permit));
     let result = AssertUnwindSafe(reconcile).catch_unwind().await;
     let result = result.unwrap_or_else(|panic| Err(Error::Panicked(panic_message(panic.as_ref()))));

@@ -6,15 +6,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use http_body_util::{BodyExt as _, Full, StreamBody};
+use futures::StreamExt as _;
+use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Bytes, Frame};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::client::Body;
-use kube::{Client, ResourceExt as _};
+use kube::{Client, Resource as _, ResourceExt as _};
 use sei_api::key::ObjectKey;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 use super::controller::{self, Error, InFlight, Kind, Permit, Reconcile, Runtime, Source};
 use super::metrics::Metrics;
@@ -26,14 +27,26 @@ fn server(names: &'static [&'static str]) -> Client {
 }
 
 fn server_of(list: Value) -> Client {
+    server_with(list, mpsc::unbounded_channel().1)
+}
+
+/// The first watch shows these events, and no watch ends.
+fn server_with(list: Value, events: mpsc::UnboundedReceiver<String>) -> Client {
     let list = Arc::new(list);
+    let events = Arc::new(Mutex::new(Some(events)));
     let service = tower::service_fn(move |request: http::Request<Body>| {
-        let list = list.clone();
+        let (list, events) = (list.clone(), events.clone());
         async move {
             let uri = request.uri().to_string();
             let body = if uri.contains("watch=true") {
-                let frames = futures::stream::pending::<Result<Frame<Bytes>, std::io::Error>>();
-                StreamBody::new(frames).boxed()
+                let events = events.lock().unwrap().take();
+                let shown = futures::stream::unfold(events, |events| async {
+                    let mut events = events?;
+                    let event = events.recv().await?;
+                    let frame = Frame::data(Bytes::from(format!("{event}\n")));
+                    Some((Ok::<_, std::io::Error>(frame), Some(events)))
+                });
+                BodyExt::boxed(StreamBody::new(shown.chain(futures::stream::pending())))
             } else {
                 let list = Bytes::from(list.to_string());
                 Full::new(list).map_err(|never| match never {}).boxed()
@@ -59,6 +72,8 @@ fn list(names: &[&str]) -> Value {
 struct Probe<K, F> {
     work: F,
     running: Mutex<BTreeMap<ObjectKey, usize>>,
+    /// The versions that reconciles began with.
+    versions: Mutex<Vec<Option<String>>>,
     started: AtomicUsize,
     ended: AtomicUsize,
     changed: Notify,
@@ -70,6 +85,7 @@ impl<K: Kind, F> Probe<K, F> {
         Arc::new(Self {
             work,
             running: Mutex::default(),
+            versions: Mutex::default(),
             started: AtomicUsize::new(0),
             ended: AtomicUsize::new(0),
             changed: Notify::new(),
@@ -107,6 +123,7 @@ where
         let key = ObjectKey::of(object.meta());
         let before = self.running.lock().unwrap().insert(key.clone(), 1);
         assert_eq!(before, None, "{key} is reconciled twice at once");
+        self.versions.lock().unwrap().push(object.resource_version());
         self.started.fetch_add(1, Ordering::SeqCst);
         self.changed.notify_waiters();
         let requeue = permit.outside((self.work)(object.name_any())).await;
@@ -177,6 +194,40 @@ async fn an_object_is_never_reconciled_twice_at_once() {
         queue.enqueue(&ObjectKey::new("ns", "a"));
         maps.until(|_, ended| ended > round).await;
     }
+}
+
+#[tokio::test]
+async fn a_reconcile_begins_with_what_the_watch_has_shown_while_it_waited() {
+    let (events, shown) = mpsc::unbounded_channel();
+    let client = server_with(list(&["a"]), shown);
+    let runtime = Runtime::new(Metrics::new(), InFlight::default());
+    let maps = Probe::<ConfigMap, _>::new(|_| async { None });
+    let every = u32::try_from(controller::CONCURRENCY).unwrap();
+    let permits = runtime.permits.clone().acquire_many_owned(every).await.unwrap();
+    let source = Source::start(&client, &[], &runtime.metrics);
+    let store = source.store();
+    let (_stop, stopped) = watch::channel(false);
+    tokio::spawn(controller::run(runtime.clone(), maps.clone(), source, stopped));
+    until(|| !runtime.in_flight().is_empty()).await;
+    let mut object = list(&["a"])["items"][0].take();
+    object["metadata"]["resourceVersion"] = json!("2");
+    // The server sends the type first.
+    events.send(format!(r#"{{"type":"MODIFIED","object":{object}}}"#)).unwrap();
+    until(|| store.state().iter().any(|map| map.meta().resource_version.as_deref() == Some("2")))
+        .await;
+    drop(permits);
+    maps.until(|_, ended| ended > 0).await;
+    assert_eq!(maps.versions.lock().unwrap()[0].as_deref(), Some("2"));
+}
+
+/// Waits for something that is not announced.
+async fn until(is: impl Fn() -> bool) {
+    let wait = async {
+        while !is() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), wait).await.expect("the expected state");
 }
 
 #[tokio::test]

@@ -509,3 +509,12 @@ proptest! {
         prop_assert_ne!(&changes[0].from, &changes[0].to);
     }
 }
+
+#[test]
+fn an_object_covers_another_that_it_holds() {
+    let live = json!({ "a": 1, "b": { "c": [ { "d": 1, "default": true } ] } });
+    assert!(covers(&live, &json!({ "b": { "c": [ { "d": 1 } ] } })));
+    assert!(!covers(&live, &json!({ "b": { "c": [ { "d": 2 } ] } })));
+    assert!(!covers(&live, &json!({ "b": { "c": [] } })));
+    assert!(!covers(&live, &json!({ "x": 1 })));
+}

@@ -284,7 +284,7 @@ fn no_apply_starts_a_signer_that_may_not_be_started() {
     assert!(!pass.is_exclusive());
     pass.absorb(Outcome::StatefulSet(statefulset));
     let Ask::Perform(apply) = pass.ask() else { panic!("the template is applied") };
-    let Request::ApplyStatefulSet(object) = *apply else { panic!("{apply:?}") };
+    let Request::ApplyStatefulSet(object) = &*apply else { panic!("{apply:?}") };
     assert_eq!(object.spec.replicas, Some(0), "and nothing is started by it");
 }
 
@@ -441,7 +441,7 @@ fn labels_removed_from_a_statefulset_are_restored() {
     assert_eq!(*read, Request::Read(Read::StatefulSet));
     pass.absorb(Outcome::StatefulSet(existing));
     let Ask::Perform(patch) = pass.ask() else { panic!("it is repaired") };
-    let Request::PatchStatefulSet(patch) = *patch else { panic!("{patch:?}") };
+    let Request::PatchStatefulSet(patch) = &*patch else { panic!("{patch:?}") };
     assert_eq!(patch["metadata"]["labels"], json!({ "sei.io/node": "n" }));
 }
 

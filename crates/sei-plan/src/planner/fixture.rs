@@ -255,7 +255,7 @@ pub(crate) fn statefulset(template: &Value, hash: &str, revision: &str) -> State
         terminating: false,
         update_revision: Some(revision.to_owned()),
         template: template.clone().into(),
-        transferred_fields: None,
+        created_fields: None,
     }
 }
 

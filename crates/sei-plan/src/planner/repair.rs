@@ -157,8 +157,8 @@ fn patch(snapshot: &Snapshot, desired: &Desired, statefulset: &StatefulSetView) 
     if !annotations.is_empty() {
         metadata.insert("annotations".to_owned(), annotations.into());
     }
-    if let Some(fields) = &statefulset.transferred_fields {
-        metadata.insert("managedFields".to_owned(), fields.clone());
+    if let Some(fields) = statefulset.transferred_fields() {
+        metadata.insert("managedFields".to_owned(), fields);
     }
     if metadata.is_empty() && spec.is_empty() {
         return None;

@@ -48,7 +48,7 @@ pub(super) fn step_statefulset(plan: &TaskPlan, seen: &Seen) -> Next {
         // Alone and first: the server refuses an apply over a defaulted RollingUpdate.
         return request(Request::PatchStatefulSet(on_delete_patch(statefulset)));
     }
-    if let Some(fields) = &statefulset.transferred_fields {
+    if let Some(fields) = statefulset.transferred_fields() {
         return request(Request::PatchStatefulSet(json!({ "metadata": {
             "resourceVersion": statefulset.resource_version,
             "managedFields": fields,

@@ -8,12 +8,10 @@
 use std::collections::BTreeSet;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Container;
 use sei_api::condition::{ConditionStatus, ConditionType, Reason, Verdict, find};
 use sei_api::names::pre_pull_pod;
 use sei_api::plan::{PlanKind, TaskPlan};
 use sei_api::task::TaskType;
-use serde_json::Value;
 
 use super::{Next, Waiting, kind_of, read, request};
 use crate::planner::{later, wait_until};
@@ -147,29 +145,22 @@ fn changed_images(
 ) -> Vec<(String, String)> {
     let made_from_it = running.revision.as_deref() == statefulset.observed_revision();
     let own = [running.seid.image.as_str(), running.sidecar.image.as_str()];
-    let live = statefulset.template.json();
-    let listed = ["initContainers", "containers"]
-        .into_iter()
-        .flat_map(|list| live["spec"][list].as_array().into_iter().flatten());
-    let of_template = listed.filter_map(|container: &Value| {
+    let live = statefulset.template.containers();
+    let of_template = live.init_containers.iter().chain(&live.containers).filter(|container| {
         // The template of a newer revision still has the other images of the pod.
-        let is_own = container["name"] == SEID || container["name"] == SIDECAR;
-        container["image"].as_str().filter(|_| made_from_it || !is_own)
+        let is_own = container.name == SEID || container.name == SIDECAR;
+        made_from_it || !is_own
     });
-    let mut known: BTreeSet<&str> = own.into_iter().chain(of_template).collect();
-    let template = seen.desired.statefulset.unpack().spec.template.spec;
-    let init = template.iter().flat_map(|spec| spec.init_containers.iter().flatten());
-    let main = template.iter().flat_map(|spec| &spec.containers);
-    let image = |container: &'_ Container| Some((container.name.clone(), container.image.clone()?));
-    let mut changed = Vec::new();
-    for container in main.chain(init) {
-        if let Some(image_name) = container.image.as_deref()
-            && known.insert(image_name)
-        {
-            changed.extend(image(container));
-        }
-    }
-    changed
+    let of_template = of_template.map(|container| container.image.as_str());
+    let mut known: BTreeSet<String> =
+        own.into_iter().chain(of_template).map(str::to_owned).collect();
+    let desired = seen.desired.containers();
+    let containers = desired.containers.into_iter().chain(desired.init_containers);
+    let named = containers.filter(|container| !container.image.is_empty());
+    named
+        .filter(|container| known.insert(container.image.clone()))
+        .map(|container| (container.name, container.image))
+        .collect()
 }
 
 /// Reports that an update has continued without the proof that its images can be pulled.

@@ -390,7 +390,7 @@ fn every_field_of_a_statefulset_is_read() {
         terminating: false,
         update_revision: text("val-byo-6c9f7d5b84"),
         template: template.into(),
-        transferred_fields: None,
+        created_fields: None,
     };
     assert_eq!(view, expected);
     assert_eq!(view.observed_revision(), Some("val-byo-6c9f7d5b84"));
@@ -499,14 +499,14 @@ fn fields_that_a_create_owns_are_transferred_to_our_applies() {
     let ours = "seinode-controller";
     let template = |field: &str| json!({ "f:spec": { "f:template": { field: {} } } });
     let replicas = json!({ "f:spec": { "f:replicas": {} } });
-    assert_eq!(owners(&[(ours, "Apply", "", template("f:a"))]).transferred_fields, None);
+    assert_eq!(owners(&[(ours, "Apply", "", template("f:a"))]).transferred_fields(), None);
     assert_eq!(
-        owners(&[(ours, "Update", "", replicas.clone())]).transferred_fields,
+        owners(&[(ours, "Update", "", replicas.clone())]).transferred_fields(),
         None,
         "a patch of ours"
     );
-    assert_eq!(owners(&[("kubectl", "Update", "", template("f:a"))]).transferred_fields, None);
-    assert_eq!(owners(&[(ours, "Update", "status", template("f:a"))]).transferred_fields, None);
+    assert_eq!(owners(&[("kubectl", "Update", "", template("f:a"))]).transferred_fields(), None);
+    assert_eq!(owners(&[(ours, "Update", "status", template("f:a"))]).transferred_fields(), None);
 
     let mixed = owners(&[
         (ours, "Update", "", template("f:a")),
@@ -514,7 +514,7 @@ fn fields_that_a_create_owns_are_transferred_to_our_applies() {
         ("kubectl", "Update", "", template("f:d")),
         (ours, "Update", "status", json!({ "f:status": {} })),
     ]);
-    let entries = mixed.transferred_fields.expect("the create's fields are transferred");
+    let entries = mixed.transferred_fields().expect("the create's fields are transferred");
     let actual: Vec<_> = entries
         .as_array()
         .unwrap()

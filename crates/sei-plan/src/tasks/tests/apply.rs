@@ -1,3 +1,4 @@
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry};
 use sei_api::condition::Reason;
 use sei_api::plan::PlanKind;
 use sei_api::task::TaskType;
@@ -398,12 +399,19 @@ fn the_proxys_configuration_is_applied_unless_it_is_as_desired() {
 #[test]
 fn fields_that_a_create_owns_are_transferred_before_an_apply() {
     let mut world = update();
-    let entries = json!([{ "manager": "seinode-controller", "operation": "Apply" }]);
-    let created = StatefulSetView { transferred_fields: Some(entries.clone()), ..statefulset() };
+    let entry = |operation: &str| ManagedFieldsEntry {
+        manager: Some("seinode-controller".to_owned()),
+        operation: Some(operation.to_owned()),
+        fields_v1: Some(FieldsV1(json!({ "f:spec": { "f:template": {} } }))),
+        ..ManagedFieldsEntry::default()
+    };
+    let fields = Some(vec![entry("Update")].into());
+    let created = StatefulSetView { created_fields: fields, ..statefulset() };
     world.seen.statefulset = Reading::Live(Some(created.into()));
     let answer = Outcome::StatefulSet(Some(statefulset().into()));
     let lines = world.transcript([Outcome::Accepted, answer]);
-    let patch = json!({ "metadata": { "managedFields": entries, "resourceVersion": "70" } });
+    let patch =
+        json!({ "metadata": { "managedFields": [entry("Apply")], "resourceVersion": "70" } });
     assert_eq!(lines[0], format!("patch StatefulSet {patch}"));
     assert_transcript(&lines[1..], &["read StatefulSet", APPLIES]);
 }
