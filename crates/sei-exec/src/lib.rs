@@ -19,6 +19,7 @@ pub mod call;
 pub mod compare;
 pub mod fleet;
 pub mod lean;
+pub mod listed;
 pub mod perform;
 pub mod rpc;
 pub mod sidecar;

@@ -11,7 +11,7 @@ use kube::api::{
     ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams,
     Preconditions, PropagationPolicy,
 };
-use kube::{Api, Client};
+use kube::{Api, Client, Resource as _};
 use sei_api::SeiNode;
 use sei_api::key::ObjectKey;
 use sei_api::names::{self, label};
@@ -27,11 +27,9 @@ use serde_json::Value;
 
 use crate::call::{call, find};
 use crate::lean::Lean;
+use crate::listed::{ListedNode, ListedPod, ListedStatefulSet, list};
 use crate::sidecar::Sidecar;
 use crate::watched_pod::WatchedPod;
-
-/// Objects per page of a list.
-const PAGE: u32 = 500;
 
 /// The objects of one node in the cluster.
 #[derive(Clone)]
@@ -167,39 +165,30 @@ impl Cluster {
 
     /// Every node, including one that does not decode as a whole: it may use a key or a volume.
     async fn all_nodes(&self) -> Result<Vec<SeiNode>, Failure> {
-        let resource = ApiResource::erase::<SeiNode>(&());
-        let client = || self.client.clone();
-        let of = |namespace| Api::namespaced_with(client(), namespace, &resource);
-        let mut scopes: Vec<Api<DynamicObject>> = self.scope.iter().map(|at| of(at)).collect();
-        if scopes.is_empty() {
-            scopes.push(Api::all_with(client(), &resource));
+        let path = |namespace| SeiNode::url_path(&(), namespace);
+        let mut paths: Vec<String> = self.scope.iter().map(|at| path(Some(at.as_str()))).collect();
+        if paths.is_empty() {
+            paths.push(path(None));
         }
         let mut found = Vec::new();
-        for nodes in scopes {
-            let mut page = ListParams::default().limit(PAGE);
-            loop {
-                let list = call("list seinodes", nodes.list(&page)).await?;
-                let stored = list.items.iter().filter_map(|node| serde_json::to_value(node).ok());
-                found.extend(stored.filter_map(|node| signers::read(&node)));
-                match list.metadata.continue_.filter(|token| !token.is_empty()) {
-                    Some(token) => page = page.continue_token(&token),
-                    None => break,
-                }
-            }
+        for path in paths {
+            let params = ListParams::default();
+            let nodes = list::<ListedNode>(&self.client, "list seinodes", &path, params).await?;
+            found.extend(nodes.into_iter().filter_map(|node| node.0));
         }
         Ok(found)
     }
 
     async fn mounts(&self, namespace: &str, node: Option<&str>) -> Result<Vec<MountView>, Failure> {
         let label = node.map_or(label::NODE.to_owned(), |node| format!("{}={node}", label::NODE));
-        let of_nodes = ListParams::default().labels(&label);
-        let sets: Api<Lean<StatefulSet>> = Api::namespaced(self.client.clone(), namespace);
-        let sets = call("list statefulsets", sets.list(&of_nodes)).await?;
-        let pods: Api<Lean<Pod>> = Api::namespaced(self.client.clone(), namespace);
-        let pods = call("list pods", pods.list(&of_nodes)).await?;
-        let sets = sets.items.iter().map(|set| StatefulSetView::from(&set.0));
-        let sets = sets.map(|set| MountView::of_statefulset(namespace, &set));
-        Ok(sets.chain(pods.items.iter().map(|pod| MountView::of_pod(&pod.0))).collect())
+        let of_nodes = || ListParams::default().labels(&label);
+        let path = StatefulSet::url_path(&(), Some(namespace));
+        let sets: Vec<ListedStatefulSet> =
+            list(&self.client, "list statefulsets", &path, of_nodes()).await?;
+        let path = Pod::url_path(&(), Some(namespace));
+        let pods: Vec<ListedPod> = list(&self.client, "list pods", &path, of_nodes()).await?;
+        let sets = sets.into_iter().map(|set| set.0);
+        Ok(sets.chain(pods.into_iter().map(|pod| pod.0)).collect())
     }
 
     async fn pods(&self) -> Result<Vec<Shared<PodView>>, Failure> {

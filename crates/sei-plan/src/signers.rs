@@ -1,36 +1,68 @@
 //! One key, one signer: finds another node or pod that holds the key or volume of a node.
 
 use k8s_openapi::api::core::v1::{Pod, Volume};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use sei_api::SeiNode;
 use sei_api::names::{data_claim, label};
-use serde::Deserialize as _;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::request::MountView;
 use crate::view::{self, SIGNING_VOLUME, StatefulSetView};
 
-/// Decodes the key and the volume of a stored node. A node that a newer operator wrote may have
-/// unknown fields; it must neither block candidate nodes nor be overlooked.
+/// What is read of a stored node that may not decode as a whole: its key and its volume. A node
+/// that a newer operator wrote may have unknown fields; it must neither block candidate nodes nor be
+/// overlooked.
+#[derive(Debug, Deserialize)]
+pub struct StoredNode {
+    #[serde(default)]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: StoredSpec,
+    #[serde(default)]
+    status: StoredStatus,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct StoredSpec {
+    chain_id: Value,
+    image: Value,
+    validator: Value,
+    data_volume: Value,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct StoredStatus {
+    signing_identity: Value,
+}
+
+impl StoredNode {
+    pub fn node(self) -> Option<SeiNode> {
+        let Self { metadata, spec, status } = self;
+        let key = &spec.validator["signingKey"]["secret"]["secretName"];
+        let claim = &spec.data_volume["import"]["pvcName"];
+        let mut known = json!({ "chainId": spec.chain_id, "image": spec.image });
+        if !key.is_null() {
+            known["validator"] = json!({ "signingKey": { "secret": { "secretName": key } } });
+        }
+        if !claim.is_null() {
+            known["dataVolume"] = json!({ "import": { "pvcName": claim } });
+        }
+        let status = json!({ "signingIdentity": status.signing_identity });
+        Some(SeiNode {
+            metadata,
+            spec: serde_json::from_value(known).ok()?,
+            status: serde_json::from_value(status).ok()?,
+        })
+    }
+}
+
+/// The stored node, or what can be read of it.
 pub fn read(stored: &Value) -> Option<SeiNode> {
-    if let Ok(node) = SeiNode::deserialize(stored) {
-        return Some(node);
-    }
-    let (spec, status) = (&stored["spec"], &stored["status"]);
-    let key = &spec["validator"]["signingKey"]["secret"]["secretName"];
-    let claim = &spec["dataVolume"]["import"]["pvcName"];
-    let mut known = json!({
-        "apiVersion": stored["apiVersion"], "kind": stored["kind"],
-        "metadata": stored["metadata"],
-        "spec": { "chainId": spec["chainId"], "image": spec["image"] },
-        "status": { "signingIdentity": status["signingIdentity"] },
-    });
-    if !key.is_null() {
-        known["spec"]["validator"] = json!({ "signingKey": { "secret": { "secretName": key } } });
-    }
-    if !claim.is_null() {
-        known["spec"]["dataVolume"] = json!({ "import": { "pvcName": claim } });
-    }
-    serde_json::from_value(known).ok()
+    let whole = SeiNode::deserialize(stored).ok();
+    whole.or_else(|| StoredNode::deserialize(stored).ok()?.node())
 }
 
 /// The nodes that may have the key or the volume of `node`, which signs as `identity`. Whether they
