@@ -303,7 +303,9 @@ impl Cluster {
                     ..PatchParams::default()
                 };
                 let patch = Patch::Merge(patch);
-                call("patch statefulset", sets.patch(&self.node, &params, &patch)).await?;
+                let patched = sets.patch(&self.node, &params, &patch);
+                let patched = call("patch statefulset", patched).await?;
+                return Ok(Outcome::Patched(StatefulSetView::from(&patched.0).into()));
             }
             _ => {}
         }

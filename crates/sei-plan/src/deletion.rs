@@ -272,7 +272,7 @@ impl Deletion {
             (Stage::ReadStatefulSet, Outcome::StatefulSet(found)) => {
                 self.stage = self.after_statefulset(found.as_deref());
             }
-            (Stage::ScaleDown { .. }, Outcome::Accepted | Outcome::Failed(Failure::NotFound)) => {
+            (Stage::ScaleDown { .. }, Outcome::Patched(_) | Outcome::Failed(Failure::NotFound)) => {
                 self.stage = Stage::ReadPods;
             }
             (Stage::ScaleDown { .. }, Outcome::Failed(Failure::Conflict(_))) => {
@@ -501,7 +501,7 @@ mod tests {
         let Ask::Perform(patch) = deletion.ask() else { panic!("it is stopped") };
         let Request::PatchStatefulSet(patch) = &*patch else { panic!("{patch:?}") };
         assert_eq!(patch["spec"]["replicas"], 0);
-        deletion.absorb(Outcome::Accepted);
+        deletion.absorb(Outcome::Patched(StatefulSetView::default().into()));
         let read = Read::Mounts { namespace: "ns".to_owned(), node: Some("n".to_owned()) };
         assert_eq!(deletion.ask(), perform(Request::Read(read)));
         deletion.absorb(pod(false));

@@ -380,6 +380,10 @@ impl Pass {
                 self.snapshot.statefulset = Some(view);
                 self.seen.statefulset = Reading::Unread;
             }
+            Outcome::Patched(view) => {
+                self.snapshot.statefulset = Some(view.clone());
+                self.seen.statefulset = Reading::Live(Some(view));
+            }
             outcome => {
                 if matches!(request, Request::DeletePrePull { .. }) {
                     self.snapshot.pre_pull = None;

@@ -243,6 +243,8 @@ pub enum Outcome {
     Accepted,
     /// An apply or create of the StatefulSet was accepted and returned this object.
     Applied(Shared<StatefulSetView>),
+    /// A patch of the StatefulSet was accepted and returned this object.
+    Patched(Shared<StatefulSetView>),
     /// A claim was created.
     Created(ObjectView),
     /// The polled task; `None` if the sidecar has no such task.

@@ -186,6 +186,7 @@ impl Seen {
                     if unobserved { Reading::Cached(Some(view.clone())) } else { Reading::Unread };
                 self.applied = Some(view);
             }
+            Outcome::Patched(view) => self.statefulset = Reading::Live(Some(view)),
             Outcome::Created(view) => self.created = Some(view),
             Outcome::Generation(found) => self.newest_generation = Some(found.unwrap_or_default()),
             Outcome::Task(record) => {
@@ -217,7 +218,6 @@ impl Seen {
             }
             Request::TryPod(_) => self.pod_try = PodTry::Admitted,
             Request::DeletePrePull { .. } => self.pre_pull = Reading::Cached(None),
-            Request::PatchStatefulSet(_) => self.statefulset = Reading::Unread,
             Request::DeleteJob { .. } | Request::CreateJob(_) => self.job = Reading::Unread,
             Request::DeleteService { .. } => {
                 self.service = Reading::Unread;
@@ -247,6 +247,7 @@ impl Seen {
             | Request::CreateStatefulSet(_)
             | Request::ApplyStatefulSet(_)
             | Request::DryRunStatefulSet(_)
+            | Request::PatchStatefulSet(_)
             | Request::DeleteClaim { .. }
             | Request::ReleaseClaim { .. }
             | Request::PatchFinalizers { .. }

@@ -593,7 +593,7 @@ impl World {
             set.initialised = true;
         }
         set.resource_version = serial.to_string();
-        Outcome::Accepted
+        Outcome::Patched(Shared::new(set.clone()))
     }
 
     fn create_pre_pull(&mut self, pod: &k8s_openapi::api::core::v1::Pod) -> Outcome {

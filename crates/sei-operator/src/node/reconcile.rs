@@ -179,6 +179,7 @@ impl NodeController {
                     if let Some(logged) = logged {
                         logged.end(key, outcome.failure().map(ToString::to_string).as_deref());
                     }
+                    self.states.with(key, |state| state.performed(&request, &outcome));
                     conversation.absorb(outcome);
                     if !conversation.is_exclusive() {
                         starting = None;

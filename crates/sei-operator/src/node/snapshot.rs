@@ -135,6 +135,7 @@ impl NodeController {
         };
         let desired = self.desired(node, key, &peers, &witnesses);
         let statefulset = self.caches.statefulsets.get(key, &key.name);
+        let statefulset = self.states.with(key, |state| state.newest_statefulset(statefulset));
         let pods = self.caches.pods.of(key);
         let uid = node.metadata.uid.as_deref().unwrap_or_default();
         let own = own_pod(&pods, statefulset.as_deref(), uid);
@@ -292,7 +293,9 @@ impl NodeController {
     /// The node's own pod that pulls the images of an update, if the cache shows it.
     pub(crate) fn pre_pull(&self, node: &SeiNode, key: &ObjectKey) -> Option<PrePullView> {
         let found = self.caches.pre_pulls.get(key, &pre_pull_pod(&key.name))?;
-        (found.controller == node.metadata.uid).then(|| (*found).clone())
+        let is_deleted = found.deleted_at.is_none()
+            && self.states.with(key, |state| state.has_deleted(&found.uid));
+        (found.controller == node.metadata.uid && !is_deleted).then(|| (*found).clone())
     }
 
     /// The node's own claim, if the cache shows it.

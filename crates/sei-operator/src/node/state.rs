@@ -6,7 +6,9 @@ use sei_api::SeiNode;
 use sei_api::status::SeiNodeStatus;
 use sei_plan::desired::Desired;
 use sei_plan::pass::Carried;
+use sei_plan::request::{Outcome, Request};
 use sei_plan::shared::Shared;
+use sei_plan::view::StatefulSetView;
 
 use super::health::Probe;
 use super::snapshot::{Compared, Rendered};
@@ -26,9 +28,21 @@ pub(crate) struct NodeState {
     stale_reads: u32,
     /// The field that the installed CRD dropped from our last status write.
     pub(crate) dropped_field: Option<String>,
+    own: OwnWrites,
     pub(crate) probe: Option<Probe>,
     pub(crate) rendered: Option<Rendered>,
     pub(crate) compared: Compared,
+}
+
+/// How long the watch may take to show an object that we wrote.
+const SHOWN_WITHIN: Duration = Duration::from_secs(3);
+
+/// What our last writes returned: a cache may lag behind them, and a write would be repeated.
+#[derive(Debug, Default)]
+struct OwnWrites {
+    statefulset: Option<(Shared<StatefulSetView>, Instant)>,
+    /// Uid of the pod for pulls that we deleted.
+    pre_pull: Option<String>,
 }
 
 /// Progress that is not written yet.
@@ -102,6 +116,38 @@ impl NodeState {
         is_own
     }
 
+    /// Keeps what a write of ours returned.
+    pub(crate) fn performed(&mut self, request: &Request, outcome: &Outcome) {
+        match (request, outcome) {
+            (_, Outcome::Applied(view) | Outcome::Patched(view)) => {
+                self.own.statefulset = Some((view.clone(), Instant::now()));
+            }
+            (Request::DeletePrePull { uid }, Outcome::Accepted) => {
+                self.own.pre_pull = Some(uid.clone());
+            }
+            _ => {}
+        }
+    }
+
+    /// The newer of the StatefulSet that the cache shows and the one that our last write returned.
+    pub(crate) fn newest_statefulset(
+        &mut self,
+        cached: Option<Shared<StatefulSetView>>,
+    ) -> Option<Shared<StatefulSetView>> {
+        let version = |view: &StatefulSetView| view.resource_version.parse::<u64>().unwrap_or(0);
+        let is_newer = |(own, since): &(Shared<StatefulSetView>, Instant)| match &cached {
+            Some(cached) => own.uid == cached.uid && version(own) > version(cached),
+            None => since.elapsed() < SHOWN_WITHIN,
+        };
+        self.own.statefulset.take_if(|own| !is_newer(own));
+        self.own.statefulset.as_ref().map(|(own, _)| own.clone()).or(cached)
+    }
+
+    /// Whether we deleted the pod for pulls with this uid.
+    pub(crate) fn has_deleted(&self, pre_pull: &str) -> bool {
+        self.own.pre_pull.as_deref() == Some(pre_pull)
+    }
+
     /// Whether the watch has not shown the newer version in time, so that the server is read.
     pub(crate) fn needs_live_read(&self) -> bool {
         self.stale_reads > 1
@@ -152,6 +198,30 @@ mod tests {
         assert!(state.is_own_write(&node("a", "9")));
         assert!(state.latest.is_none(), "the cache has it");
         assert!(!state.is_own_write(&node("a", "10")), "another client's write");
+    }
+
+    #[test]
+    fn our_own_statefulset_counts_until_the_cache_has_it() {
+        let view = |uid: &str, version: &str| {
+            let (uid, resource_version) = (uid.to_owned(), version.to_owned());
+            Shared::new(StatefulSetView { uid, resource_version, ..StatefulSetView::default() })
+        };
+        let newest = |cached: Option<Shared<StatefulSetView>>| {
+            let mut state = NodeState::default();
+            let patch = Request::PatchStatefulSet(serde_json::Value::Null);
+            state.performed(&patch, &Outcome::Patched(view("a", "12")));
+            let newest = state.newest_statefulset(cached).unwrap().resource_version.clone();
+            (newest, state.own.statefulset.is_some())
+        };
+        assert_eq!(newest(None), ("12".to_owned(), true), "not shown yet");
+        assert_eq!(newest(Some(view("a", "9"))), ("12".to_owned(), true));
+        assert_eq!(newest(Some(view("a", "12"))), ("12".to_owned(), false));
+        assert_eq!(newest(Some(view("b", "9"))), ("9".to_owned(), false), "created again");
+
+        let mut state = NodeState::default();
+        let deleted = Instant::now().checked_sub(SHOWN_WITHIN).expect("the machine runs longer");
+        state.own.statefulset = Some((view("a", "12"), deleted));
+        assert_eq!(state.newest_statefulset(None), None, "deleted meanwhile");
     }
 
     #[test]
