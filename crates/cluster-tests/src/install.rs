@@ -309,15 +309,17 @@ fn variables(container: &Value) -> Result<Vec<(String, String)>> {
 /// The pod name that the container is given.
 pub const POD_NAME: &str = "sei-operator-5d8f7c9b6d-x2x4z";
 
-/// The next port that [`free_port`] tries. They are below the range from which the system takes ports
-/// of outgoing connections: one of those could take the port before the listener does.
-static NEXT_PORT: AtomicU16 = AtomicU16::new(20_000);
+/// How many ports [`free_port`] has tried.
+static TRIED_PORTS: AtomicU16 = AtomicU16::new(0);
 
-/// A port of 127.0.0.1 that no other test gets.
+/// A port of 127.0.0.1 that no other test gets. It is below the range from which the system takes ports
+/// of outgoing connections: one of those could take the port before the listener does. Test programs
+/// that run at once begin at different ports.
 pub fn free_port() -> Result<u16> {
+    let first = 20_000 + u16::try_from(std::process::id() % 90)? * 100;
     loop {
-        let port = NEXT_PORT.fetch_add(1, Ordering::Relaxed);
-        ensure!((20_000..30_000).contains(&port), "no port is free");
+        let port = first + TRIED_PORTS.fetch_add(1, Ordering::Relaxed);
+        ensure!(port < 30_000, "no port is free");
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return Ok(port);
         }

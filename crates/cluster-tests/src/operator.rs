@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result};
 use kube::client::ClientBuilder;
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+use sei_operator::runtime::client;
 use sei_operator::runtime::controller::InFlight;
 use sei_operator::runtime::metrics::Metrics;
 use sei_operator::{Operator, Options, TokenSource};
@@ -117,18 +118,26 @@ pub async fn start_on(plane: &ControlPlane, namespace: &str, setup: Setup) -> Re
     if let Some(token) = setup.token {
         config.auth_info = AuthInfo { token: Some(token.into()), ..AuthInfo::default() };
     }
-    let mut operator = Operator::start(move || client(config, setup.interceptor), options)?;
+    let metrics = options.metrics.clone();
+    let make = move || make_client(config, &metrics, setup.interceptor);
+    let mut operator = Operator::start(make, options)?;
     operator.ready().await?;
     Ok(operator)
 }
 
 /// A client configured like the one of the operator's process.
-fn client(config: Config, interceptor: Option<Interceptor>) -> Result<Client> {
-    let builder = ClientBuilder::try_from(sei_operator::runtime::client::hardened(config))?;
+fn make_client(
+    config: Config,
+    metrics: &Metrics,
+    interceptor: Option<Interceptor>,
+) -> Result<Client> {
+    let builder = ClientBuilder::try_from(client::hardened(config))?;
+    let count = metrics.count_requests();
     Ok(match interceptor {
         Some(interceptor) => {
-            builder.with_layer(&layer_fn(|inner| interceptor.clone().wrap(inner))).build()
+            let intercept = layer_fn(|inner| interceptor.clone().wrap(inner));
+            builder.with_layer(&intercept).with_layer(&count).build()
         }
-        None => builder.build(),
+        None => builder.with_layer(&count).build(),
     })
 }

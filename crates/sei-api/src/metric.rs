@@ -1,6 +1,6 @@
 //! Every metric of the operator, with its purpose.
 //!
-//! One table, [`METRICS`]: registration takes name, kind and help from here, the reference in the
+//! One table, [`all`]: registration takes name, kind and help from here, the reference in the
 //! docs is generated from it, and alerts and dashboards are checked against it.
 
 use std::fmt;
@@ -43,7 +43,8 @@ pub const PREFIX: &str = "sei_controller";
 pub const SECONDS: &str = "_seconds";
 
 impl Metric {
-    /// The name without the parts that a registry adds: prefix, unit, and the `_total` of a counter.
+    /// The name without the parts that a registry adds: our prefix, the unit of a histogram, and the
+    /// `_total` of a counter.
     pub fn stem(&self) -> &'static str {
         let bare = self.name.strip_prefix(PREFIX).and_then(|name| name.strip_prefix('_'));
         let bare = bare.unwrap_or(self.name);
@@ -67,22 +68,44 @@ impl Metric {
 
 /// Constants and table come from one list, so that no metric can be missing from the table.
 macro_rules! metrics {
-    ($($constant:ident: $kind:ident $name:literal [$($label:literal),*]
+    ($table:ident $prefix:literal $about:literal
+        $($constant:ident: $kind:ident $name:literal [$($label:literal),*]
         $help:literal, $purpose:literal;)*) => {
         $(pub const $constant: Metric = Metric {
-            name: concat!("sei_controller_", $name),
+            name: concat!($prefix, $name),
             kind: Kind::$kind,
             labels: &[$($label),*],
             help: $help,
             purpose: $purpose,
         };)*
 
-        /// All metrics, in the order of the docs.
-        pub const METRICS: &[Metric] = &[$($constant),*];
+        #[doc = $about]
+        pub const $table: &[Metric] = &[$($constant),*];
     };
 }
 
-metrics! {
+metrics! { PROCESS_METRICS "process_" "Of the process, under the names of Prometheus' own clients."
+    PROCESS_CPU: Counter "cpu_seconds_total" []
+        "CPU time that the process has used, in seconds",
+        "What the operator costs.";
+    PROCESS_RESIDENT_MEMORY: Gauge "resident_memory_bytes" []
+        "Memory of the process, in bytes",
+        "Compare it with the memory limit of the container.";
+    PROCESS_VIRTUAL_MEMORY: Gauge "virtual_memory_bytes" []
+        "Address space of the process, in bytes",
+        "Rarely of use; tools expect it.";
+    PROCESS_OPEN_FDS: Gauge "open_fds" []
+        "Open files and connections",
+        "Connections that are not closed.";
+    PROCESS_MAX_FDS: Gauge "max_fds" []
+        "How many files and connections may be open",
+        "Compare it with process_open_fds.";
+    PROCESS_START_TIME: Gauge "start_time_seconds" []
+        "When the process started, in seconds since 1970",
+        "Restarts of the operator.";
+}
+
+metrics! { METRICS "sei_controller_" "The operator's own metrics, in the order of the docs."
     LEADER: Gauge "leader" []
         "Whether this process is the leader",
         "Exactly one process should report 1. If none does, nothing is reconciled.";
@@ -188,6 +211,32 @@ metrics! {
     RECONCILE_ERRORS: Counter "reconcile_errors_total" ["controller", "category"]
         "Reconciles and watches that ended in an error",
         "An API server that rejects requests or does not respond.";
+    RECONCILE_DURATION: Histogram "reconcile_duration_seconds" ["controller", "result"]
+        "Duration of reconciles from when they get a slot, with their waits for sidecars; result is success, requeue_after or error",
+        "How many objects are reconciled and how long that takes. A node at rest is not reconciled.";
+    RECONCILE_QUEUE_DEPTH: Gauge "reconcile_queue_depth" ["controller"]
+        "Reconciles that wait for a slot",
+        "Above 0 for minutes, the operator or the API server is too slow for its nodes.";
+    RECONCILE_IN_FLIGHT: Gauge "reconcile_in_flight" ["controller"]
+        "Reconciles that have begun, with those that wait for a slot",
+        "How busy the operator is.";
+    RECONCILE_OLDEST: Gauge "reconcile_oldest_seconds" ["controller"]
+        "Age of the oldest reconcile in flight, in seconds; 0 without any",
+        "A reconcile that hangs. After 17 minutes the liveness probe fails.";
+    API_REQUESTS: Counter "api_requests_total" ["verb", "resource", "code"]
+        "Requests to the API server by verb and resource of the permission they need, and status code; none without a response",
+        "What the operator costs the API server, and which requests fail. A list is a new begin of a watch.";
+    API_REQUEST_DURATION: Histogram "api_request_duration_seconds" ["verb"]
+        "Time until the API server responded; for a watch, until it began",
+        "An API server that is slow.";
+    WATCH_AGE: Gauge "watch_age_seconds" ["resource"]
+        "Time since a watch received an event or a bookmark, or was opened again; of several the longest",
+        "A watch that is dead: the server sends a bookmark about every minute, and a watch is opened again within five.";
+}
+
+/// Every metric, in the order of the docs.
+pub fn all() -> impl Iterator<Item = &'static Metric> {
+    METRICS.iter().chain(PROCESS_METRICS)
 }
 
 #[cfg(test)]
@@ -197,15 +246,17 @@ mod tests {
     #[test]
     fn every_metric_name_follows_the_conventions_of_prometheus() {
         for metric in METRICS {
+            assert!(metric.name.starts_with(&format!("{PREFIX}_")), "{}", metric.name);
+        }
+        for metric in all() {
             let name = metric.name;
-            assert!(name.starts_with(&format!("{PREFIX}_")), "{name}");
             let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
             assert!(name.chars().all(is_plain), "{name}");
             assert_eq!(metric.kind == Kind::Counter, name.ends_with("_total"), "{name}");
             assert!(metric.kind != Kind::Histogram || name.ends_with(SECONDS), "{name}");
             assert!(!metric.help.ends_with('.'), "{name}: the exposition adds the full stop");
             assert!(metric.purpose.ends_with('.'), "{name}");
-            assert_eq!(METRICS.iter().filter(|metric| metric.name == name).count(), 1, "{name}");
+            assert_eq!(all().filter(|metric| metric.name == name).count(), 1, "{name}");
         }
     }
 
@@ -214,6 +265,7 @@ mod tests {
         assert_eq!(LEADER.stem(), "leader");
         assert_eq!(RECONCILE_ERRORS.stem(), "reconcile_errors");
         assert_eq!(PLAN_DURATION.stem(), "plan_duration");
+        assert_eq!(PROCESS_CPU.stem(), "process_cpu_seconds");
         assert_eq!(
             SEINODE_PENDING_UPDATE_SINCE.stem(),
             "seinode_pending_update_since_timestamp_seconds"

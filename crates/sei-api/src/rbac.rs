@@ -120,13 +120,19 @@ pub const SIDECAR_CALLER_RULES: &[Rule] = &[indirect(
 pub const LEADER_RULES: &[Rule] =
     &[rule("coordination.k8s.io", "leases", &["create", "get", "update"], "the leader's lease")];
 
+/// Permissions in the cluster for `--metrics-secure`: who reads metrics, and whether they may.
+pub const METRICS_RULES: &[Rule] = &[
+    rule("authentication.k8s.io", "tokenreviews", &["create"], "who reads the metrics"),
+    rule("authorization.k8s.io", "subjectaccessreviews", &["create"], "whether they may"),
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn no_permission_is_wider_than_what_it_is_for() {
-        let own = [RULES, LEADER_RULES, SIDECAR_TOKEN_RULES].concat();
+        let own = [RULES, LEADER_RULES, SIDECAR_TOKEN_RULES, METRICS_RULES].concat();
         for rule in own.iter().chain(SIDECAR_CALLER_RULES) {
             assert!(!rule.verbs.contains(&"*") && rule.resource != "*", "{rule:?}");
             for forbidden in ["escalate", "bind", "impersonate", "deletecollection"] {

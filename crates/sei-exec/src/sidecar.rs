@@ -24,6 +24,8 @@ use crate::token::Tokens;
 
 mod tls;
 
+pub use tls::any_certificate;
+
 /// Port of the auth proxy in front of the sidecar.
 pub const PORT: u16 = 8443;
 /// The largest response body that is read, in bytes.
@@ -70,7 +72,7 @@ impl Sidecar {
         connector.set_connect_timeout(Some(Duration::from_secs(2)));
         connector.set_nodelay(true);
         let connector = HttpsConnectorBuilder::new()
-            .with_tls_config(tls::any_certificate())
+            .with_tls_config(any_certificate())
             .https_or_http()
             .enable_http1()
             .wrap_connector(connector);

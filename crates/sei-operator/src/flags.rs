@@ -33,6 +33,26 @@ pub struct Flags {
     #[arg(long, value_name = "ADDRESS", default_value = ":8080", value_parser = parse_bind_address)]
     pub metrics_bind_address: Bind,
 
+    /// Serve /metrics as HTTPS, only to callers whom the API server allows to get /metrics.
+    #[arg(
+        long, value_name = "BOOL", default_value = "false", default_missing_value = "true",
+        num_args = 0..=1, require_equals = true, value_parser = parse_go_bool,
+        action = clap::ArgAction::Set
+    )]
+    pub metrics_secure: bool,
+
+    /// Folder with the certificate for --metrics-secure. Without it the certificate is self-signed.
+    #[arg(long, value_name = "FOLDER", default_value = "", hide_default_value = true)]
+    metrics_cert_path: String,
+
+    /// File of the certificate in that folder.
+    #[arg(long, value_name = "FILE", default_value = "tls.crt")]
+    metrics_cert_name: String,
+
+    /// File of the key in that folder.
+    #[arg(long, value_name = "FILE", default_value = "tls.key")]
+    metrics_cert_key: String,
+
     /// Where /healthz and /readyz are served: host:port, :port, or 0 to turn it off.
     #[arg(long, value_name = "ADDRESS", default_value = ":8081", value_parser = parse_bind_address)]
     pub health_probe_bind_address: Bind,
@@ -91,17 +111,6 @@ struct Ignored {
         long, hide = true, default_missing_value = "true", num_args = 0..=1,
         require_equals = true, value_parser = parse_go_bool
     )]
-    metrics_secure: Option<bool>,
-    #[arg(long, hide = true)]
-    metrics_cert_path: Option<String>,
-    #[arg(long, hide = true)]
-    metrics_cert_name: Option<String>,
-    #[arg(long, hide = true)]
-    metrics_cert_key: Option<String>,
-    #[arg(
-        long, hide = true, default_missing_value = "true", num_args = 0..=1,
-        require_equals = true, value_parser = parse_go_bool
-    )]
     enable_http2: Option<bool>,
     #[arg(
         long, hide = true, default_missing_value = "true", num_args = 0..=1,
@@ -122,10 +131,6 @@ impl Flags {
     /// One sentence for each flag that is set and has no effect. For the log, once it is open.
     pub fn warnings(&self) -> Vec<String> {
         let Ignored {
-            metrics_secure,
-            metrics_cert_path,
-            metrics_cert_name,
-            metrics_cert_key,
             enable_http2,
             zap_devel,
             zap_encoder,
@@ -133,15 +138,13 @@ impl Flags {
             zap_stacktrace_level,
             zap_time_encoding,
         } = &self.ignored;
-        let plain = "metrics are served as plain HTTP";
+        let plain = "metrics are served as plain HTTP without --metrics-secure";
+        let has_unused_certificate = !self.metrics_secure && self.metrics_certificate().is_some();
         let log = "see --log-format and RUST_LOG";
         let http1 = "the servers use HTTP/1.1";
         // A switch that is off needs no warning: its feature is off here anyway.
         [
-            ("--metrics-secure", *metrics_secure == Some(true), plain),
-            ("--metrics-cert-path", metrics_cert_path.is_some(), plain),
-            ("--metrics-cert-name", metrics_cert_name.is_some(), plain),
-            ("--metrics-cert-key", metrics_cert_key.is_some(), plain),
+            ("--metrics-cert-path", has_unused_certificate, plain),
             ("--enable-http2", *enable_http2 == Some(true), http1),
             ("--zap-devel", *zap_devel == Some(true), log),
             ("--zap-encoder", zap_encoder.is_some(), log),
@@ -153,6 +156,14 @@ impl Flags {
         .filter(|(_, is_set, _)| *is_set)
         .map(|(flag, _, reason)| format!("{flag} has no effect: {reason}"))
         .collect()
+    }
+
+    /// Files of the certificate for secured metrics and of its key, if there are any. An empty folder is
+    /// the default of the Go operator.
+    pub fn metrics_certificate(&self) -> Option<(PathBuf, PathBuf)> {
+        let folder = Path::new(&self.metrics_cert_path);
+        let is_set = !self.metrics_cert_path.is_empty();
+        is_set.then(|| (folder.join(&self.metrics_cert_name), folder.join(&self.metrics_cert_key)))
     }
 
     /// Namespace of the lease.
@@ -322,16 +333,12 @@ mod tests {
     #[test]
     fn every_flag_without_effect_causes_a_warning() {
         let flags = parse(
-            "--metrics-secure --metrics-cert-path=/certs --metrics-cert-name tls.crt \
-             --metrics-cert-key tls.key --enable-http2 -zap-devel --zap-encoder=json \
+            "--metrics-cert-path=/certs --enable-http2 -zap-devel --zap-encoder=json \
              --zap-log-level debug --zap-stacktrace-level=error -zap-time-encoding rfc3339",
         )
         .unwrap();
         expect![[r#"
-            --metrics-secure has no effect: metrics are served as plain HTTP
-            --metrics-cert-path has no effect: metrics are served as plain HTTP
-            --metrics-cert-name has no effect: metrics are served as plain HTTP
-            --metrics-cert-key has no effect: metrics are served as plain HTTP
+            --metrics-cert-path has no effect: metrics are served as plain HTTP without --metrics-secure
             --enable-http2 has no effect: the servers use HTTP/1.1
             --zap-devel has no effect: see --log-format and RUST_LOG
             --zap-encoder has no effect: see --log-format and RUST_LOG
@@ -339,6 +346,23 @@ mod tests {
             --zap-stacktrace-level has no effect: see --log-format and RUST_LOG
             --zap-time-encoding has no effect: see --log-format and RUST_LOG"#]]
         .assert_eq(&flags.warnings().join("\n"));
+    }
+
+    #[test]
+    fn the_certificate_of_secured_metrics_is_found() {
+        let files = |line: &str| parse(line).unwrap().metrics_certificate();
+        let of = |chain: &str, key: &str| Some((PathBuf::from(chain), PathBuf::from(key)));
+        let secure = "--metrics-secure --metrics-cert-path=/certs";
+        assert_eq!(files(secure), of("/certs/tls.crt", "/certs/tls.key"));
+        let named = format!("{secure} -metrics-cert-name a.crt --metrics-cert-key=a.key");
+        assert_eq!(files(&named), of("/certs/a.crt", "/certs/a.key"));
+        assert_eq!(parse(secure).unwrap().warnings(), Vec::<String>::new());
+        // The Go operator accepts both.
+        for line in ["--metrics-secure", "--metrics-secure --metrics-cert-path="] {
+            let flags = parse(line).unwrap();
+            assert!(flags.metrics_secure, "{line}");
+            assert_eq!((flags.metrics_certificate(), flags.warnings()), (None, vec![]), "{line}");
+        }
     }
 
     fn check_refused(line: &str, expected: &Expect) {

@@ -11,13 +11,13 @@ use clap::Parser as _;
 use kube::Client;
 use sei_operator::flags::{Flags, LogFormat, from_go_style};
 use sei_operator::node::read_platform;
+use sei_operator::runtime::access::Access;
+use sei_operator::runtime::certificate::Certificate;
 use sei_operator::runtime::client;
 use sei_operator::runtime::controller::InFlight;
 use sei_operator::runtime::lease::Elector;
 use sei_operator::runtime::metrics::Metrics;
-use sei_operator::runtime::serve::{
-    self, Bind, Ready, health_router, listen, metrics_router, serve_on,
-};
+use sei_operator::runtime::serve::{Bind, Ready, health_router, listen, metrics_router, serve_on};
 use sei_operator::{Options, TokenSource, VERSION, run};
 use sei_plan::fingerprint::Algorithm;
 use sei_plan::timing::Timing;
@@ -56,13 +56,13 @@ async fn operate() -> Result<()> {
     // A bad file is reported at the start, not only once this process leads.
     read_platform(&path).map_err(anyhow::Error::msg)?;
     let config = kube::Config::infer().await.context("found no configuration of a cluster")?;
-    let client = Client::try_from(client::hardened(config)).context("failed to create a client")?;
     let metrics = Metrics::new();
+    let client = client::counted(config, &metrics).context("failed to create a client")?;
     let in_flight = InFlight::default();
     let ready = Ready::waiting("waiting for the lease");
     let stop = stop_on_signals()?;
     let router = health_router(ready.clone(), in_flight.clone());
-    let mut servers = serve(&flags, &metrics, router, &stop).await?;
+    let mut servers = serve(&flags, &client, &metrics, router, &stop).await?;
 
     let mut elector = None;
     if flags.leader_elect {
@@ -164,33 +164,41 @@ fn open_log(format: LogFormat) {
 
 async fn serve(
     flags: &Flags,
+    client: &Client,
     metrics: &Metrics,
     health: Router,
     stop: &watch::Receiver<bool>,
-) -> Result<JoinSet<Result<(), serve::Error>>> {
+) -> Result<JoinSet<()>> {
     let mut tasks = JoinSet::new();
-    let servers = [
-        (&flags.metrics_bind_address, metrics_router(metrics.clone())),
-        (&flags.health_probe_bind_address, health),
-    ];
-    for (bind, router) in servers {
-        if let Bind::On(address) = bind {
-            let listener = listen(address).await?;
-            tasks.spawn(serve_on(listener, router, stopped(stop.clone())));
-        }
+    if let Bind::On(address) = &flags.metrics_bind_address {
+        let certificate = flags.metrics_secure.then(|| open_certificate(flags)).transpose()?;
+        let access = certificate.is_some().then(|| Access::new(client.clone()));
+        let router = metrics_router(metrics.clone(), access);
+        let listener = listen(address).await?;
+        tasks.spawn(serve_on(listener, router, certificate, stopped(stop.clone())));
+    }
+    if let Bind::On(address) = &flags.health_probe_bind_address {
+        let listener = listen(address).await?;
+        tasks.spawn(serve_on(listener, health, None, stopped(stop.clone())));
     }
     Ok(tasks)
 }
 
+fn open_certificate(flags: &Flags) -> Result<Certificate> {
+    let Some((chain, key)) = flags.metrics_certificate() else {
+        tracing::warn!(
+            "the certificate of the metrics is self-signed, so no caller can verify it: set --metrics-cert-path"
+        );
+        return Ok(Certificate::self_signed()?);
+    };
+    Ok(Certificate::open(chain, key)?)
+}
+
 /// Waits for the end of a server before the process is stopped: probes and metrics would be missing.
-async fn ended(
-    servers: &mut JoinSet<Result<(), serve::Error>>,
-    stop: &watch::Receiver<bool>,
-) -> anyhow::Error {
+async fn ended(servers: &mut JoinSet<()>, stop: &watch::Receiver<bool>) -> anyhow::Error {
     match servers.join_next().await {
         Some(end) if !*stop.borrow() => match end {
-            Ok(Ok(())) => anyhow::anyhow!("a server has ended"),
-            Ok(Err(error)) => error.into(),
+            Ok(()) => anyhow::anyhow!("a server has ended"),
             Err(error) => anyhow::Error::new(error).context("the task of a server has ended"),
         },
         _ => std::future::pending().await,

@@ -164,7 +164,7 @@ impl Fleet {
         };
         let client = {
             let _context = runtime.enter();
-            server.client()
+            server.client(&options.metrics)
         };
         runtime.spawn(sei_operator::run(client, options, stopped, ready));
         let mut is_ready = is_ready;

@@ -11,6 +11,7 @@ use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, ResourceExt as _};
 use sei_api::{SeiNode, SeiNodeDeployment};
+use sei_operator::runtime::client;
 use sei_operator::runtime::controller::InFlight;
 use sei_operator::runtime::metrics::Metrics;
 use sei_operator::{Operator, Options, TokenSource};
@@ -80,7 +81,9 @@ impl Fleet {
             algorithm: Algorithm::CURRENT,
             metrics: Metrics::new(),
         };
-        let mut operator = Operator::start(move || Ok(Client::try_from(config)?), options)?;
+        let metrics = options.metrics.clone();
+        let make_client = move || Ok(client::counted(config, &metrics)?);
+        let mut operator = Operator::start(make_client, options)?;
         operator.ready().await?;
         Ok(Self { lane, admin, _operator: operator, audit, version })
     }

@@ -7,7 +7,8 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 use kube::CustomResourceExt;
 use sei_api::rbac::{
-    CLUSTER_SCOPED, LEADER_RULES, RULES, Rule, SIDECAR_CALLER_RULES, SIDECAR_TOKEN_RULES,
+    CLUSTER_SCOPED, LEADER_RULES, METRICS_RULES, RULES, Rule, SIDECAR_CALLER_RULES,
+    SIDECAR_TOKEN_RULES,
 };
 use sei_api::{SeiNode, SeiNodeDeployment};
 use serde::Serialize;
@@ -35,6 +36,7 @@ fn outputs() -> Result<Vec<Output>> {
     let token = yaml(&self::role("Role", "sei-operator-sidecar-token", SIDECAR_TOKEN_RULES))?;
     let caller =
         yaml(&self::role("ClusterRole", "sei-operator-sidecar-caller", SIDECAR_CALLER_RULES))?;
+    let reviews = yaml(&self::role("ClusterRole", "sei-operator-metrics-reviews", METRICS_RULES))?;
     let policy = |name: &str, spec: &str| {
         wrapped("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", name, spec)
     };
@@ -47,6 +49,7 @@ fn outputs() -> Result<Vec<Output>> {
         output("config/rbac/cluster-role.yaml", &role),
         output("config/watched-namespace/role.yaml", &namespaced),
         output("config/components/watch-namespaces/volume-role.yaml", &volumes),
+        output("config/components/metrics-secure/role.yaml", &reviews),
         output("config/rbac/leader-election-role.yaml", &leader),
         output("config/rbac/sidecar-token-role.yaml", &token),
         output("config/rbac/sidecar-caller-role.yaml", &caller),
@@ -54,6 +57,7 @@ fn outputs() -> Result<Vec<Output>> {
         output("charts/sei-operator/files/crds/seinodes.sei.io.yaml", &crd),
         output("charts/sei-operator/files/crds/seinodedeployments.sei.io.yaml", &fleet),
         output("charts/sei-operator/files/rbac/cluster-role.yaml", &role),
+        output("charts/sei-operator/files/rbac/metrics-reviews-role.yaml", &reviews),
         output("charts/sei-operator/files/rbac/leader-election-role.yaml", &leader),
         output("charts/sei-operator/files/rbac/sidecar-token-role.yaml", &token),
         output("charts/sei-operator/files/rbac/sidecar-caller-role.yaml", &caller),

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use anyhow::{Context as _, Result};
 use sei_api::condition::{ConditionType, REASONS, ReasonRow};
-use sei_api::metric::METRICS;
+use sei_api::metric;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -62,8 +62,12 @@ fn sentence(row: &ReasonRow) -> String {
 pub(crate) fn metrics() -> String {
     let mut text = format!(
         "{NOTICE}# Metrics\n\n\
-         Served on port 8080 at `/metrics` (`--metrics-bind-address`), as plain HTTP.\n\
-         The leader exports the gauges of nodes; every process exports whether it is the leader.\n\
+         Served on port 8080 at `/metrics` (`--metrics-bind-address`), as plain HTTP, or with \
+         `--metrics-secure` as HTTPS for callers with a permission: see \
+         [security.md](security.md#who-reads-the-metrics).\n\
+         A page is at most a second old, and a connection serves one request.\n\
+         The leader exports the gauges of nodes; every process exports whether it is the leader, its \
+         requests to the API server and what it uses (`process_*`).\n\
          The gauges are derived from the stored status of each node at every scrape, so they always \
          match `kubectl get seinode`.\n\
          Height, last block, catching up and peers are the exception: the operator reads them about \
@@ -72,7 +76,7 @@ pub(crate) fn metrics() -> String {
          the RPC does not answer, or answers for another chain.\n\n\
          | Metric | Type | Labels | Meaning | Use it for |\n| --- | --- | --- | --- | --- |\n"
     );
-    for metric in METRICS {
+    for metric in metric::all() {
         let labels: Vec<String> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
         let _ = writeln!(
             text,
@@ -290,7 +294,7 @@ mod tests {
     #[test]
     fn every_metric_is_in_the_docs() {
         let text = read("docs/metrics.md");
-        for metric in METRICS {
+        for metric in metric::all() {
             assert!(text.contains(&format!("| `{}` |", metric.name)), "{}", metric.name);
         }
     }
@@ -332,12 +336,14 @@ mod tests {
     /// The names of our metrics in a text.
     fn metrics_in(text: &str) -> Vec<&str> {
         let names = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-        names.filter(|name| name.starts_with("sei_controller_")).collect()
+        let is_ours =
+            |name: &&str| ["sei_controller_", "process_"].iter().any(|it| name.starts_with(it));
+        names.filter(is_ours).collect()
     }
 
     #[test]
     fn every_metric_of_alerts_and_dashboards_is_one_of_ours() {
-        let series: Vec<String> = METRICS.iter().flat_map(Metric::series).collect();
+        let series: Vec<String> = metric::all().flat_map(Metric::series).collect();
         for file in [RULES_FILE, OVERRIDE_FILE, "dashboards/sei-operator.json"] {
             let text = read(file);
             let used = metrics_in(&text);
@@ -352,7 +358,7 @@ mod tests {
     fn every_metric_is_shown_on_the_dashboard() {
         let text = read("dashboards/sei-operator.json");
         let shown = metrics_in(&text);
-        for metric in METRICS {
+        for metric in metric::all() {
             let is_shown = metric.series().iter().any(|series| shown.contains(&series.as_str()));
             assert!(is_shown, "{}", metric.name);
         }

@@ -501,6 +501,45 @@ async fn a_fleet_that_is_not_ready_fires_an_alert() -> Result<()> {
     scraped.scenario.close().await
 }
 
+/// The scrape with this value of one series. Series of the operator itself have no namespace.
+fn with(scrape: &Scrape, series: &str, value: f64) -> Result<Scrape> {
+    let (name, labels) = series.split_once('{').context("a series has labels")?;
+    let is_it = |key: &&String| {
+        key.starts_with(&format!("sei_controller_{name}{{")) && key.ends_with(labels)
+    };
+    let series = scrape.keys().find(is_it).with_context(|| format!("{series} is not scraped"))?;
+    let mut scrape = scrape.clone();
+    scrape.insert(series.clone(), value);
+    Ok(scrape)
+}
+
+#[tokio::test]
+async fn a_silent_watch_and_a_long_queue_fire_alerts() -> Result<()> {
+    let scraped = Scraped::open("alert-operator").await?;
+    scraped.scenario.run("rpc", rpc("seid:v1")).await?;
+    let healthy = scraped.until(HEALTHY).await?;
+    let fires = |alert, label, name: &str, value: &str| {
+        vec![Fires { alert, labels: vec![(label, name.to_owned())], value: value.to_owned() }]
+    };
+    let watch = "watch_age_seconds{resource=\"pods\"}";
+    let silent = with(&healthy, watch, 660.0)?;
+    let fires_watch = fires("SeiOperatorWatchSilent", "resource", "pods", "11m 0s");
+    check(healthy.clone(), silent, healthy.clone(), fires_watch)?;
+    let queue = "reconcile_queue_depth{controller=\"seinode\"}";
+    let long = with(&healthy, queue, 7.0)?;
+    let fires_queue = fires("SeiOperatorQueueLong", "controller", "seinode", "7");
+    check(healthy.clone(), long.clone(), healthy.clone(), fires_queue)?;
+    // A watch is opened again within five minutes, and a queue after an upgrade empties.
+    let quiet = with(&healthy, watch, 300.0)?;
+    check(healthy.clone(), quiet, healthy.clone(), vec![])?;
+    let mut recording = Recording::default();
+    recording.hold(healthy.clone(), MINUTES);
+    let busy = recording.hold(long, 9);
+    let after = recording.hold(healthy, MINUTES);
+    recording.check_alerts(&[file(ALERTS)], &[(busy, vec![]), (after, vec![])])?;
+    scraped.scenario.close().await
+}
+
 /// An alert without a test here would never have been shown to fire.
 #[test]
 fn every_alert_has_a_test() -> Result<()> {

@@ -26,7 +26,8 @@ const CHART: &str = "charts/sei-operator";
 
 /// Values that enable everything optional.
 const EVERYTHING: &str = "--set metrics.serviceMonitor.enabled=true \
-    --set metrics.prometheusRule.enabled=true \
+    --set metrics.prometheusRule.enabled=true --set metrics.secure.enabled=true \
+    --set metrics.secure.certificateSecret=sei-operator-metrics-tls \
     --set metrics.prometheusRule.statefulSetOverride=true --set networkPolicy.enabled=true \
     --set admissionPolicy.enabled=true --set podLabelPolicy.enabled=true \
     --set 'podLabelPolicy.extraUsers={system:serviceaccount:a:b}' \
@@ -127,7 +128,7 @@ fn helm_and_kustomize_install_the_same() -> Result<()> {
     let shell = Shell::without_cluster()?;
     let names = |objects: &BTreeMap<String, Value>| objects.keys().cloned().collect::<Vec<_>>();
     shell.run("cp -r charts config $HOME")?;
-    for (prepare, parts) in [("true", 20), (UNCOMMENT, 25)] {
+    for (prepare, parts) in [("true", 20), (UNCOMMENT, 28)] {
         let run = |command: &str| shell.run(&format!("cd $HOME; {prepare}; {command}"));
         let helm = by_name(&run(&template("--values config/samples/install/values.yaml"))?)?;
         let mut kustomize = by_name(&run("kubectl kustomize config/samples/install")?)?;

@@ -23,6 +23,7 @@ mod kubernetes_controllers;
 mod manual_changes;
 mod missing_crd;
 mod modes;
+mod own_metrics;
 mod pause_and_delete;
 mod platform_file;
 mod plugin;

@@ -72,6 +72,17 @@ pub(crate) fn start_as(
     plane: &ControlPlane,
     identity: &str,
 ) -> Result<Process> {
+    start_with(user, program, plane, identity, &[])
+}
+
+/// The same with more flags.
+pub(crate) fn start_with(
+    user: User,
+    program: &Path,
+    plane: &ControlPlane,
+    identity: &str,
+    flags: &[&str],
+) -> Result<Process> {
     let config = plane.folder().join("platform.yaml");
     std::fs::write(&config, PLATFORM)?;
     let log = plane.folder().join(format!("{identity}.log"));
@@ -81,6 +92,7 @@ pub(crate) fn start_as(
         .arg(format!("--metrics-bind-address=127.0.0.1:{metrics}"))
         .arg(format!("--health-probe-bind-address=127.0.0.1:{health}"))
         .args(["--leader-election-namespace", "default", "--identity", identity])
+        .args(flags)
         .env("KUBECONFIG", plane.kubeconfig(user))
         .env("SEI_CONTROLLER_CONFIG", config)
         .stderr(File::create(&log)?)
@@ -98,7 +110,7 @@ pub(crate) async fn get(port: u16, path: &str) -> Result<String> {
     Ok(response)
 }
 
-async fn allow_leader_election(plane: &ControlPlane) -> Result<()> {
+pub(crate) async fn allow_leader_election(plane: &ControlPlane) -> Result<()> {
     let admin = plane.client(User::Admin)?;
     let role: Role = serde_saphyr::from_str(LEADER_ROLE)?;
     let binding: RoleBinding = serde_json::from_value(json!({

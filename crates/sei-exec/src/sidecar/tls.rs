@@ -12,7 +12,8 @@ use rustls::{ClientConfig, DigitallySignedStruct, Error, InvalidMessage, Signatu
 /// A proxy makes its certificate itself when it starts, and no authority vouches for the IP of a
 /// pod. TLS keeps other workloads on the network from reading tokens and tasks; what keeps a false
 /// pod from using a token is its audience.
-pub(super) fn any_certificate() -> ClientConfig {
+#[allow(clippy::missing_panics_doc, reason = "the provider supports the default versions")]
+pub fn any_certificate() -> ClientConfig {
     let provider = Arc::new(ring::default_provider());
     ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()

@@ -1,13 +1,22 @@
-//! The configuration of the operator's client of the API server.
+//! The operator's client of the API server.
 
 use std::time::Duration;
 
-use kube::Config;
+use kube::client::ClientBuilder;
+use kube::{Client, Config};
+
+use super::metrics::Metrics;
 
 /// How long a connection may deliver no data while a response is due. It exceeds the duration of a
 /// watch, which the server ends after 290 s and `kube` after 295 s: an idle watch is not an error.
 /// Without this timeout, a server that vanishes during a list would block the operator for ever.
 const READ_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// A client whose requests are counted.
+pub fn counted(config: Config, metrics: &Metrics) -> kube::Result<Client> {
+    let builder = ClientBuilder::try_from(hardened(config))?;
+    Ok(builder.with_layer(&metrics.count_requests()).build())
+}
 
 /// Configures a client to retry nothing (after a write without a response, the operator reads the
 /// object instead of writing again) and to time out.
@@ -25,7 +34,6 @@ fn hardened_for(mut config: Config, read_timeout: Duration) -> Config {
 
 #[cfg(test)]
 mod tests {
-    use kube::Client;
     use tokio::io::AsyncReadExt as _;
     use tokio::net::TcpListener;
     use tokio::sync::mpsc;
@@ -34,7 +42,6 @@ mod tests {
     use super::*;
     use crate::node::Caches;
     use crate::runtime::controller::Source;
-    use crate::runtime::metrics::Metrics;
 
     /// A server that reads every request and never responds. Returns its address and the first
     /// lines of the requests.

@@ -25,6 +25,7 @@ use kube::runtime::controller::{Action, Config, Controller};
 use kube::runtime::reflector::{self, ObjectRef, Store, store::Writer};
 use kube::runtime::watcher;
 use kube::{Client, Resource};
+use prometheus_client::metrics::gauge::Gauge;
 use sei_api::key::ObjectKey;
 use sei_plan::request::Failure;
 use sei_plan::shared::Shared;
@@ -35,7 +36,7 @@ use tokio_util::task::TaskTracker;
 
 use super::cache;
 use super::guarded::Guarded;
-use super::metrics::Metrics;
+use super::metrics::{ControllerMetrics, Metrics};
 use super::namespaces;
 
 /// How many reconciles work at once, over all kinds.
@@ -170,6 +171,18 @@ impl InFlight {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How many objects of this kind are being reconciled, and the age of the oldest reconcile.
+    pub fn of(&self, kind: &str) -> (usize, Duration) {
+        let in_flight = self.lock();
+        let of_kind = in_flight
+            .iter()
+            .filter(|(name, _)| name.strip_prefix(kind).is_some_and(|rest| rest.starts_with(' ')));
+        let (count, oldest) = of_kind.fold((0, None), |(count, oldest), (_, since)| {
+            (count + 1, Some(oldest.map_or(*since, |oldest: Instant| oldest.min(*since))))
+        });
+        (count, oldest.map_or(Duration::ZERO, |since: Instant| since.elapsed()))
+    }
+
     /// A reconcile that takes longer than any can, with its age.
     pub fn stuck(&self) -> Option<String> {
         let in_flight = self.lock();
@@ -181,6 +194,7 @@ impl InFlight {
 
 impl Runtime {
     pub fn new(metrics: Metrics, in_flight: InFlight) -> Arc<Self> {
+        metrics.follow(&in_flight);
         Arc::new(Self {
             permits: Arc::new(Semaphore::new(CONCURRENCY)),
             tasks: TaskTracker::new(),
@@ -225,24 +239,31 @@ impl Drop for Reconciling<'_> {
 #[derive(Debug)]
 pub struct Permit {
     permits: Arc<Semaphore>,
-    permit: Option<OwnedSemaphorePermit>,
+    held: Option<OwnedSemaphorePermit>,
+    waiting: Gauge,
 }
 
 impl Permit {
-    async fn take(permits: &Arc<Semaphore>) -> Self {
-        let mut taken = Self { permits: permits.clone(), permit: None };
+    async fn take(permits: &Arc<Semaphore>, waiting: &Gauge) -> Self {
+        let mut taken = Self { permits: permits.clone(), held: None, waiting: waiting.clone() };
         taken.retake().await;
         taken
     }
 
     async fn retake(&mut self) {
+        if let Ok(permit) = self.permits.clone().try_acquire_owned() {
+            self.held = Some(permit);
+            return;
+        }
+        self.waiting.inc();
         let permit = self.permits.clone().acquire_owned().await;
-        self.permit = Some(permit.expect("the semaphore is never closed"));
+        self.waiting.dec();
+        self.held = Some(permit.expect("the semaphore is never closed"));
     }
 
     /// Waits for something slow without the permit.
     pub async fn outside<T>(&mut self, slow: impl Future<Output = T>) -> T {
-        self.permit = None;
+        self.held = None;
         let value = slow.await;
         self.retake().await;
         value
@@ -422,8 +443,13 @@ pub async fn run<R: Reconcile>(
             let _ = stop.wait_for(|stop| *stop).await;
         }
     };
-    let context =
-        Arc::new(Loop { runtime, reconciler, store: store.clone(), failures: Mutex::default() });
+    let context = Arc::new(Loop {
+        metrics: runtime.metrics.controller(&R::Kind::kind(&())),
+        runtime,
+        reconciler,
+        store: store.clone(),
+        failures: Mutex::default(),
+    });
     let controller = Controller::for_stream(news, store.clone())
         .with_config(Config::default().concurrency(0))
         .reconcile_on(requests)
@@ -461,6 +487,7 @@ struct Loop<R: Reconcile> {
     runtime: Arc<Runtime>,
     reconciler: Arc<R>,
     store: Store<Guarded<R::Kind>>,
+    metrics: ControllerMetrics,
     /// Failed reconciles in a row. kube does not report successes to its error policy.
     failures: Mutex<BTreeMap<ObjectKey, u32>>,
 }
@@ -502,7 +529,7 @@ async fn reconcile_task<R: Reconcile>(
     let key = ObjectKey::of(object.meta());
     let name = format!("{} {key}", R::Kind::kind(&()));
     let _reconciling = Reconciling::new(&context.runtime.in_flight, name);
-    let mut permit = Permit::take(&context.runtime.permits).await;
+    let mut permit = Permit::take(&context.runtime.permits, &context.metrics.waiting).await;
     // The watch may have shown a newer version while the reconcile waited for its permit.
     let object = context.store.get(&reference(&key)).unwrap_or(object);
     let object = match &object.0 {
@@ -510,12 +537,15 @@ async fn reconcile_task<R: Reconcile>(
         Err(invalid) => {
             let deleted = invalid.metadata.deletion_timestamp.is_some();
             let known = if deleted { context.reconciler.read_partly(&key).await } else { None };
-            known.ok_or_else(|| Error::Undecodable(invalid.error.clone()))?
+            let known = known.ok_or_else(|| Error::Undecodable(invalid.error.clone()));
+            known.inspect_err(|error| context.metrics.reconciled(&Err(error), Duration::ZERO))?
         }
     };
+    let begun = Instant::now();
     let reconcile = Box::pin(context.reconciler.reconcile(&object, &mut permit));
     let result = AssertUnwindSafe(reconcile).catch_unwind().await;
     let result = result.unwrap_or_else(|panic| Err(Error::Panicked(panic_message(panic.as_ref()))));
+    context.metrics.reconciled(&result, begun.elapsed());
     // Also after a panic: others may wait for this object.
     context.reconciler.finished(&key, result.is_ok());
     let requeue = result?;

@@ -32,6 +32,8 @@ use sei_exec::sidecar::Health;
 use sei_plan::chain::{ChainFacts, NoFacts};
 use sei_plan::planner::kind::rules;
 
+use super::controller::InFlight;
+
 /// Value of the label `controller`: the Go operator distinguishes its controllers by it.
 const CONTROLLER: &str = "seinode";
 
@@ -63,6 +65,8 @@ pub struct Metrics {
     platform: Family<PlatformLabels, Gauge>,
     platform_refused: Gauge,
     build: Family<BuildLabels, Gauge>,
+    reconciles: ReconcileMetrics,
+    api: ApiMetrics,
 }
 
 impl Default for Metrics {
@@ -86,25 +90,35 @@ impl Metrics {
             platform: Family::default(),
             platform_refused: Gauge::default(),
             build: Family::default(),
+            reconciles: ReconcileMetrics::default(),
+            api: ApiMetrics::default(),
         };
         metrics.build.get_or_create(&BuildLabels { version: crate::VERSION }).set(1);
         Self { registry: Arc::new(metrics.registered()), ..metrics }
     }
 
     fn registered(&self) -> Registry {
-        let mut registry = Registry::with_prefix(metric::PREFIX);
-        register(&mut registry, &metric::LEADER, self.leader.clone());
-        register(&mut registry, &metric::BUILD_INFO, self.build.clone());
-        register(&mut registry, &metric::PLATFORM_FILE_IN_FORCE, self.platform.clone());
-        register(&mut registry, &metric::PLATFORM_FILE_REFUSED, self.platform_refused.clone());
-        register(&mut registry, &metric::SEINODE_PHASE_TRANSITIONS, self.transitions.clone());
-        register(&mut registry, &metric::SEINODE_PHASE_DURATION, self.phase_durations.clone());
-        register(&mut registry, &metric::PLAN_DURATION, self.plan_durations.clone());
-        register(&mut registry, &metric::SEINODE_SIDECAR_HEALTH_PROBES, self.probes.clone());
-        register(&mut registry, &metric::RECONCILE_ERRORS, self.errors.clone());
+        let mut root = Registry::default();
+        root.register_collector(Box::new(Process));
+        let registry = root.sub_registry_with_prefix(metric::PREFIX);
+        register(registry, &metric::LEADER, self.leader.clone());
+        register(registry, &metric::BUILD_INFO, self.build.clone());
+        register(registry, &metric::PLATFORM_FILE_IN_FORCE, self.platform.clone());
+        register(registry, &metric::PLATFORM_FILE_REFUSED, self.platform_refused.clone());
+        register(registry, &metric::SEINODE_PHASE_TRANSITIONS, self.transitions.clone());
+        register(registry, &metric::SEINODE_PHASE_DURATION, self.phase_durations.clone());
+        register(registry, &metric::PLAN_DURATION, self.plan_durations.clone());
+        register(registry, &metric::SEINODE_SIDECAR_HEALTH_PROBES, self.probes.clone());
+        register(registry, &metric::RECONCILE_ERRORS, self.errors.clone());
         registry.register_collector(Box::new(self.nodes.clone()));
         registry.register_collector(Box::new(self.fleets.clone()));
-        registry
+        register(registry, &metric::RECONCILE_DURATION, self.reconciles.durations.clone());
+        register(registry, &metric::RECONCILE_QUEUE_DEPTH, self.reconciles.waiting.clone());
+        registry.register_collector(Box::new(self.reconciles.in_flight.clone()));
+        register(registry, &metric::API_REQUESTS, self.api.requests.clone());
+        register(registry, &metric::API_REQUEST_DURATION, self.api.durations.clone());
+        registry.register_collector(Box::new(self.api.watches.clone()));
+        root
     }
 
     /// Records a node as it is stored. From then on its gauges show this status only.
@@ -168,6 +182,21 @@ impl Metrics {
     pub fn error(&self, kind: &str, category: &'static str) {
         let controller = kind.to_lowercase();
         self.errors.get_or_create(&ErrorLabels { controller, category }).inc();
+    }
+
+    /// The series of the controller of this kind.
+    pub fn controller(&self, kind: &str) -> ControllerMetrics {
+        self.reconciles.of(kind)
+    }
+
+    /// Shows what is being reconciled.
+    pub fn follow(&self, in_flight: &InFlight) {
+        self.reconciles.in_flight.lock().in_flight = in_flight.clone();
+    }
+
+    /// Counts the requests of a client that is built with this layer.
+    pub fn count_requests(&self) -> CountRequests {
+        CountRequests(self.api.clone())
     }
 
     /// Records whether this process leads.
@@ -318,7 +347,7 @@ fn escaped(value: &str) -> String {
     value.replace('\\', r"\\").replace('"', r#"\""#).replace('\n', r"\n")
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Buckets(&'static [f64]);
 
 impl MetricConstructor<Histogram> for Buckets {
@@ -519,9 +548,12 @@ fn gauge_family<'a>(
     encoder: &'a mut DescriptorEncoder<'_>,
     metric: &'a Metric,
 ) -> Result<MetricEncoder<'a>, fmt::Error> {
-    // A registry adds the full stop to the help text, a collector does not.
-    let help = format!("{}.", metric.help);
-    encoder.encode_descriptor(metric.stem(), &help, None, MetricType::Gauge)
+    encoder.encode_descriptor(metric.stem(), &help(metric), None, MetricType::Gauge)
+}
+
+/// A registry adds the full stop to the help text, a collector does not.
+fn help(metric: &Metric) -> String {
+    format!("{}.", metric.help)
 }
 
 /// A number for each of these values of one label.
@@ -680,9 +712,17 @@ fn encode_pending_updates(
     Ok(())
 }
 
+mod api;
 mod fleets;
+mod process;
+mod reconciles;
 
+use api::ApiMetrics;
+pub use api::CountRequests;
 use fleets::FleetGauges;
+use process::Process;
+pub use reconciles::ControllerMetrics;
+use reconciles::ReconcileMetrics;
 
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,9 @@
 //! What every controller of this process shares: the reconcile loop of one kind, caches, per-object
 //! state, events, metrics, servers, the lease, and shutdown. Nothing here knows a kind.
 
+pub mod access;
 pub mod cache;
+pub mod certificate;
 pub mod client;
 pub mod controller;
 pub mod events;

@@ -1,18 +1,31 @@
 //! The two HTTP servers: metrics, and the probes of the kubelet.
+//!
+//! Anybody on the pod network can connect. So a connection is for one request and ends soon, a new one
+//! ends the oldest where there are too many, and the page of metrics is rendered once a second at most.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::IntoResponse as _;
 use axum::routing::get;
-use futures::FutureExt;
-use tokio::net::TcpListener;
+use futures::FutureExt as _;
+use hyper::body::Bytes;
+use hyper::server::conn::http1;
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{Instant, timeout};
 
+use crate::runtime::access::Access;
+use crate::runtime::certificate::Certificate;
 use crate::runtime::controller::InFlight;
 use crate::runtime::metrics::Metrics;
 
@@ -20,14 +33,22 @@ use crate::runtime::metrics::Metrics;
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// How long a client may delay the end of the process.
 const GRACE: Duration = Duration::from_secs(2);
+/// How long a connection may last: handshake, request and response. A Prometheus gives up after ten
+/// seconds too, by default.
+const CONNECTION_MAX: Duration = Duration::from_secs(10);
+/// How many connections a server has. One more ends the oldest: connections that send nothing must not
+/// keep the kubelet out, whose requests take milliseconds.
+const CONNECTIONS_MAX: usize = 64;
+/// How many bytes of a request are read, its headers included.
+const REQUEST_MAX: usize = 16 * 1024;
+/// How long a rendered page is served again.
+const PAGE_MAX_AGE: Duration = Duration::from_secs(1);
 
 /// Why a server does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("failed to listen on {address}")]
     Listen { address: Address, source: io::Error },
-    #[error("failed to serve on {address}")]
-    Serve { address: SocketAddr, source: io::Error },
 }
 
 /// Where to listen: `host:port`, or `:port` for every address of the machine.
@@ -119,10 +140,39 @@ impl Ready {
     }
 }
 
-/// `/metrics`.
-pub fn metrics_router(metrics: Metrics) -> Router {
-    let page = move || async move { ([(header::CONTENT_TYPE, OPEN_METRICS)], metrics.encode()) };
-    Router::new().route("/metrics", get(page))
+/// The page of metrics, rendered by one request for all that come within a second.
+struct Page {
+    metrics: Metrics,
+    /// What was rendered last, and when.
+    rendered: tokio::sync::Mutex<Option<(Instant, Bytes)>>,
+}
+
+impl Page {
+    async fn get(&self) -> Bytes {
+        let mut rendered = self.rendered.lock().await;
+        if let Some((at, page)) = &*rendered
+            && at.elapsed() < PAGE_MAX_AGE
+        {
+            return page.clone();
+        }
+        let page = Bytes::from(self.metrics.encode());
+        *rendered = Some((Instant::now(), page.clone()));
+        page
+    }
+}
+
+/// `/metrics`, for everybody or for those with access.
+pub fn metrics_router(metrics: Metrics, access: Option<Access>) -> Router {
+    let page = Arc::new(Page { metrics, rendered: tokio::sync::Mutex::default() });
+    let serve = move |headers: HeaderMap| async move {
+        if let Some(access) = &access
+            && let Err(refusal) = access.admit(&headers).await
+        {
+            return refusal.into_response();
+        }
+        ([(header::CONTENT_TYPE, OPEN_METRICS)], page.get().await).into_response()
+    };
+    Router::new().route("/metrics", get(serve))
 }
 
 /// `/healthz` and `/readyz`.
@@ -160,42 +210,72 @@ pub async fn listen(address: &Address) -> Result<TcpListener, Error> {
     listener.map_err(|source| Error::Listen { address: address.clone(), source })
 }
 
-/// Serves until `stop`, and then gives requests in flight `GRACE` to end.
+/// Serves until `stop`, and then gives requests in flight `GRACE` to end. With a certificate it serves
+/// HTTPS.
 pub async fn serve_on(
     listener: TcpListener,
     router: Router,
-    stop: impl Future<Output = ()> + Send + 'static,
-) -> Result<(), Error> {
-    let stop = stop.shared();
-    let local = listener.local_addr();
-    let server = axum::serve(listener, router).with_graceful_shutdown(stop.clone());
-    let grace_over = async {
-        stop.await;
-        tokio::time::sleep(GRACE).await;
-    };
-    let result = tokio::select! {
-        result = server => result,
-        () = grace_over => Ok(()),
-    };
-    let address = local.unwrap_or_else(|_| SocketAddr::from(([0, 0, 0, 0], 0)));
-    result.map_err(|source| Error::Serve { address, source })
+    certificate: Option<Certificate>,
+    stop: impl Future<Output = ()> + Send,
+) {
+    let certificate = certificate.map(Arc::new);
+    let mut connections: VecDeque<tokio::task::JoinHandle<()>> = VecDeque::new();
+    let mut stop = pin!(stop);
+    loop {
+        let stream = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = &mut stop => break,
+        };
+        let Ok((stream, _)) = stream else {
+            // The connection has ended already, or there are too many open files.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        connections.retain(|connection| !connection.is_finished());
+        if connections.len() >= CONNECTIONS_MAX
+            && let Some(oldest) = connections.pop_front()
+        {
+            oldest.abort();
+        }
+        let connection = serve_connection(stream, router.clone(), certificate.clone());
+        let connection = timeout(CONNECTION_MAX, connection).map(drop);
+        connections.push_back(tokio::spawn(connection));
+    }
+    drop(listener);
+    let ends = futures::future::join_all(&mut connections);
+    if timeout(GRACE, ends).await.is_err() {
+        connections.iter().for_each(tokio::task::JoinHandle::abort);
+    }
 }
 
-/// Listens and serves until `stop`.
-pub async fn serve(
-    address: &Address,
+async fn serve_connection(
+    stream: TcpStream,
     router: Router,
-    stop: impl Future<Output = ()> + Send + 'static,
-) -> Result<(), Error> {
-    serve_on(listen(address).await?, router, stop).await
+    certificate: Option<Arc<Certificate>>,
+) {
+    let Some(certificate) = certificate else { return serve_stream(stream, router).await };
+    // A client that does not accept the certificate reports that itself.
+    if let Ok(stream) = certificate.acceptor().accept(stream).await {
+        serve_stream(stream, router).await;
+    }
+}
+
+async fn serve_stream(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    router: Router,
+) {
+    let mut server = http1::Builder::new();
+    server.keep_alive(false).max_buf_size(REQUEST_MAX);
+    let connection =
+        server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    // The client has disconnected, or sent no HTTP.
+    let _ = connection.await;
 }
 
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::TcpStream;
     use tokio::sync::oneshot;
-    use tokio::time::{Instant, timeout};
 
     use super::*;
 
@@ -233,7 +313,7 @@ mod tests {
     struct Server {
         port: u16,
         stop: oneshot::Sender<()>,
-        task: tokio::task::JoinHandle<Result<(), Error>>,
+        task: tokio::task::JoinHandle<()>,
     }
 
     async fn start(router: Router) -> Server {
@@ -242,7 +322,7 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         let (stop, stopped) = oneshot::channel();
         let stopped = async { stopped.await.unwrap_or_default() };
-        Server { port, stop, task: tokio::spawn(serve_on(listener, router, stopped)) }
+        Server { port, stop, task: tokio::spawn(serve_on(listener, router, None, stopped)) }
     }
 
     async fn fetch(port: u16, path: &str) -> String {
@@ -269,12 +349,12 @@ mod tests {
         assert!(fetch(server.port, "/healthz").await.starts_with("HTTP/1.1 200 "));
         assert!(fetch(server.port, "/").await.starts_with("HTTP/1.1 404 "));
         server.stop.send(()).unwrap();
-        server.task.await.unwrap().unwrap();
+        server.task.await.unwrap();
     }
 
     #[tokio::test]
     async fn metrics_have_the_content_type_of_openmetrics() {
-        let server = start(metrics_router(Metrics::new())).await;
+        let server = start(metrics_router(Metrics::new(), None)).await;
         let response = fetch(server.port, "/metrics").await;
         assert!(response.contains("\r\ncontent-type: application/openmetrics-text;"), "{response}");
         assert!(response.ends_with("# EOF\n"), "{response}");
@@ -288,8 +368,82 @@ mod tests {
         assert!(fetch(server.port, "/healthz").await.starts_with("HTTP/1.1 200 "));
         let start = Instant::now();
         server.stop.send(()).unwrap();
-        timeout(GRACE * 3, server.task).await.expect("an end").unwrap().unwrap();
+        timeout(GRACE * 3, server.task).await.expect("an end").unwrap();
         assert!(start.elapsed() < GRACE * 2);
+    }
+
+    /// Connections that send nothing, as many as a server has.
+    async fn silent(port: u16) -> Vec<TcpStream> {
+        let mut streams = Vec::new();
+        for _ in 0..CONNECTIONS_MAX {
+            streams.push(TcpStream::connect(("127.0.0.1", port)).await.unwrap());
+        }
+        streams
+    }
+
+    #[tokio::test]
+    async fn connections_that_send_nothing_do_not_block_others() {
+        let server = start(health_router(Ready::waiting("never"), InFlight::default())).await;
+        let mut streams = silent(server.port).await;
+        for _ in 0..3 {
+            let probe = timeout(Duration::from_secs(5), fetch(server.port, "/healthz"));
+            assert!(probe.await.expect("a response").starts_with("HTTP/1.1 200 "));
+        }
+        // The oldest ended for them, and the newest is still there.
+        let mut end = [0];
+        let ended = timeout(Duration::from_secs(5), streams[0].read(&mut end)).await;
+        assert_eq!(ended.expect("the end of the connection").unwrap_or(0), 0);
+        let newest = streams.last_mut().unwrap();
+        newest.write_all(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+        let mut response = String::new();
+        newest.read_to_string(&mut response).await.unwrap();
+        assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_for_one_request_and_ends_soon() {
+        let server = start(health_router(Ready::waiting("never"), InFlight::default())).await;
+        let mut stream = TcpStream::connect(("127.0.0.1", server.port)).await.unwrap();
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await.unwrap();
+        assert!(response.contains("\r\nconnection: close\r\n"), "{response}");
+        // One that is slow is cut off.
+        let mut slow = TcpStream::connect(("127.0.0.1", server.port)).await.unwrap();
+        slow.write_all(b"GET /healthz HTT").await.unwrap();
+        assert!(fetch(server.port, "/healthz").await.starts_with("HTTP/1.1 200 "));
+        tokio::time::pause();
+        tokio::time::advance(CONNECTION_MAX).await;
+        tokio::time::resume();
+        let mut end = String::new();
+        let ended = timeout(Duration::from_secs(5), slow.read_to_string(&mut end)).await;
+        assert!(ended.is_ok() && end.is_empty(), "{end}");
+    }
+
+    #[tokio::test]
+    async fn a_request_that_is_too_large_is_refused() {
+        let server = start(health_router(Ready::waiting("never"), InFlight::default())).await;
+        let mut stream = TcpStream::connect(("127.0.0.1", server.port)).await.unwrap();
+        let request = format!("GET /healthz HTTP/1.1\r\nhost: {}", "a".repeat(2 * REQUEST_MAX));
+        // The server may close before it has read all.
+        let _ = stream.write_all(request.as_bytes()).await;
+        let mut response = Vec::new();
+        let read = timeout(Duration::from_secs(5), stream.read_to_end(&mut response)).await;
+        assert!(read.is_ok() && !response.starts_with(b"HTTP/1.1 200"), "{response:?}");
+    }
+
+    #[tokio::test]
+    async fn metrics_are_rendered_once_a_second() {
+        let metrics = Metrics::new();
+        let page = Page { metrics: metrics.clone(), rendered: tokio::sync::Mutex::default() };
+        tokio::time::pause();
+        let leads =
+            async || String::from_utf8(page.get().await.into()).unwrap().contains("leader 1\n");
+        assert!(!leads().await);
+        metrics.leading(true);
+        assert!(!leads().await, "it was rendered within the last second");
+        tokio::time::advance(PAGE_MAX_AGE).await;
+        assert!(leads().await);
     }
 
     #[tokio::test]
@@ -297,7 +451,7 @@ mod tests {
         let address = Address { host: Some("127.0.0.1".to_owned()), port: 0 };
         let listener = listen(&address).await.unwrap();
         let address = Address { port: listener.local_addr().unwrap().port(), ..address };
-        let error = serve(&address, Router::new(), async {}).await.unwrap_err();
+        let error = listen(&address).await.unwrap_err();
         assert_eq!(error.to_string(), format!("failed to listen on {address}"));
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -71,6 +72,8 @@ fn list(names: &[&str]) -> Value {
 /// Runs the test's `work` for every object, and counts.
 struct Probe<K, F> {
     work: F,
+    /// It works with its permit, and does not release it as for a sidecar.
+    keeps_permit: bool,
     running: Mutex<BTreeMap<ObjectKey, usize>>,
     /// The versions that reconciles began with.
     versions: Mutex<Vec<Option<String>>>,
@@ -82,15 +85,20 @@ struct Probe<K, F> {
 
 impl<K: Kind, F> Probe<K, F> {
     fn new(work: F) -> Arc<Self> {
-        Arc::new(Self {
+        Arc::new(Self::of(work, false))
+    }
+
+    fn of(work: F, keeps_permit: bool) -> Self {
+        Self {
             work,
+            keeps_permit,
             running: Mutex::default(),
             versions: Mutex::default(),
             started: AtomicUsize::new(0),
             ended: AtomicUsize::new(0),
             changed: Notify::new(),
             kind: std::marker::PhantomData,
-        })
+        }
     }
 
     async fn until(&self, is: impl Fn(usize, usize) -> bool) {
@@ -126,7 +134,8 @@ where
         self.versions.lock().unwrap().push(object.resource_version());
         self.started.fetch_add(1, Ordering::SeqCst);
         self.changed.notify_waiters();
-        let requeue = permit.outside((self.work)(object.name_any())).await;
+        let work = (self.work)(object.name_any());
+        let requeue = if self.keeps_permit { work.await } else { permit.outside(work).await };
         self.running.lock().unwrap().remove(&key);
         self.ended.fetch_add(1, Ordering::SeqCst);
         self.changed.notify_waiters();
@@ -196,6 +205,57 @@ async fn an_object_is_never_reconciled_twice_at_once() {
     }
 }
 
+/// More objects than permits.
+const NAMES: [&str; 40] = [
+    "a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p", "q", "r", "s",
+    "t", "u", "v", "w", "x", "y", "z", "a1", "b1", "c1", "d1", "e1", "f1", "g1", "h1", "i1", "j1",
+    "k1", "l1", "m1", "answers",
+];
+
+/// The value of a series of the controller of `ConfigMap`s, whose labels begin so.
+fn counted<T: FromStr>(metrics: &Metrics, name: &str, labels: &str) -> Option<T> {
+    let series = format!("sei_controller_{name}{{controller=\"configmap\"{labels}}} ");
+    let text = metrics.encode();
+    text.lines().find_map(|line| line.strip_prefix(&series))?.parse().ok()
+}
+
+#[tokio::test]
+async fn the_metrics_show_what_waits_for_a_slot_what_is_in_flight_and_how_it_ended() {
+    let client = server(&NAMES);
+    let (metrics, in_flight) = (Metrics::new(), InFlight::default());
+    let runtime = Runtime::new(metrics.clone(), in_flight);
+    let (release, released) = watch::channel(false);
+    let work = move |name: String| {
+        let mut released = released.clone();
+        async move {
+            released.wait_for(|released| *released).await.unwrap();
+            assert_ne!(name, "a", "a defect");
+            (name == "b").then_some(Duration::from_secs(3600))
+        }
+    };
+    let maps = Arc::new(Probe::<ConfigMap, _>::of(work, true));
+    let _running = start(&client, &runtime, &maps);
+    let gauges = || {
+        ["queue_depth", "in_flight"]
+            .map(|name| counted(&metrics, &format!("reconcile_{name}"), "").unwrap_or(-1))
+    };
+    until(|| gauges() == [8, 40]).await;
+    assert_eq!(maps.started.load(Ordering::SeqCst), 32, "the others wait for a slot");
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(90)).await;
+    let oldest: f64 = counted(&metrics, "reconcile_oldest_seconds", "").unwrap();
+    assert!((90.0..120.0).contains(&oldest), "{oldest}");
+    tokio::time::resume();
+    release.send_replace(true);
+    let ended = |result: &str| {
+        let labels = format!(",result=\"{result}\"");
+        counted(&metrics, "reconcile_duration_seconds_count", &labels).unwrap_or(-1)
+    };
+    until(|| ["success", "requeue_after", "error"].map(ended) == [38, 1, 1]).await;
+    until(|| gauges() == [0, 0]).await;
+    assert_eq!(counted(&metrics, "reconcile_oldest_seconds", ""), Some("0.0".to_owned()));
+}
+
 #[tokio::test]
 async fn a_reconcile_begins_with_what_the_watch_has_shown_while_it_waited() {
     let (events, shown) = mpsc::unbounded_channel();
@@ -232,12 +292,7 @@ async fn until(is: impl Fn() -> bool) {
 
 #[tokio::test]
 async fn a_reconcile_that_waits_without_its_permit_blocks_no_other() {
-    // More objects than permits, and all but one wait for ever.
-    const NAMES: [&str; 40] = [
-        "a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p", "q", "r",
-        "s", "t", "u", "v", "w", "x", "y", "z", "a1", "b1", "c1", "d1", "e1", "f1", "g1", "h1",
-        "i1", "j1", "k1", "l1", "m1", "answers",
-    ];
+    // All but one wait for ever.
     let client = server(&NAMES);
     let runtime = Runtime::new(Metrics::new(), InFlight::default());
     let maps = Probe::<ConfigMap, _>::new(|name: String| async move {
@@ -324,7 +379,7 @@ async fn the_health_probe_of_a_leader_that_is_stuck_fails() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let router = serve::health_router(ready, in_flight);
-    tokio::spawn(serve::serve_on(listener, router, futures::future::pending()));
+    tokio::spawn(serve::serve_on(listener, router, None, futures::future::pending()));
     let probe = async || {
         let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
         let request = b"GET /healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";

@@ -22,8 +22,10 @@ use http_body_util::{BodyExt as _, Either, Full, StreamBody};
 use hyper::body::{Bytes, Frame};
 use kube::Client;
 use kube::client::Body;
+use sei_operator::runtime::metrics::Metrics;
 use sei_rig::{Addresses, Kubelet, Timing};
 use tokio::sync::{mpsc, oneshot};
+use tower::Layer as _;
 
 pub use store::{Key, Store};
 
@@ -96,9 +98,10 @@ impl Server {
         Ok(Self { store, calls, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// A client whose requests are counted as the operator's. Needs a runtime.
-    pub fn client(&self) -> Client {
-        client(Origin::Operator, self.calls.clone())
+    /// A client whose requests are counted as the operator's, also in these metrics. Needs a runtime.
+    pub fn client(&self, metrics: &Metrics) -> Client {
+        let connection = Connection { origin: Origin::Operator, calls: self.calls.clone() };
+        Client::new(metrics.count_requests().layer(connection), "default")
     }
 
     /// The objects. The server answers no request while the guard is held.

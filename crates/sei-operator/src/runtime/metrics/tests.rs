@@ -1,5 +1,13 @@
+use std::future::{Future, pending};
+use std::time::Duration;
+
 use expect_test::{Expect, expect};
+use futures::{FutureExt as _, StreamExt as _};
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Full, StreamBody};
+use hyper::body::{Bytes, Frame};
 use serde_json::{Value, json};
+use tower::{Layer as _, Service as _};
 
 use super::*;
 
@@ -33,6 +41,15 @@ fn check(metrics: &Metrics, names: &[&str], expected: &Expect) {
     let mut lines: Vec<&str> = text.lines().filter(is_selected).collect();
     lines.sort_unstable();
     expected.assert_eq(&joined(&lines));
+}
+
+/// Everything but what the process uses, which changes with time.
+fn encoded(metrics: &Metrics) -> String {
+    let text = metrics.encode();
+    text.lines()
+        .filter(|line| !line.starts_with("process_"))
+        .flat_map(|line| [line, "\n"])
+        .collect()
 }
 
 fn joined(lines: &[&str]) -> String {
@@ -102,7 +119,7 @@ fn a_node_shows_in_every_gauge() {
 #[test]
 fn observing_twice_changes_nothing() {
     let metrics = observed();
-    let once = metrics.encode();
+    let once = encoded(&metrics);
     metrics.observe(&node("b", &json!({ "plan": { "phase": "Active" } })));
     for _ in 0..3 {
         // The Go operator raised its count in each pass over an active plan.
@@ -117,7 +134,7 @@ fn observing_twice_changes_nothing() {
     );
     metrics.forget(&ObjectKey::new("sei", "b"));
     metrics.forget(&ObjectKey::new("sei", "missing"));
-    assert_eq!(metrics.encode(), once);
+    assert_eq!(encoded(&metrics), once);
 }
 
 #[test]
@@ -549,7 +566,7 @@ fn halted_fleet() -> SeiNodeDeployment {
 #[test]
 fn a_fleet_shows_its_nodes_and_its_rollout_until_it_is_deleted() {
     let metrics = Metrics::new();
-    let empty = metrics.encode();
+    let empty = encoded(&metrics);
     let names = &[
         "seinodedeployment_r",
         "seinodedeployment_phase{namespace=\"sei\",name=\"edge\",phase=\"Up",
@@ -594,7 +611,7 @@ fn a_fleet_shows_its_nodes_and_its_rollout_until_it_is_deleted() {
     "#]],
     );
     metrics.forget_fleet(&ObjectKey::new("sei", "edge"));
-    assert_eq!(metrics.encode(), empty);
+    assert_eq!(encoded(&metrics), empty);
 }
 
 /// Metrics with at least one series of every kind.
@@ -612,7 +629,21 @@ fn with_every_metric() -> Metrics {
     metrics.transition(&node("a", &Value::Null), &before, &after, now);
     let halted = condition("Halted", "True", "NoNewBlock");
     metrics.observe(&node("b", &json!({ "conditions": [halted] })));
+    metrics.controller("SeiNode").reconciled(&Err(()), Duration::from_secs(1));
+    let watch = "/apis/sei.io/v1alpha1/seinodes?watch=true";
+    requested(&metrics, watch, |_| async { Ok::<_, ()>(Response::new(Full::default())) });
     metrics
+}
+
+/// Sends one request through the layer that counts. Whether it got a response.
+fn requested<F>(metrics: &Metrics, uri: &str, answer: impl Fn(Request<()>) -> F) -> bool
+where
+    F: Future<Output = Result<Response<Full<Bytes>>, ()>> + Send + 'static,
+{
+    let service = tower::service_fn(|request| answer(request).boxed());
+    let mut service = metrics.count_requests().layer(service);
+    let request = Request::get(uri).body(()).unwrap();
+    service.call(request).now_or_never().is_some_and(|result| result.is_ok())
 }
 
 /// Names and labels of a scrape, without the label that makes a bucket.
@@ -630,14 +661,103 @@ fn scraped(text: &str) -> BTreeMap<String, Vec<String>> {
 #[test]
 fn what_is_scraped_is_what_the_table_has() {
     let text = with_every_metric().encode();
-    let table = metric::METRICS.iter().flat_map(|metric| {
+    let table = metric::all().flat_map(|metric| {
         let labels: Vec<String> = metric.labels.iter().map(|&label| label.to_owned()).collect();
         metric.series().into_iter().map(move |name| (name, labels.clone()))
     });
     assert_eq!(scraped(&text), table.collect());
-    for metric in metric::METRICS {
+    for metric in metric::all() {
         let family = metric.name.strip_suffix("_total").unwrap_or(metric.name);
         assert!(text.contains(&format!("# HELP {family} {}.\n", metric.help)), "{family}");
         assert!(text.contains(&format!("# TYPE {family} {}\n", metric.kind)), "{family}");
     }
+}
+
+#[test]
+fn requests_are_counted_by_verb_resource_and_code() {
+    let metrics = Metrics::new();
+    let answered = |uri, code: u16| {
+        let is_answered = requested(&metrics, uri, |_| async move {
+            let mut response = Response::new(Full::default());
+            *response.status_mut() = StatusCode::from_u16(code).unwrap();
+            Ok(response)
+        });
+        assert!(is_answered);
+    };
+    answered("/api/v1/namespaces/ns/pods/a-0", 200);
+    answered("/api/v1/namespaces/other/pods/b-0", 200);
+    answered("/api/v1/namespaces/ns/pods/a-0", 404);
+    answered("/api/v1/namespaces/ns/nodes.of.others/a", 200);
+    let pod = "/api/v1/namespaces/ns/pods/a-0";
+    assert!(!requested(&metrics, pod, |_| async { Err(()) }));
+    assert!(!requested(&metrics, pod, |_| pending()), "the caller gave up");
+    check(
+        &metrics,
+        &["api_requests", "api_request_duration_seconds_count"],
+        &expect![[r#"
+            sei_controller_api_request_duration_seconds_count{verb="get"} 6
+            sei_controller_api_requests_total{verb="get",resource="other",code="200"} 1
+            sei_controller_api_requests_total{verb="get",resource="pods",code="200"} 2
+            sei_controller_api_requests_total{verb="get",resource="pods",code="404"} 1
+            sei_controller_api_requests_total{verb="get",resource="pods",code="none"} 2
+        "#]],
+    );
+}
+
+/// Opens a watch through the layer that counts. Its events are sent by the returned end.
+async fn watched(
+    metrics: &Metrics,
+    uri: &str,
+    code: u16,
+) -> (
+    tokio::sync::mpsc::UnboundedSender<Bytes>,
+    impl hyper::body::Body<Error: std::fmt::Debug> + Unpin + use<>,
+) {
+    let (events, mut received) = tokio::sync::mpsc::unbounded_channel::<Bytes>();
+    let frames = futures::stream::poll_fn(move |context| received.poll_recv(context))
+        .map(|event| Ok::<_, std::convert::Infallible>(Frame::data(event)));
+    let response = Response::builder().status(code).body(StreamBody::new(frames)).unwrap();
+    let response = std::sync::Mutex::new(Some(response));
+    let service = tower::service_fn(|_: Request<()>| {
+        std::future::ready(Ok::<_, ()>(response.lock().unwrap().take().unwrap()))
+    });
+    let mut service = metrics.count_requests().layer(service);
+    let response = service.call(Request::get(uri).body(()).unwrap()).await.unwrap();
+    (events, response.into_body())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_ages_until_it_receives_something_or_is_opened_again() {
+    let metrics = Metrics::new();
+    let ages = |expected: &Expect| check(&metrics, &["watch_age"], expected);
+    let seconds = |seconds| tokio::time::advance(Duration::from_secs(seconds));
+    let pods = "/api/v1/namespaces/a/pods?&watch=true";
+    let (events, mut body) = watched(&metrics, pods, 200).await;
+    seconds(50).await;
+    events.send(Bytes::from_static(b"{}")).unwrap();
+    body.frame().await.unwrap().unwrap();
+    seconds(7).await;
+    ages(&expect![[r#"
+        sei_controller_watch_age_seconds{resource="pods"} 7.0
+    "#]]);
+    // Another watch of the resource does not hide that the first is silent: of another namespace, or of
+    // other labels.
+    let others = watched(&metrics, "/api/v1/namespaces/b/pods?watch=true", 200).await;
+    let labelled = watched(&metrics, &format!("{pods}&labelSelector=b"), 200).await;
+    ages(&expect![[r#"
+        sei_controller_watch_age_seconds{resource="pods"} 7.0
+    "#]]);
+    // Refused: the age of the old watch counts on.
+    drop((events, body));
+    let _refused = watched(&metrics, pods, 500).await;
+    seconds(5).await;
+    ages(&expect![[r#"
+        sei_controller_watch_age_seconds{resource="pods"} 12.0
+    "#]]);
+    let _again = watched(&metrics, &format!("{pods}&resourceVersion=7"), 200).await;
+    seconds(1).await;
+    ages(&expect![[r#"
+        sei_controller_watch_age_seconds{resource="pods"} 6.0
+    "#]]);
+    drop((others, labelled));
 }
