@@ -190,9 +190,16 @@ impl tower::Service<Request<Body>> for Connection {
     }
 }
 
+/// The most that a TLS connection delivers at once. The client's buffer grows with what it is given.
+const FRAME: usize = 16 * 1024;
+
 fn frames(lines: mpsc::UnboundedReceiver<Bytes>) -> Frames {
-    let next = |mut lines: mpsc::UnboundedReceiver<Bytes>| async {
-        lines.recv().await.map(|line| (Ok(Frame::data(line)), lines))
+    let next = |(mut lines, mut rest): (mpsc::UnboundedReceiver<Bytes>, Bytes)| async {
+        if rest.is_empty() {
+            rest = lines.recv().await?;
+        }
+        let frame = rest.split_to(rest.len().min(FRAME));
+        Some((Ok(Frame::data(frame)), (lines, rest)))
     };
-    stream::unfold(lines, next).boxed()
+    stream::unfold((lines, Bytes::new()), next).boxed()
 }
