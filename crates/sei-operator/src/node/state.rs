@@ -34,13 +34,10 @@ pub(crate) struct NodeState {
     pub(crate) compared: Compared,
 }
 
-/// How long the watch may take to show an object that we wrote.
-const SHOWN_WITHIN: Duration = Duration::from_secs(3);
-
 /// What our last writes returned: a cache may lag behind them, and a write would be repeated.
 #[derive(Debug, Default)]
 struct OwnWrites {
-    statefulset: Option<(Shared<StatefulSetView>, Instant)>,
+    statefulset: Option<Shared<StatefulSetView>>,
     /// Uid of the pod for pulls that we deleted.
     pre_pull: Option<String>,
 }
@@ -120,7 +117,7 @@ impl NodeState {
     pub(crate) fn performed(&mut self, request: &Request, outcome: &Outcome) {
         match (request, outcome) {
             (_, Outcome::Applied(view) | Outcome::Patched(view)) => {
-                self.own.statefulset = Some((view.clone(), Instant::now()));
+                self.own.statefulset = Some(view.clone());
             }
             (Request::DeletePrePull { uid }, Outcome::Accepted) => {
                 self.own.pre_pull = Some(uid.clone());
@@ -130,17 +127,18 @@ impl NodeState {
     }
 
     /// The newer of the StatefulSet that the cache shows and the one that our last write returned.
+    /// Without one in the cache there is none: it may be deleted, and no other event would come.
     pub(crate) fn newest_statefulset(
         &mut self,
         cached: Option<Shared<StatefulSetView>>,
     ) -> Option<Shared<StatefulSetView>> {
         let version = |view: &StatefulSetView| view.resource_version.parse::<u64>().unwrap_or(0);
-        let is_newer = |(own, since): &(Shared<StatefulSetView>, Instant)| match &cached {
-            Some(cached) => own.uid == cached.uid && version(own) > version(cached),
-            None => since.elapsed() < SHOWN_WITHIN,
-        };
-        self.own.statefulset.take_if(|own| !is_newer(own));
-        self.own.statefulset.as_ref().map(|(own, _)| own.clone()).or(cached)
+        self.own.statefulset.take_if(|own| {
+            cached
+                .as_ref()
+                .is_none_or(|cached| own.uid != cached.uid || version(own) <= version(cached))
+        });
+        self.own.statefulset.clone().or(cached)
     }
 
     /// Whether we deleted the pod for pulls with this uid.
@@ -210,18 +208,15 @@ mod tests {
             let mut state = NodeState::default();
             let patch = Request::PatchStatefulSet(serde_json::Value::Null);
             state.performed(&patch, &Outcome::Patched(view("a", "12")));
-            let newest = state.newest_statefulset(cached).unwrap().resource_version.clone();
+            let newest = state.newest_statefulset(cached);
+            let newest = newest.map(|view| view.resource_version.clone());
             (newest, state.own.statefulset.is_some())
         };
-        assert_eq!(newest(None), ("12".to_owned(), true), "not shown yet");
-        assert_eq!(newest(Some(view("a", "9"))), ("12".to_owned(), true));
-        assert_eq!(newest(Some(view("a", "12"))), ("12".to_owned(), false));
-        assert_eq!(newest(Some(view("b", "9"))), ("9".to_owned(), false), "created again");
-
-        let mut state = NodeState::default();
-        let deleted = Instant::now().checked_sub(SHOWN_WITHIN).expect("the machine runs longer");
-        state.own.statefulset = Some((view("a", "12"), deleted));
-        assert_eq!(state.newest_statefulset(None), None, "deleted meanwhile");
+        let found = |version: &str| Some(version.to_owned());
+        assert_eq!(newest(Some(view("a", "9"))), (found("12"), true));
+        assert_eq!(newest(Some(view("a", "12"))), (found("12"), false));
+        assert_eq!(newest(Some(view("b", "9"))), (found("9"), false), "created again");
+        assert_eq!(newest(None), (None, false), "deleted");
     }
 
     #[test]
