@@ -76,16 +76,20 @@ exec /usr/local/bin/sei-cosmos-exporter --denom usei --denom-coefficient 1000000
 /// Script of `seid` in the bootstrap Job. The chain process ends itself at the halt height by a
 /// signal. It ends with 0 if it handles signals by then, and with 130 or 143 if it is still starting.
 /// A stop from outside ends it with the same codes and is no success: the height was not reached.
-/// The shell has to stay to translate the status, so it forwards a stop; job control (`set -m`) keeps
-/// bash from starting the child with SIGINT ignored.
+/// The shell has to stay to translate the status, so it forwards a stop, also one that comes while the
+/// child is started; job control (`set -m`) keeps bash from starting the child with SIGINT ignored.
 pub(super) fn bootstrap(sidecar_port: i32, halt_height: i64) -> String {
     format!(
-        "{wait}set -m
+        "{wait}stopped=
+seid=
+trap 'stopped=yes; kill -TERM \"$seid\" 2>/dev/null' TERM INT
+set -m
 seid start --home {DATA_DIR} --halt-height {halt_height} &
 seid=$!
 set +m
-stopped=
-trap 'stopped=yes; kill -TERM \"$seid\" 2>/dev/null' TERM INT
+if [ -n \"$stopped\" ]; then
+  kill -TERM \"$seid\" 2>/dev/null
+fi
 while kill -0 \"$seid\" 2>/dev/null; do
   wait \"$seid\"
 done

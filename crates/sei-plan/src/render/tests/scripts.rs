@@ -83,12 +83,16 @@ fn bootstrap_after_wait(halt_height: i64) -> String {
 #[test]
 fn bootstrap_runs_to_the_height() {
     expect![[r#"
+        stopped=
+        seid=
+        trap 'stopped=yes; kill -TERM "$seid" 2>/dev/null' TERM INT
         set -m
         seid start --home /home/nonroot/.sei --halt-height 1200000 &
         seid=$!
         set +m
-        stopped=
-        trap 'stopped=yes; kill -TERM "$seid" 2>/dev/null' TERM INT
+        if [ -n "$stopped" ]; then
+          kill -TERM "$seid" 2>/dev/null
+        fi
         while kill -0 "$seid" 2>/dev/null; do
           wait "$seid"
         done
