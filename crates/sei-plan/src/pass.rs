@@ -380,10 +380,8 @@ impl Pass {
                 self.snapshot.statefulset = Some(view);
                 self.seen.statefulset = Reading::Unread;
             }
-            Outcome::Patched(view) => {
-                self.snapshot.statefulset = Some(view.clone());
-                self.seen.statefulset = Reading::Live(Some(view));
-            }
+            // The snapshot keeps what was repaired: the next decision still has to report it.
+            Outcome::Patched(view) => self.seen.statefulset = Reading::Live(Some(view)),
             outcome => {
                 if matches!(request, Request::DeletePrePull { .. }) {
                     self.snapshot.pre_pull = None;
