@@ -26,5 +26,6 @@ pub mod sidecar;
 pub mod status;
 pub mod token;
 pub mod watched_pod;
+pub mod watched_statefulset;
 
 pub use perform::Cluster;

@@ -7,6 +7,7 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{
     ConfigMap, PersistentVolume, PersistentVolumeClaim, Pod, Secret, Service,
 };
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{
     ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams,
     Preconditions, PropagationPolicy,
@@ -22,7 +23,8 @@ use sei_plan::shared::Shared;
 use sei_plan::signers;
 use sei_plan::signing_record::SigningRecord;
 use sei_plan::view::{JobView, ObjectView, PodView, StatefulSetView};
-use serde::de::IgnoredAny;
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::call::{call, find};
@@ -30,6 +32,13 @@ use crate::lean::Lean;
 use crate::listed::{ListedNode, ListedPod, ListedStatefulSet, list};
 use crate::sidecar::Sidecar;
 use crate::watched_pod::WatchedPod;
+use crate::watched_statefulset::WatchedStatefulSet;
+
+/// The metadata of a created object.
+#[derive(Deserialize)]
+struct Named {
+    metadata: ObjectMeta,
+}
 
 /// The objects of one node in the cluster.
 #[derive(Clone)]
@@ -149,9 +158,9 @@ impl Cluster {
     }
 
     async fn statefulset(&self) -> Result<Option<StatefulSetView>, Failure> {
-        let sets = self.api::<Lean<StatefulSet>>();
+        let sets = self.api::<WatchedStatefulSet>();
         let found = find("get statefulset", sets.get(&self.node)).await?;
-        Ok(found.map(|object| StatefulSetView::from(&object.0)))
+        Ok(found.map(|object| object.view()))
     }
 
     /// What can be read of a node that does not decode as a whole.
@@ -208,9 +217,8 @@ impl Cluster {
         let (create, apply) = (create_params(), apply_params());
         match request {
             Request::CreateClaim(claim) => {
-                let claims = self.api::<PersistentVolumeClaim>();
-                let created =
-                    call("create persistentvolumeclaim", claims.create(&create, claim)).await?;
+                let created: Named =
+                    self.create("create persistentvolumeclaim", &**claim, &create).await?;
                 return Ok(Outcome::Created(ObjectView::from(&created.metadata)));
             }
             Request::ApplyConfigMap(object) => {
@@ -225,13 +233,13 @@ impl Cluster {
                 call("apply service", services.patch(&self.node, &apply, &patch)).await?;
             }
             Request::CreateConfigMap(object) => {
-                call("create configmap", self.api::<ConfigMap>().create(&create, object)).await?;
+                self.create::<_, IgnoredAny>("create configmap", &**object, &create).await?;
             }
             Request::CreateService(object) => {
-                call("create service", self.api::<Service>().create(&create, object)).await?;
+                self.create::<_, IgnoredAny>("create service", &**object, &create).await?;
             }
             Request::CreateJob(object) => {
-                call("create job", self.api::<Job>().create(&create, object)).await?;
+                self.create::<_, IgnoredAny>("create job", &**object, &create).await?;
             }
             Request::PatchFinalizers { resource_version, finalizers } => {
                 // Metadata only: a write of the whole object would drop fields that this version
@@ -255,9 +263,12 @@ impl Cluster {
             }
             Request::TryPod(pod) => {
                 let dry_run = PostParams { dry_run: true, ..create };
-                call("dry-run create pod", self.api::<Pod>().create(&dry_run, pod)).await?;
+                self.create::<_, IgnoredAny>("dry-run create pod", &**pod, &dry_run).await?;
             }
-            Request::CreatePrePull(pod) => return self.create_pre_pull(pod).await,
+            Request::CreatePrePull(pod) => {
+                let created: WatchedPod = self.create("create pod", &**pod, &create).await?;
+                return Ok(Outcome::PrePull(Some(created.pre_pull())));
+            }
             Request::Read(_)
             | Request::Sidecar(_)
             | Request::DeletePrePull { .. }
@@ -275,27 +286,26 @@ impl Cluster {
     }
 
     async fn write_statefulset(&self, request: &Request) -> Result<Outcome, Failure> {
-        let sets = self.api::<Lean<StatefulSet>>();
+        let sets = self.api::<WatchedStatefulSet>();
         match request {
             Request::CreateStatefulSet(object) => {
-                let (sets, params) = (self.api::<StatefulSet>(), create_params());
-                let created = call("create statefulset", sets.create(&params, object)).await?;
-                return Ok(Outcome::Applied(StatefulSetView::from(&created).into()));
+                let created: WatchedStatefulSet =
+                    self.create("create statefulset", &**object, &create_params()).await?;
+                return Ok(Outcome::Applied(created.view().into()));
             }
             Request::ApplyStatefulSet(object) => {
                 let patch = Patch::Apply(object.as_ref());
                 let params = apply_params();
                 let applied = sets.patch(&self.node, &params, &patch);
                 let applied = call("apply statefulset", applied).await?;
-                return Ok(Outcome::Applied(StatefulSetView::from(&applied.0).into()));
+                return Ok(Outcome::Applied(applied.view().into()));
             }
             Request::DryRunStatefulSet(object) => {
                 let patch = Patch::Apply(object.as_ref());
                 let params = apply_params().dry_run();
                 let applied = sets.patch(&self.node, &params, &patch);
                 let applied = call("dry-run apply statefulset", applied).await?;
-                let template = serde_json::to_value(&applied.0.spec.template).unwrap_or_default();
-                return Ok(Outcome::DryRun(template));
+                return Ok(Outcome::DryRun(applied.view().template.json()));
             }
             Request::PatchStatefulSet(patch) => {
                 let params = PatchParams {
@@ -305,23 +315,33 @@ impl Cluster {
                 let patch = Patch::Merge(patch);
                 let patched = sets.patch(&self.node, &params, &patch);
                 let patched = call("patch statefulset", patched).await?;
-                return Ok(Outcome::Patched(StatefulSetView::from(&patched.0).into()));
+                return Ok(Outcome::Patched(patched.view().into()));
             }
             _ => {}
         }
         Ok(Outcome::Accepted)
     }
 
-    /// `Api::create` would decode the whole pod.
-    async fn create_pre_pull(&self, pod: &Pod) -> Result<Outcome, Failure> {
-        let body = serde_json::to_vec(pod).map_err(kube::Error::SerdeError);
-        let pods = kube::api::Request::new(self.api::<Pod>().resource_url());
+    /// Creates an object and decodes as little of the response as is needed: `Api::create` would
+    /// decode the whole object.
+    async fn create<K, R>(
+        &self,
+        what: &'static str,
+        object: &K,
+        params: &PostParams,
+    ) -> Result<R, Failure>
+    where
+        K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>,
+        K: Serialize,
+        R: DeserializeOwned,
+    {
+        let body = serde_json::to_vec(object).map_err(kube::Error::SerdeError);
+        let objects = kube::api::Request::new(self.api::<K>().resource_url());
         let created = async {
-            let request = pods.create(&create_params(), body?);
-            self.client.request::<WatchedPod>(request.map_err(kube::Error::BuildRequest)?).await
+            let request = objects.create(params, body?).map_err(kube::Error::BuildRequest)?;
+            self.client.request::<R>(request).await
         };
-        let created = call("create pod", created).await?;
-        Ok(Outcome::PrePull(Some(created.pre_pull())))
+        call(what, created).await
     }
 
     /// `Api::delete` would decode the deleted pod, twice.

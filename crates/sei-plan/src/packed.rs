@@ -2,9 +2,10 @@
 
 use std::marker::PhantomData;
 
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 /// An object, kept as JSON text: as a tree of structs and maps it takes ten times the memory.
 #[derive(Debug)]
@@ -46,7 +47,7 @@ impl<T> Packed<T> {
 
 impl<T> Packed<T> {
     /// What a smaller type reads of the object; its default if the object has no such part.
-    pub fn part<P: DeserializeOwned + Default>(&self) -> P {
+    pub fn part<'a, P: Deserialize<'a> + Default>(&'a self) -> P {
         serde_json::from_str(&self.text).unwrap_or_default()
     }
 
@@ -60,6 +61,13 @@ impl<T> Packed<T> {
 impl<T: Serialize> From<T> for Packed<T> {
     fn from(object: T) -> Self {
         Self::like(&object)
+    }
+}
+
+impl From<Box<RawValue>> for Packed<Value> {
+    /// Keeps the text as it was received.
+    fn from(text: Box<RawValue>) -> Self {
+        Self { text: text.into(), object: PhantomData }
     }
 }
 

@@ -1,9 +1,13 @@
 //! A pod template as it is kept.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::{PodTemplateSpec, Volume};
 use sei_api::names::label;
 use serde::Deserialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::packed::Packed;
 use crate::view::SIGNING_VOLUME;
@@ -62,12 +66,67 @@ pub struct Identity {
 
 impl Identity {
     pub(crate) fn of(template: &PodTemplateSpec) -> Self {
-        let labels = template.metadata.as_ref().and_then(|metadata| metadata.labels.as_ref());
-        let label = |key: &str| labels.and_then(|labels| labels.get(key)).cloned();
-        let volume = |name: &str| {
-            let volumes = template.spec.as_ref().and_then(|spec| spec.volumes.as_deref());
-            volumes.unwrap_or_default().iter().find(|volume| volume.name == name)
+        Template::from(template).identity
+    }
+}
+
+/// The parts of a template that its identity consists of.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct IdentityParts<'a> {
+    #[serde(borrow)]
+    metadata: Labels<'a>,
+    #[serde(borrow)]
+    spec: NamedVolumes<'a>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Labels<'a> {
+    #[serde(borrow)]
+    labels: Option<BTreeMap<Text<'a>, Text<'a>>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct NamedVolumes<'a> {
+    #[serde(borrow)]
+    volumes: Option<Vec<NamedVolume<'a>>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct NamedVolume<'a> {
+    #[serde(borrow)]
+    name: Text<'a>,
+    secret: Option<SecretSource>,
+    persistent_volume_claim: Option<ClaimSource>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SecretSource {
+    secret_name: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ClaimSource {
+    claim_name: String,
+}
+
+/// Text that is copied only if it contains an escape.
+#[derive(Deserialize, PartialEq, Eq, PartialOrd, Ord)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+
+impl From<IdentityParts<'_>> for Identity {
+    fn from(IdentityParts { metadata, spec }: IdentityParts<'_>) -> Self {
+        let label = |key: &str| {
+            let found = metadata.labels.as_ref()?.get(&Text(key.into()))?;
+            Some(found.0.clone().into_owned())
         };
+        let volume =
+            |name: &str| spec.volumes.iter().flatten().find(|volume| volume.name.0 == name);
         let secret = volume(SIGNING_VOLUME).and_then(|volume| volume.secret.as_ref());
         let claim = volume("data").and_then(|volume| volume.persistent_volume_claim.as_ref());
         Self {
@@ -113,16 +172,27 @@ impl PartialEq for Template {
     }
 }
 
+impl From<Packed<Value>> for Template {
+    fn from(packed: Packed<Value>) -> Self {
+        let identity = packed.part::<IdentityParts<'_>>().into();
+        Self { packed, identity }
+    }
+}
+
 impl From<Value> for Template {
     fn from(json: Value) -> Self {
-        let packed = Packed::like(&json);
-        let identity = serde_json::from_value(json).map(|template| Identity::of(&template));
-        Self { packed, identity: identity.unwrap_or_default() }
+        Packed::from(json).into()
     }
 }
 
 impl From<&PodTemplateSpec> for Template {
     fn from(template: &PodTemplateSpec) -> Self {
-        Self { packed: Packed::like(template), identity: Identity::of(template) }
+        Packed::like(template).into()
+    }
+}
+
+impl From<Box<RawValue>> for Template {
+    fn from(text: Box<RawValue>) -> Self {
+        Packed::from(text).into()
     }
 }

@@ -6,7 +6,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -22,6 +21,7 @@ use sei_exec::perform::claim_view;
 use sei_exec::sidecar::Sidecar;
 use sei_exec::token::Tokens;
 use sei_exec::watched_pod::WatchedPod;
+use sei_exec::watched_statefulset::WatchedStatefulSet;
 use sei_plan::fleet::NodeObjects;
 use sei_plan::packed::Packed;
 use sei_plan::pre_pull::{PrePullView, Pull};
@@ -141,13 +141,16 @@ impl Caches {
     ) -> Vec<watch::Receiver<bool>> {
         let owner_label = label::NODE;
         let scope = Scope { client, namespaces, owner_label, owners: nodes, metrics };
-        let statefulset = |set: &Lean<StatefulSet>| (&set.0).into();
         let service = |service: &Lean<Service>| object_json(&service.0);
         let config_map = |map: &Lean<ConfigMap>| object_json(&map.0);
         let job = |job: &Lean<Job>| (&job.0).into();
         let pulling = Scope { owner_label: label::PRE_PULL, ..scope };
         vec![
-            scope.follow(&self.statefulsets, |set, node| is_own(set, node, node_name), statefulset),
+            scope.follow(
+                &self.statefulsets,
+                |set, node| is_own(set, node, node_name),
+                WatchedStatefulSet::view,
+            ),
             scope.follow(&self.pods, is_own_pod, WatchedPod::view),
             scope.follow(&self.services, |found, node| is_own(found, node, node_name), service),
             scope.follow(
