@@ -238,7 +238,12 @@ fn a_record_that_contradicts_the_pods_images_is_compared_by_the_server() {
         seen.now = fixture::at(60);
     });
     assert_eq!(after(&again), reported, "and nothing more is written");
-    assert!(started(&compared(Comparison::Different(Vec::new()))).is_some(), "it was forged");
+    let changed = |path: &str| {
+        let change = sei_api::status::FieldChange { path: path.into(), ..Default::default() };
+        compared(Comparison::Different(vec![change]))
+    };
+    assert!(started(&changed("containers[seid].image")).is_some(), "it was forged");
+    assert_eq!(started_tasks(&changed("hostAliases")), "none", "an adopted pod has its image");
 }
 
 #[test]
