@@ -387,6 +387,11 @@ fn the_gate_of_a_pod_that_replaces_an_evicted_one_is_opened_again() {
     world.live_pods([next.clone()]);
     let lines = world.transcript([Outcome::Task(None), Outcome::Accepted, Outcome::Task(None)]);
     assert!(lines[0].contains(" poll ") && lines[1].contains(" mark-ready "), "{lines:?}");
+    // By a cache the address may be that of another pod.
+    world.seen.pods = Reading::Cached(Some(vec![next.clone().into()]));
+    world.check("cached", &format!("read Pod({:?})", next.name));
+    world.seen.pod = Reading::Live(Some(PodView { ip: None, ..next.clone() }.into()));
+    world.check("another address", "wait SidecarUnreachable again 5s: …");
     next.seid.started = true;
     world.live_pods([next]);
     world.check("it runs", "wait -: the bootstrap Job is replaying to its target height");
