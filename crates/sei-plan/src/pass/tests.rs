@@ -40,6 +40,23 @@ fn a_refused_repair_does_not_stop_the_plan() {
 }
 
 #[test]
+fn repaired_replicas_are_reported_as_they_were_found() {
+    let scaled = running(validator()).with(|seen| {
+        seen.statefulset.as_mut().unwrap().replicas = Some(2);
+    });
+    let mut pass = begin(scaled);
+    let Ask::Perform(repair) = pass.ask() else { panic!("the replicas are repaired") };
+    let Request::PatchStatefulSet(patch) = &*repair else { panic!("{repair:?}") };
+    assert_eq!(patch["spec"]["replicas"], 1);
+    let repaired = running(validator()).statefulset.unwrap();
+    pass.absorb(Outcome::Patched(repaired));
+    let Ask::Write(status) = pass.ask() else { panic!("the repair is reported") };
+    let stalled = find(&status.conditions, ConditionType::Stalled).unwrap();
+    assert_eq!((stalled.status.as_str(), stalled.reason.as_str()), ("True", "ReplicasNotOne"));
+    assert!(stalled.message.contains("was scaled to 2 replicas"), "{}", stalled.message);
+}
+
+#[test]
 fn a_service_that_the_watch_does_not_show_is_read_and_left_to_its_owner() {
     let mut pass = begin(running(full_node()).with(|seen| seen.current.service = false));
     let Ask::Perform(repair) = pass.ask() else { panic!("the Service is created") };

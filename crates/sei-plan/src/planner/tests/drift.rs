@@ -538,10 +538,12 @@ fn a_pod_that_is_taken_over_rolls_for_its_image_only_if_the_server_finds_another
     let taken_over = |path: &str| {
         running(validator()).with(|seen| {
             seen.pods[0].seid.image = "mirror/seid:1".into();
+            seen.pods[0].sidecar.image = "mirror/seictl:1".into();
             let set = seen.statefulset.as_mut().unwrap();
             set.template_hash = None;
             set.template.edit(|json| {
                 json["spec"]["containers"][0]["image"] = "mirror/seid:1".into();
+                json["spec"]["initContainers"][0]["image"] = "mirror/seictl:1".into();
             });
             seen.status_mut().pod_template = None;
             seen.status_mut().pod_template_hash = None;
@@ -616,6 +618,8 @@ fn changed_peers_restart_nothing_and_are_reported() {
     let peers = running(full_node()).with(|seen| {
         let template = seen.status_mut().pod_template.as_mut().unwrap();
         template.config.insert("peers".into(), "of-other-peers".into());
+        let desired = seen.desired.as_mut().unwrap();
+        desired.config.insert("peers".into(), "of-present-peers".into());
     });
     assert_eq!(started(&peers), None);
     assert_eq!(

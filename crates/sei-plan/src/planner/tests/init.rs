@@ -485,6 +485,9 @@ fn another_bootstrap_image_supersedes_the_plan_once() {
     // The Job of the old image still exists when the new plan is stepped for the first time.
     snapshot.status_mut().plan = Some(next);
     assert_eq!(plan(&snapshot).plan, PlanMove::Keep);
+    let moved = snapshot.edit(|spec| spec.chain_id = "atlantic-2".into());
+    let next = started(&moved).expect("what the Job replays is of another chain");
+    assert_eq!(next.target.unwrap().chain_id.as_deref(), Some("atlantic-2"));
 }
 
 #[test]
