@@ -14,6 +14,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
     FieldsV1, ManagedFieldsEntry, ObjectMeta, OwnerReference,
 };
+use sei_api::SeiNode;
 use sei_api::names::{self, FIELD_MANAGER, annotation, label};
 use serde_json::Value;
 
@@ -444,6 +445,14 @@ pub fn is_made_for(node: &str, metadata: &ObjectMeta) -> bool {
     controller_of(metadata).map(Controller::from).is_some_and(|controller| {
         controller.is_statefulset(node) || controller.is_job(&names::bootstrap_job(node))
     })
+}
+
+/// The chain that a node runs, by the template of its own StatefulSet: an edit of a running node's
+/// spec is refused. A node without a StatefulSet will run the chain of its spec.
+pub fn chain_of<'a>(node: &'a SeiNode, statefulset: Option<&'a StatefulSetView>) -> &'a str {
+    let uid = node.metadata.uid.as_deref().unwrap_or_default();
+    let own = statefulset.filter(|set| set.is_controlled_by(uid));
+    own.and_then(StatefulSetView::chain).unwrap_or(&node.spec.chain_id)
 }
 
 /// Whether the node controls the object, by every field of its controller reference.
