@@ -51,8 +51,8 @@ pub const RULES: &[Rule] = &[
     rule(
         "sei.io",
         "seinodedeployments",
-        &["list", "patch", "watch"],
-        "fleets, and their finalizer",
+        &["get", "list", "patch", "watch"],
+        "fleets, and their finalizer; read again before one of their nodes is deleted",
     ),
     rule("sei.io", "seinodedeployments/status", &["patch"], "the reported status of fleets"),
     indirect(

@@ -99,6 +99,11 @@ impl FleetCluster {
                     json!({ "resourceVersion": resource_version, "finalizers": finalizers });
                 self.patch_fleet(&json!({ "metadata": metadata })).await
             }
+            FleetRequest::ReadFleet => {
+                let fleets = self.fleets();
+                let found = call("get seinodedeployment", fleets.get(&self.key.name)).await?;
+                Ok(FleetOutcome::Fleet(Box::new(found.0)))
+            }
             FleetRequest::OfNode { node, request } => {
                 let namespace = &self.key.namespace;
                 let (client, sidecar) = (self.client.clone(), self.sidecar.clone());

@@ -188,8 +188,8 @@ impl Deletion {
     fn first(&self) -> Stage {
         if has_finalizer(&self.node, ORPHAN_FINALIZER) {
             // The user keeps all objects of the node. The garbage collector takes the owner
-            // references off meanwhile.
-            return Stage::RemoveFinalizer;
+            // references off meanwhile. Its pod signs on, and no node shows that any more.
+            return self.recorded(Stage::RemoveFinalizer);
         }
         let forced = self.node.metadata.annotations.as_ref().and_then(|all| {
             all.get(annotation::FORCE_FINALIZE)
@@ -297,12 +297,7 @@ impl Deletion {
                 });
                 self.stage = self.recorded(then);
             }
-            // A namespace that is being deleted takes no record, and must end.
-            (
-                Stage::Record { then, .. },
-                Outcome::Accepted
-                | Outcome::Failed(Failure::Forbidden(_) | Failure::Rejected(_) | Failure::NotFound),
-            ) => {
+            (Stage::Record { then, .. }, outcome) if is_recorded(&outcome) => {
                 let then = Stage::clone(then);
                 self.stage = then;
             }
@@ -346,6 +341,17 @@ impl Deletion {
 
 fn has_finalizer(node: &SeiNode, finalizer: &str) -> bool {
     node.metadata.finalizers.iter().flatten().any(|name| name == finalizer)
+}
+
+/// Whether the record is written, or cannot be: a namespace that is being deleted takes no record, and
+/// must end. Any other refusal, of a quota for example, keeps the node: without its record the same key
+/// could sign a block twice.
+fn is_recorded(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Accepted | Outcome::Failed(Failure::NotFound) => true,
+        Outcome::Failed(Failure::Rejected(text)) => text.contains("being terminated"),
+        _ => false,
+    }
 }
 
 fn perform(request: Request) -> Ask {
@@ -449,10 +455,17 @@ mod tests {
         let released = |next: &Ask| matches!(next, Ask::Perform(request) if matches!(**request, Request::ReleaseClaim { .. }));
         assert!(released(&next), "{next:?}");
         // A namespace that is being deleted takes no new object.
-        let (_, next) = recorded(Outcome::Failed(Failure::Forbidden("terminating".to_owned())));
+        let message = "unable to create new content in namespace ns because it is being terminated";
+        let (_, next) = recorded(Outcome::Failed(Failure::Rejected(message.to_owned())));
         assert!(released(&next), "{next:?}");
-        let (_, next) = recorded(Outcome::Failed(Failure::Indeterminate("timeout".to_owned())));
-        assert!(matches!(next, Ask::Done(ending) if ending.failure.is_some()));
+        for failure in [
+            Failure::Rejected("exceeded quota".to_owned()),
+            Failure::Forbidden("cannot patch resource".to_owned()),
+            Failure::Indeterminate("timeout".to_owned()),
+        ] {
+            let (_, next) = recorded(Outcome::Failed(failure));
+            assert!(matches!(next, Ask::Done(ending) if ending.failure.is_some()));
+        }
     }
 
     #[test]
@@ -612,6 +625,15 @@ mod tests {
             };
             assert_eq!(*finalizers, ["orphan", "keep"]);
         }
+        // The pod of a signer signs on: a copy of its key must not start beside it.
+        let mut deletion = signer(|node| {
+            node.metadata.finalizers.get_or_insert_default().insert(0, "orphan".to_owned());
+        });
+        let Ask::Perform(request) = deletion.ask() else { panic!("it leaves a record") };
+        assert!(matches!(&*request, Request::ApplyConfigMap(_)), "{request:?}");
+        deletion.absorb(Outcome::Accepted);
+        let Ask::Perform(request) = deletion.ask() else { panic!("it is released") };
+        assert!(matches!(&*request, Request::PatchFinalizers { .. }), "{request:?}");
         // The garbage collector was faster: the StatefulSet has no owner any more.
         let mut deletion = signer(|_| {});
         deletion.ask();

@@ -218,7 +218,11 @@ impl Seen {
             }
             Request::TryPod(_) => self.pod_try = PodTry::Admitted,
             Request::DeletePrePull { .. } => self.pre_pull = Reading::Cached(None),
-            Request::DeleteJob { .. } | Request::CreateJob(_) => self.job = Reading::Unread,
+            Request::DeleteJob { .. } => self.job = Reading::Unread,
+            Request::CreateJob(_) => {
+                self.job = Reading::Unread;
+                self.accepted.push(JOB);
+            }
             Request::DeleteService { .. } => {
                 self.service = Reading::Unread;
                 self.accepted.retain(|kind| *kind != SERVICE);
@@ -327,3 +331,4 @@ fn is_final(failure: &Failure) -> bool {
 /// Marks in [`Seen::accepted`].
 pub const SERVICE: &str = "Service";
 pub const CONFIG_MAP: &str = "ConfigMap";
+pub const JOB: &str = "Job";

@@ -367,6 +367,11 @@ mod tests {
         let runs = [set_of(&old, "c", "key", 1)];
         assert!(conflict_of(&new, &[&old, &new], &runs).is_some());
         assert_eq!(conflict_of(&new, &[&old, &new], &[]), None);
+        // Nor does an edit of the node that starts: its StatefulSet is of the chain before the edit.
+        let mut stopped = new.clone();
+        stopped.spec.chain_id = "another".into();
+        let both = [set_of(&old, "c", "key", 1), set_of(&stopped, "c", "copy", 0)];
+        assert!(conflict_of(&stopped, &[&old, &stopped], &both).is_some());
     }
 
     #[test]

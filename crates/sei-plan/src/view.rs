@@ -14,6 +14,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
     FieldsV1, ManagedFieldsEntry, ObjectMeta, OwnerReference,
 };
+use sei_api::SeiNode;
 use sei_api::names::{self, FIELD_MANAGER, annotation, label};
 use serde_json::Value;
 
@@ -362,12 +363,27 @@ pub enum Freshness {
 pub struct Revisions<'a> {
     /// The revision of new pods.
     pub newest: &'a str,
-    /// The recorded revision and image of a running pod with the same template. An upgrade of the
-    /// control plane renames the revision, which must not restart a pod. The image is compared too,
-    /// because a status can be edited.
-    pub known: Option<(&'a str, &'a str)>,
+    /// The revision of a pod that is known to have the same template. An upgrade of the control
+    /// plane renames the revision, which must not restart a pod.
+    pub known: Option<Known<'a>>,
     /// Uid of a pod that is replaced in any case.
     pub replaces: Option<&'a str>,
+}
+
+/// A revision that is known to have the template of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known<'a> {
+    pub revision: &'a str,
+    /// What the image of the chain process may be called, if the revision comes from a record of a
+    /// running pod: a status can be edited.
+    pub images: Option<[&'a str; 2]>,
+}
+
+impl Known<'_> {
+    fn is_of(&self, pod: &PodView) -> bool {
+        pod.revision.as_deref() == Some(self.revision)
+            && self.images.is_none_or(|images| images.contains(&pod.seid.image.as_str()))
+    }
 }
 
 /// Compares a pod with the newest observed revision of its StatefulSet.
@@ -379,12 +395,11 @@ pub fn freshness(
     if !is_owned(pod, statefulset) {
         return Freshness::NotOwned;
     }
-    let known = revisions.known.filter(|(_, image)| *image == pod.seid.image);
     match pod.revision.as_deref() {
         None | Some("") => Freshness::Unlabelled,
         Some(_) if revisions.replaces == Some(pod.uid.as_str()) => Freshness::Stale,
         Some(own) if own == revisions.newest => Freshness::Fresh,
-        Some(own) if known.is_some_and(|(revision, _)| own == revision) => Freshness::Fresh,
+        Some(_) if revisions.known.is_some_and(|known| known.is_of(pod)) => Freshness::Fresh,
         Some(_) => Freshness::Stale,
     }
 }
@@ -430,6 +445,14 @@ pub fn is_made_for(node: &str, metadata: &ObjectMeta) -> bool {
     controller_of(metadata).map(Controller::from).is_some_and(|controller| {
         controller.is_statefulset(node) || controller.is_job(&names::bootstrap_job(node))
     })
+}
+
+/// The chain that a node runs, by the template of its own StatefulSet: an edit of a running node's
+/// spec is refused. A node without a StatefulSet will run the chain of its spec.
+pub fn chain_of<'a>(node: &'a SeiNode, statefulset: Option<&'a StatefulSetView>) -> &'a str {
+    let uid = node.metadata.uid.as_deref().unwrap_or_default();
+    let own = statefulset.filter(|set| set.is_controlled_by(uid));
+    own.and_then(StatefulSetView::chain).unwrap_or(&node.spec.chain_id)
 }
 
 /// Whether the node controls the object, by every field of its controller reference.

@@ -4,6 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::runtime::events::{Event, EventType};
 use sei_api::condition::{self, ConditionType, Reason};
 use sei_api::status::{SeiNodeStatus, UpdateOutcome};
+use sei_plan::planner::MOVED;
 use sei_plan::tasks::pre_pull::SKIPPED;
 
 /// The events of a change of status.
@@ -98,8 +99,9 @@ fn drift(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
 fn revision_moved(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
     let message = |status: &SeiNodeStatus| {
         let found = condition::find(&status.conditions, ConditionType::PodTemplateDrift)?;
-        let in_sync = found.reason == Reason::InSync.as_str() && !found.message.is_empty();
-        in_sync.then(|| found.message.clone())
+        // Changed peers are reported by this condition too, and are no event.
+        let moved = found.reason == Reason::InSync.as_str() && found.message.starts_with(MOVED);
+        moved.then(|| found.message.clone())
     };
     let note = message(after).filter(|_| message(before) != message(after))?;
     Some(event(EventType::Warning, "RevisionMoved", "Drift", &note))
@@ -195,7 +197,9 @@ mod tests {
         let events = status_events(&before, &after).into_iter();
         assert_eq!(events.map(|event| event.reason).collect::<Vec<_>>(), ["RevisionMoved"]);
         assert_eq!(status_events(&after, &after).len(), 0);
-        condition::set(&mut after.conditions, &in_sync(""), 1, now);
-        assert_eq!(status_events(&before, &after).len(), 0);
+        for other in ["", "config.peers has changed; the next roll applies it"] {
+            condition::set(&mut after.conditions, &in_sync(other), 1, now);
+            assert_eq!(status_events(&before, &after).len(), 0, "{other}");
+        }
     }
 }

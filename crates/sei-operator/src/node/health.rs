@@ -9,7 +9,7 @@ use sei_api::key::ObjectKey;
 use sei_exec::sidecar::{Endpoint, Health};
 use sei_plan::chain::{Blocks, Progress};
 use sei_plan::snapshot::Sidecar;
-use sei_plan::view::{PodView, Proxy, own_pod};
+use sei_plan::view::{PodView, Proxy, chain_of, own_pod};
 
 use super::reconcile::NodeController;
 use super::state::NodeState;
@@ -112,7 +112,7 @@ impl NodeController {
         let pods = self.caches.pods.of(key);
         let pod = own_pod(&pods, set.as_deref(), node.metadata.uid.as_deref()?)?;
         let runs = subject.is_of(pod) && pod.seid.running && !pod.is_terminating();
-        runs.then(|| node.spec.chain_id.clone())
+        runs.then(|| chain_of(node, set.as_deref()).to_owned())
     }
 
     /// The operator has just opened the gate itself: the last probe is older than that.

@@ -13,7 +13,7 @@ use sei_api::key::ObjectKey;
 use sei_plan::budget::{self, Budget, Member, Roll, Standing};
 use sei_plan::platform::BudgetScope;
 use sei_plan::snapshot::Slot;
-use sei_plan::view::own_pod;
+use sei_plan::view::{self, own_pod};
 
 use super::reconcile::NodeController;
 use super::snapshot::decoded;
@@ -174,8 +174,7 @@ fn counts(node: &SeiNode, chain_id: &str, controller: &NodeController) -> bool {
 fn chain_of(node: &SeiNode, controller: &NodeController) -> String {
     let key = ObjectKey::of(&node.metadata);
     let set = controller.caches.statefulsets.get(&key, &key.name);
-    let own = set.as_ref().filter(|set| set.controller == node.metadata.uid);
-    let chain = own.and_then(|set| set.chain()).unwrap_or(&node.spec.chain_id);
+    let chain = view::chain_of(node, set.as_deref());
     match controller.platform_file.platform().rollout.budget_scope {
         BudgetScope::Cluster => chain.to_owned(),
         BudgetScope::Namespace => format!("{}/{chain}", key.namespace),

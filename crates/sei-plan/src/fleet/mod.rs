@@ -82,6 +82,8 @@ pub enum FleetRequest {
         resource_version: Option<String>,
         finalizers: Vec<String>,
     },
+    /// A live read of the fleet.
+    ReadFleet,
     /// A read or a call of the sidecar, as for the node itself.
     OfNode {
         node: String,
@@ -108,6 +110,7 @@ impl FleetRequest {
                 of("patch", "Service", name, patch["metadata"]["uid"].as_str())
             }
             Self::PatchFinalizers { .. } => of("patch", "SeiNodeDeployment", fleet, None),
+            Self::ReadFleet => None,
             Self::OfNode { node, request } => request.write(node),
         }
     }
@@ -175,6 +178,8 @@ pub struct FleetPass {
     /// Nodes that this pass released while they were down.
     released_down: Vec<String>,
     ceremony: Ceremony,
+    /// A live read has shown the fleet as this pass knows it, since the last deletion.
+    is_newest: bool,
     asked: Option<FleetRequest>,
     is_reported: bool,
     ending: FleetEnding,
@@ -195,6 +200,7 @@ impl FleetPass {
             current,
             refused: BTreeMap::new(),
             released_down: Vec::new(),
+            is_newest: false,
             asked: None,
             is_reported: false,
             ending: FleetEnding::default(),
@@ -267,6 +273,9 @@ impl FleetPass {
                 self.snapshot.put(*node);
             }
             FleetOutcome::Service(service) => self.snapshot.service = Some(service),
+            FleetOutcome::Fleet(fleet) if matches!(asked, Some(FleetRequest::ReadFleet)) => {
+                self.confirm(&fleet);
+            }
             FleetOutcome::Fleet(fleet) => {
                 let finalizers = fleet.metadata.finalizers.as_ref();
                 let held = finalizers.is_some_and(|all| all.iter().any(is_ours));
@@ -274,6 +283,7 @@ impl FleetPass {
                 self.snapshot.fleet = Shared::new(*fleet);
             }
             FleetOutcome::Deleted => {
+                self.is_newest = false;
                 if let Some(FleetRequest::DeleteNode { name, .. }) = asked {
                     self.event(false, "SeiNodeDeleted", format!("deleted SeiNode {name}"));
                     let deleted_at = Some(Time(self.snapshot.now));
@@ -292,6 +302,18 @@ impl FleetPass {
                 }
             }
             FleetOutcome::Failed(failure) => self.failed(asked.as_ref(), failure),
+        }
+    }
+
+    /// Takes in a live read of the fleet: a pass ends if its spec has changed meanwhile.
+    fn confirm(&mut self, live: &SeiNodeDeployment) {
+        let (known, live) = (&self.snapshot.fleet.metadata, &live.metadata);
+        self.is_newest = live.uid == known.uid
+            && live.generation == known.generation
+            && live.deletion_timestamp == known.deletion_timestamp;
+        if !self.is_newest {
+            let message = "the fleet was edited meanwhile".to_owned();
+            self.ending.failure = Some(Failure::Conflict(message));
         }
     }
 
@@ -399,6 +421,10 @@ impl FleetPass {
             if let Some(retained) = target.retain_volume(node) {
                 let name = node.metadata.name.clone().unwrap_or_default();
                 return Some(FleetRequest::PatchNode { name, patch: retained });
+            }
+            if !self.is_newest {
+                // A deletion cannot be undone, and the fleet may be scaled up again by now.
+                return Some(FleetRequest::ReadFleet);
             }
             let (name, uid) = (node.metadata.name.clone(), node.metadata.uid.clone());
             let (name, uid) = (name.unwrap_or_default(), uid.unwrap_or_default());
@@ -675,6 +701,6 @@ fn request_name(request: &FleetRequest) -> &str {
         | FleetRequest::PatchNode { name, .. }
         | FleetRequest::DeleteNode { name, .. }
         | FleetRequest::PatchService { name, .. } => name,
-        FleetRequest::PatchFinalizers { .. } => "",
+        FleetRequest::PatchFinalizers { .. } | FleetRequest::ReadFleet => "",
     }
 }

@@ -18,6 +18,7 @@ use super::*;
 mod ceremony;
 mod hands_off;
 mod random;
+mod scale_down;
 
 /// A fleet with its nodes, which a few rules bring from one state to the next.
 #[derive(Clone)]
@@ -233,6 +234,7 @@ impl Model {
                 }
                 FleetOutcome::Service(service.clone())
             }
+            FleetRequest::ReadFleet => FleetOutcome::Fleet(Box::new(self.fleet.clone())),
             FleetRequest::OfNode { node, request } => {
                 FleetOutcome::OfNode(self.call(node, request))
             }

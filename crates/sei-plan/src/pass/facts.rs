@@ -9,7 +9,7 @@ use crate::request::{Outcome, Read, Request};
 use crate::signing_key::SigningKey;
 use crate::snapshot::{Claim, Snapshot};
 use crate::tasks::signing_key_not_ready;
-use crate::view::StatefulSetView;
+use crate::view::{StatefulSetView, chain_of};
 
 impl Pass {
     /// A claim that has to be read: caches show only own claims, and only a live read proves that a
@@ -80,8 +80,7 @@ impl Snapshot {
         if let Some(peers) = self.peers.take() {
             self.status.resolved_peers = (!peers.is_empty()).then_some(peers);
         }
-        let chain = self.own_statefulset().and_then(StatefulSetView::chain);
-        let chain = chain.unwrap_or(&self.node.spec.chain_id);
+        let chain = chain_of(&self.node, self.statefulset.as_deref());
         if self.status.chain_id.as_deref() != Some(chain) {
             self.status.chain_id = Some(chain.to_owned());
         }

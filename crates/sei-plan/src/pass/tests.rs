@@ -40,6 +40,45 @@ fn a_refused_repair_does_not_stop_the_plan() {
 }
 
 #[test]
+fn the_chain_in_the_status_is_the_one_that_runs() {
+    let edited = running(full_node()).edit(|spec| spec.chain_id = "edited".into());
+    let Ask::Write(status) = begin(edited).ask() else { panic!("the edit is refused") };
+    assert_eq!(status.chain_id.as_deref(), Some("demo-1"));
+}
+
+#[test]
+fn no_task_runs_while_a_workflow_occupies_the_node() {
+    let occupied = updating().with(|seen| {
+        seen.status_mut().adopted_workflow = Some(sei_api::status::AdoptedWorkflow {
+            name: "resync".into(),
+            uid: "w".into(),
+            adopted_at: k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(seen.now),
+        });
+    });
+    let mut pass = begin(occupied);
+    let Ask::Write(status) = pass.ask() else { panic!("the workflow is reported") };
+    assert!(status.plan.is_some_and(|plan| plan.is_active()), "the plan resumes after it");
+    assert!(matches!(pass.ask(), Ask::Done(_)), "nothing is submitted, applied or deleted");
+}
+
+#[test]
+fn repaired_replicas_are_reported_as_they_were_found() {
+    let scaled = running(validator()).with(|seen| {
+        seen.statefulset.as_mut().unwrap().replicas = Some(2);
+    });
+    let mut pass = begin(scaled);
+    let Ask::Perform(repair) = pass.ask() else { panic!("the replicas are repaired") };
+    let Request::PatchStatefulSet(patch) = &*repair else { panic!("{repair:?}") };
+    assert_eq!(patch["spec"]["replicas"], 1);
+    let repaired = running(validator()).statefulset.unwrap();
+    pass.absorb(Outcome::Patched(repaired));
+    let Ask::Write(status) = pass.ask() else { panic!("the repair is reported") };
+    let stalled = find(&status.conditions, ConditionType::Stalled).unwrap();
+    assert_eq!((stalled.status.as_str(), stalled.reason.as_str()), ("True", "ReplicasNotOne"));
+    assert!(stalled.message.contains("was scaled to 2 replicas"), "{}", stalled.message);
+}
+
+#[test]
 fn a_service_that_the_watch_does_not_show_is_read_and_left_to_its_owner() {
     let mut pass = begin(running(full_node()).with(|seen| seen.current.service = false));
     let Ask::Perform(repair) = pass.ask() else { panic!("the Service is created") };

@@ -6,11 +6,12 @@ use sei_api::plan::{PlanKind, PlanTarget, PlannedTask, TaskPlan};
 use sei_api::status::{Cause, PendingUpdate, UpdateOutcome, UpdateState};
 use sei_api::task::{Side, TaskType};
 
-use super::drift::image_in;
+use super::drift::{change_image, has_revision};
 use super::{
     Blocker, Decision, Note, PlanMove, build, decide_at_rest, ended, init, is_updating, kind,
     stall, without_plan,
 };
+use crate::adoption::Comparison;
 use crate::budget;
 use crate::check_plan::{Severity, check_plan};
 use crate::desired::Desired;
@@ -109,7 +110,7 @@ pub(super) fn fate_of_init(snapshot: &Snapshot, plan: &TaskPlan) -> Fate {
     }
     let superseded = match &plan.target {
         _ if in_bootstrap(plan) => has_other_bootstrap(snapshot, plan, desired),
-        None => has_other_pod(snapshot, desired),
+        None => return fate_by_pod(snapshot, desired),
         Some(target) => {
             let images =
                 target.image != desired.image || target.sidecar_image != desired.sidecar_image;
@@ -151,19 +152,29 @@ fn has_other_bootstrap(snapshot: &Snapshot, plan: &TaskPlan, desired: &Desired) 
     }
 }
 
-/// Whether the pod of a plan without a target cannot run, or was made from other images than the
-/// desired ones. Admission may rewrite the images of pods, so those of the template count too.
-fn has_other_pod(snapshot: &Snapshot, desired: &Desired) -> bool {
-    let (Some(pod), Some(statefulset)) = (snapshot.pod(), snapshot.own_statefulset()) else {
-        return false;
-    };
-    let template = &statefulset.template.json();
-    let seid = [Some(pod.seid.image.as_str()), image_in(template, "containers", "seid")];
-    let sidecar =
-        [Some(pod.sidecar.image.as_str()), image_in(template, "initContainers", "sei-sidecar")];
-    !pod.troubles.is_empty()
-        || !seid.contains(&Some(desired.image.as_str()))
-        || !sidecar.contains(&Some(desired.sidecar_image.as_str()))
+/// A plan without a target is superseded if its pod cannot run, or was made from other images than
+/// the desired ones. Where admission rewrites images, their names prove nothing: the server compares
+/// the templates, and the plan continues meanwhile.
+fn fate_by_pod(snapshot: &Snapshot, desired: &Desired) -> Fate {
+    let Some(pod) = snapshot.pod() else { return Fate::Resume };
+    if !pod.troubles.is_empty() {
+        return Fate::InitAgain;
+    }
+    let names_differ =
+        pod.seid.image != desired.image || pod.sidecar.image != desired.sidecar_image;
+    if !names_differ {
+        return Fate::Resume;
+    }
+    let compared = snapshot.adoption.as_ref().filter(|(uid, _)| *uid == pod.uid);
+    match compared.map(|(_, comparison)| comparison) {
+        Some(Comparison::Equal) => Fate::Resume,
+        Some(Comparison::Different(changes)) if !change_image(changes) => Fate::Resume,
+        None if has_revision(pod) => {
+            let compare = Some(pod.uid.clone());
+            Fate::Ask(Box::new(Decision { compare, ..Decision::keep(snapshot) }))
+        }
+        _ => Fate::InitAgain,
+    }
 }
 
 pub(super) fn fate_of_update(snapshot: &Snapshot, plan: &TaskPlan) -> Fate {

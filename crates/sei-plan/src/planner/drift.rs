@@ -200,7 +200,7 @@ fn classify_unrecorded(
             Drift::Differs(by_image(image_changes(pod, desired)))
         }
         None | Some(Comparison::NoRevision) => Drift::Unknown,
-        Some(Comparison::Different(changes)) if images_differ(snapshot, pod, desired) => {
+        Some(Comparison::Different(changes)) if images_changed(snapshot, pod, desired, changes) => {
             Drift::Differs(by_image(changes.clone()))
         }
         Some(Comparison::Different(changes)) => Drift::Differs(Difference {
@@ -260,9 +260,18 @@ fn stamp(snapshot: &Snapshot, desired: &Desired, pod: &PodView) -> Option<Stamp>
     )
 }
 
-/// Whether the spec itself sets another image than the pod has. A sidecar image of the platform is
-/// not a change of this spec: it waits for its turn like every change of the platform.
+/// Whether the spec itself sets another image than the pod has, by the names of the images.
 fn images_differ(snapshot: &Snapshot, pod: &PodView, desired: &Desired) -> bool {
+    differing_images(snapshot, pod, desired).next().is_some()
+}
+
+/// The images whose names in the spec differ from those in the pod. A sidecar image of the platform
+/// is not a change of this spec: it waits for its turn like every change of the platform.
+fn differing_images(
+    snapshot: &Snapshot,
+    pod: &PodView,
+    desired: &Desired,
+) -> impl Iterator<Item = &'static str> {
     let sets_sidecar = snapshot.node.spec.sidecar_image().is_some();
     let newest = snapshot.own_statefulset().filter(|statefulset| {
         pod.revision.is_some() && pod.revision.as_deref() == statefulset.observed_revision()
@@ -277,18 +286,39 @@ fn images_differ(snapshot: &Snapshot, pod: &PodView, desired: &Desired) -> bool 
         pod.seid.image != desired.image && !in_template("containers", "seid", &desired.image);
     let sidecar = pod.sidecar.image != desired.sidecar_image
         && !in_template("initContainers", "sei-sidecar", &desired.sidecar_image);
-    seid || (sets_sidecar && sidecar)
+    let differs = [(SEID_IMAGE, seid), (SIDECAR_IMAGE, sets_sidecar && sidecar)];
+    differs.into_iter().filter(|(_, differs)| *differs).map(|(path, _)| path)
 }
 
-pub(super) fn image_in<'a>(template: &'a Value, list: &str, name: &str) -> Option<&'a str> {
+/// Whether the spec sets another image, by the names and by what the server compared. Names differ by
+/// themselves where admission rewrites those of templates; the server compares rewritten ones.
+fn images_changed(
+    snapshot: &Snapshot,
+    pod: &PodView,
+    desired: &Desired,
+    changes: &[FieldChange],
+) -> bool {
+    let found = |path: &str| changes.iter().any(|change| change.path == path);
+    differing_images(snapshot, pod, desired).any(found)
+}
+
+/// Whether the server found another image of the chain process or of the sidecar.
+pub(super) fn change_image(changes: &[FieldChange]) -> bool {
+    changes.iter().any(|change| [SEID_IMAGE, SIDECAR_IMAGE].contains(&change.path.as_str()))
+}
+
+const SEID_IMAGE: &str = "containers[seid].image";
+const SIDECAR_IMAGE: &str = "initContainers[sei-sidecar].image";
+
+fn image_in<'a>(template: &'a Value, list: &str, name: &str) -> Option<&'a str> {
     let containers = template["spec"][list].as_array()?;
     containers.iter().find(|container| container["name"] == name)?["image"].as_str()
 }
 
 fn image_changes(pod: &PodView, desired: &Desired) -> Vec<FieldChange> {
     let images = [
-        ("containers[seid].image", &pod.seid.image, &desired.image),
-        ("initContainers[sei-sidecar].image", &pod.sidecar.image, &desired.sidecar_image),
+        (SEID_IMAGE, &pod.seid.image, &desired.image),
+        (SIDECAR_IMAGE, &pod.sidecar.image, &desired.sidecar_image),
     ];
     let differing = images.into_iter().filter(|(_, from, to)| from != to);
     differing

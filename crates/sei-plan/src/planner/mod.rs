@@ -43,7 +43,7 @@ mod tests;
 pub use blocker::Blocker;
 pub(crate) use decision::enter;
 pub use decision::{Decision, PlanMove};
-pub use note::Note;
+pub use note::{MOVED, Note};
 pub use running::{halted, next_in_chain};
 
 /// Decides what happens next to a node.

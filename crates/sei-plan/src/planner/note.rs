@@ -7,6 +7,9 @@ use sei_api::status::Cause;
 
 use super::Blocker;
 
+/// How the message about a moved revision begins.
+pub const MOVED: &str = "keeps the pod at revision";
+
 /// One decision of the planner, or the reason for doing nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
@@ -102,7 +105,7 @@ impl fmt::Display for Note {
             Self::Adopted { hash } => write!(f, "adopts the running pod as {hash}"),
             Self::RevisionMovedExternally { pod, statefulset } => write!(
                 f,
-                "keeps the pod at revision {pod}; new pods would get {statefulset}: \
+                "{MOVED} {pod}; new pods would get {statefulset}: \
                  the revision changed without an update by the operator; \
                  to restart a node, use kubectl sei restart"
             ),

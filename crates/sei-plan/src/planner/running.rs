@@ -319,8 +319,14 @@ fn started(snapshot: &Snapshot, desired: &Desired, summary: &str) -> String {
     let status = snapshot.status();
     let current = status.current_image.as_deref().unwrap_or_default();
     let current_sidecar = status.current_sidecar_image.as_deref().unwrap_or_default();
-    let seid = current != desired.image;
-    let sidecar = !current_sidecar.is_empty() && current_sidecar != desired.sidecar_image;
+    // Admission may have rewritten the current names; then those that were desired are compared.
+    let template = status.pod_template.as_ref();
+    let was_desired = template.and_then(|template| template.desired_image.as_deref());
+    let sidecar_was = template.and_then(|template| template.desired_sidecar_image.as_deref());
+    let seid = current != desired.image && was_desired != Some(desired.image.as_str());
+    let sidecar = !current_sidecar.is_empty()
+        && current_sidecar != desired.sidecar_image
+        && sidecar_was != Some(desired.sidecar_image.as_str());
     match (seid, sidecar) {
         (true, true) => format!(
             "image drift detected: seid spec={} current={current}, sidecar spec={} \

@@ -5,7 +5,7 @@ use sei_api::Mode;
 use sei_api::condition::{ConditionStatus, ConditionType, Reason, Verdict};
 use sei_api::status::{Blocked, SeiNodePhase};
 
-use super::{Blocker, Decision, later, not_after};
+use super::{Blocker, Decision, later, not_after, wait_until};
 use crate::desired::Desired;
 use crate::snapshot::{Claim, Snapshot};
 use crate::tasks::bounded;
@@ -25,7 +25,11 @@ pub(super) fn report(snapshot: &Snapshot, decision: Decision) -> Decision {
     let message = bounded(&message);
     let blocked =
         Some(Blocked { reason: reason.as_str().to_owned(), since, message: message.clone() });
-    let decision = Decision { blocked, ..decision };
+    let mut decision = Decision { blocked, ..decision };
+    if reason == Reason::CrashLooping && snapshot.is_ready() {
+        // No event marks the time when the pod has been Ready for long enough.
+        decision = decision.requeue_within(snapshot.timing.halt());
+    }
     if due > snapshot.now {
         let left = due.duration_since(snapshot.now).unsigned_abs();
         return decision.requeue_within(left).condition(progressing());
@@ -124,8 +128,9 @@ fn pod_trouble(snapshot: &Snapshot) -> Option<(Reason, String)> {
     })
 }
 
-/// Between two crashes the process runs for a while. A crash loop ends only once the pod is Ready
-/// or the process has run for longer than the kubelet's longest back-off.
+/// Between two crashes the process runs for a while, and its pod may be Ready. A crash loop ends only
+/// once the pod has been Ready for a while, or the process has run for longer than the kubelet's longest
+/// back-off.
 fn crash_continues(pod: &PodView, snapshot: &Snapshot) -> Option<(Reason, String)> {
     let before = snapshot.status().blocked.as_ref();
     let seen = before.filter(|blocked| blocked.reason == Reason::CrashLooping.as_str())?;
@@ -135,9 +140,16 @@ fn crash_continues(pod: &PodView, snapshot: &Snapshot) -> Option<(Reason, String
             .is_some_and(|since| later(since, snapshot.timing.outage()) > snapshot.now);
         container.restarts > 0 && (!container.running || young)
     };
-    let continues = !pod.ready && (crashed(&pod.seid) || crashed(&pod.sidecar));
+    let lasts = pod.ready && ready_lasts(pod, snapshot);
+    let continues = !lasts && (crashed(&pod.seid) || crashed(&pod.sidecar));
     (continues && seen.message.contains(&pod.name))
         .then(|| (Reason::CrashLooping, seen.message.clone()))
+}
+
+/// Whether a pod that is Ready has been for as long as tells a start from a crash loop.
+fn ready_lasts(pod: &PodView, snapshot: &Snapshot) -> bool {
+    let Some(since) = pod.ready_since else { return true };
+    wait_until(later(since, snapshot.timing.halt()), snapshot.now, snapshot.timing.halt()).is_none()
 }
 
 /// The part of a running node's identity that the spec would change. Such a change is refused, and

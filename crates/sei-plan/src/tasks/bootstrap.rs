@@ -7,7 +7,7 @@ use sei_api::task::TaskType;
 
 use super::{Next, done, fail, read, request, sidecar, wait, wait_and_poll};
 use crate::request::{Read, Request};
-use crate::seen::{Reading, Seen};
+use crate::seen::{JOB, Reading, Seen};
 use crate::view::{JobState, JobView, is_bootstrap_pod, is_named};
 
 /// Creates the Service under which the bootstrap pod's sidecar answers.
@@ -29,6 +29,10 @@ pub(super) fn step_service(seen: &Seen) -> Next {
 /// So is a failed Job: it belongs to an earlier plan, and would fail this one at once.
 pub(super) fn step_job(seen: &Seen) -> Next {
     let Some(bootstrap) = &seen.desired.bootstrap else { return not_desired() };
+    if seen.accepted.contains(&JOB) {
+        // It is not compared: admission may have rewritten its images, and it would be replaced for ever.
+        return done();
+    }
     let Reading::Live(found) = &seen.job else { return read(Read::Job) };
     let Some(job) = found else {
         // Live: a cache does not show pods of others.

@@ -1,7 +1,8 @@
 //! `replace-pod`: when exactly a pod is deleted.
 
 use sei_api::condition::Reason;
-use sei_api::plan::{Applied, TaskPlan};
+use sei_api::plan::{Applied, PlanTarget, TaskPlan};
+use sei_api::status::SeiNodeStatus;
 
 use super::{Effects, Next, fail, not_ours, read, request, wait, wait_and_poll};
 use crate::desired::Desired;
@@ -9,7 +10,7 @@ use crate::diff::lacks_rendered;
 use crate::request::{PodDelete, Read, Request};
 use crate::seen::{Reading, Seen};
 use crate::shared::Shared;
-use crate::view::{Freshness, PodView, Revisions, StatefulSetView, freshness, is_owned};
+use crate::view::{Freshness, Known, PodView, Revisions, StatefulSetView, freshness, is_owned};
 
 #[cfg(test)]
 mod tests;
@@ -95,17 +96,27 @@ pub(super) fn revisions<'a>(
     statefulset: &'a StatefulSetView,
     seen: &'a Seen,
 ) -> Option<Revisions<'a>> {
-    let of_plan =
-        plan.applied.as_ref().zip(plan.target.as_ref()).and_then(|(applied, target)| {
-            Some((applied.revision.as_deref()?, target.image.as_str()))
-        });
-    let known = seen.node.status.as_ref().zip(plan.target.as_ref()).and_then(|(status, target)| {
-        let template = status.pod_template.as_ref()?;
-        let observed = status.pod_template_hash.as_ref() == Some(&target.hash);
-        observed.then_some((template.revision.as_str(), target.image.as_str()))
-    });
+    let of_plan = plan.applied.as_ref().and_then(|applied| applied.revision.as_deref());
+    let of_plan = of_plan.map(|revision| Known { revision, images: None });
+    let recorded = seen.node.status.as_ref().zip(plan.target.as_ref());
+    let recorded = recorded.and_then(|(status, target)| recorded_revision(status, target));
     let replaces = plan.target.as_ref().and_then(|target| target.replaces_pod.as_deref());
-    Some(Revisions { newest: statefulset.observed_revision()?, known: of_plan.or(known), replaces })
+    Some(Revisions {
+        newest: statefulset.observed_revision()?,
+        known: of_plan.or(recorded),
+        replaces,
+    })
+}
+
+/// The revision of a pod that was observed to be made from the target. Where admission rewrites
+/// images, its image has the name that was recorded when the same image was desired.
+fn recorded_revision<'a>(status: &'a SeiNodeStatus, target: &'a PlanTarget) -> Option<Known<'a>> {
+    let template = status.pod_template.as_ref()?;
+    let is_target = status.pod_template_hash.as_ref() == Some(&target.hash);
+    let desired = target.image.as_str();
+    let was_desired = template.desired_image.as_deref() == Some(desired);
+    let renamed = status.current_image.as_deref().filter(|_| was_desired).unwrap_or(desired);
+    is_target.then(|| Known { revision: &template.revision, images: Some([desired, renamed]) })
 }
 
 /// The pod to delete: owned, labelled with another revision, not terminating.

@@ -83,6 +83,9 @@ pub(super) fn open_gate_again(plan: &TaskPlan, seen: &Seen) -> Option<Next> {
     let call = match seen.tasks.get(&id) {
         None => SidecarCall::Poll { id },
         Some(None) => {
+            if let Some(next) = unproved(TaskType::MarkReady, pod, seen) {
+                return Some(next);
+            }
             let task_type = TaskType::MarkReady.as_str().to_owned();
             SidecarCall::Submit { id, task_type, params: Value::Object(Map::new()) }
         }

@@ -551,3 +551,16 @@ fn a_node_controls_an_object_by_every_field_of_the_reference() {
     }
     assert!(!is_controlled_by(&ObjectMeta::default(), &node));
 }
+
+#[test]
+fn the_chain_of_a_node_is_the_one_that_it_runs() {
+    use crate::planner::fixture::{NODE_UID, full_node, running};
+    let snapshot = running(full_node());
+    let mut node = (*snapshot.node).clone();
+    let set = snapshot.statefulset.as_deref().unwrap();
+    node.spec.chain_id = "edited".to_owned();
+    assert_eq!(chain_of(&node, Some(set)), "demo-1");
+    assert_eq!(chain_of(&node, None), "edited");
+    let foreign = StatefulSetView { controller: Some(format!("not-{NODE_UID}")), ..set.clone() };
+    assert_eq!(chain_of(&node, Some(&foreign)), "edited");
+}

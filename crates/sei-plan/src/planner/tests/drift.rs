@@ -533,6 +533,47 @@ fn an_image_name_that_admission_rewrote_is_no_changed_image() {
 }
 
 #[test]
+fn a_pod_that_is_taken_over_rolls_for_its_image_only_if_the_server_finds_another() {
+    // Admission has rewritten the images of the template and of the pod.
+    let taken_over = |path: &str| {
+        running(validator()).with(|seen| {
+            seen.pods[0].seid.image = "mirror/seid:1".into();
+            seen.pods[0].sidecar.image = "mirror/seictl:1".into();
+            let set = seen.statefulset.as_mut().unwrap();
+            set.template_hash = None;
+            set.template.edit(|json| {
+                json["spec"]["containers"][0]["image"] = "mirror/seid:1".into();
+                json["spec"]["initContainers"][0]["image"] = "mirror/seictl:1".into();
+            });
+            seen.status_mut().pod_template = None;
+            seen.status_mut().pod_template_hash = None;
+            let change = FieldChange { path: path.into(), ..FieldChange::default() };
+            seen.adoption = Some(("pod-uid".into(), Comparison::Different(vec![change])));
+            seen.slot = None;
+        })
+    };
+    let other_field = taken_over("terminationGracePeriodSeconds");
+    let pending = after(&other_field).pending_update.unwrap();
+    assert_eq!((pending.cause, pending.state), (Cause::Adoption, UpdateState::Held));
+    assert_eq!(plan(&other_field).asks_slot, None);
+    let sidecar = after(&taken_over("initContainers[sei-sidecar].image"));
+    assert_eq!(sidecar.pending_update.unwrap().cause, Cause::Adoption, "it is the platform's");
+    assert_eq!(plan(&taken_over("containers[seid].image")).asks_slot, Some(Roll::Image));
+}
+
+#[test]
+fn the_message_of_an_update_names_no_image_that_admission_rewrote() {
+    let mirrored = labelled(full_node()).with(|seen| {
+        seen.pods[0].seid.image = "mirror/seid:1".into();
+        seen.pods[0].sidecar.image = "mirror/seictl:1".into();
+        seen.status_mut().current_image = Some("mirror/seid:1".into());
+        seen.status_mut().current_sidecar_image = Some("mirror/seictl:1".into());
+    });
+    let text = condition_text(&after(&mirrored), ConditionType::NodeUpdateInProgress);
+    assert!(text.starts_with("True/UpdateStarted: pod template drift detected"), "{text}");
+}
+
+#[test]
 fn a_revert_that_the_server_calls_equal_restores_the_applied_template() {
     let reverted = running(full_node()).with(|seen| {
         seen.pods[0].seid.image = "mirror/seid:1".into();
@@ -577,6 +618,8 @@ fn changed_peers_restart_nothing_and_are_reported() {
     let peers = running(full_node()).with(|seen| {
         let template = seen.status_mut().pod_template.as_mut().unwrap();
         template.config.insert("peers".into(), "of-other-peers".into());
+        let desired = seen.desired.as_mut().unwrap();
+        desired.config.insert("peers".into(), "of-present-peers".into());
     });
     assert_eq!(started(&peers), None);
     assert_eq!(

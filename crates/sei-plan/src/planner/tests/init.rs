@@ -3,10 +3,12 @@
 use sei_api::names::annotation;
 use sei_api::node::{GenesisCeremony, PeerSource, SnapshotSource, StaticPeers};
 use sei_api::plan::{FailedTaskDetail, TaskStatus};
+use sei_api::status::FieldChange;
 use sei_api::task::TaskType;
 use serde_json::json;
 
 use super::*;
+use crate::adoption::Comparison;
 use crate::planner::fixture::{
     archive, full_node, full_node_from, governor, new_node, observer, pod, replayer, running, s3,
     seed, state_sync, statefulset, validator,
@@ -483,6 +485,9 @@ fn another_bootstrap_image_supersedes_the_plan_once() {
     // The Job of the old image still exists when the new plan is stepped for the first time.
     snapshot.status_mut().plan = Some(next);
     assert_eq!(plan(&snapshot).plan, PlanMove::Keep);
+    let moved = snapshot.edit(|spec| spec.chain_id = "atlantic-2".into());
+    let next = started(&moved).expect("what the Job replays is of another chain");
+    assert_eq!(next.target.unwrap().chain_id.as_deref(), Some("atlantic-2"));
 }
 
 #[test]
@@ -529,7 +534,20 @@ fn an_init_plan_of_the_go_operator_is_superseded_by_another_image_and_resumed_ot
     });
     assert_eq!(plan(&snapshot).plan, PlanMove::Keep);
     let edited = snapshot.clone().edit(|spec| spec.image = "seid:9".into());
-    assert!(started(&edited).is_some(), "a bad first image is corrected by an edit");
+    let decision = plan(&edited);
+    assert_eq!(decision.compare.as_deref(), Some("pod-uid"), "names of images decide nothing");
+    assert_eq!(decision.plan, PlanMove::Keep, "it continues until the server has compared");
+    let compared = |comparison| {
+        edited.clone().with(|seen| seen.adoption = Some(("pod-uid".into(), comparison)))
+    };
+    let change = |path: &str| FieldChange { path: path.into(), ..FieldChange::default() };
+    let image = Comparison::Different(vec![change("containers[seid].image")]);
+    assert!(started(&compared(image)).is_some(), "a bad first image is corrected by an edit");
+    for same in [Comparison::Equal, Comparison::Different(vec![change("hostAliases")])] {
+        let continued = plan(&compared(same)).plan;
+        assert_eq!(continued, PlanMove::Keep, "admission has rewritten the image");
+    }
+    assert!(started(&compared(Comparison::NoRevision)).is_some(), "only the names are left");
     let stuck = snapshot.with(|seen| {
         let mut pod = (*seen.pods[0]).clone();
         pod.troubles.push(crate::view::Trouble {

@@ -688,20 +688,27 @@ fn a_crash_loop_continues_between_two_crashes() {
         }];
     });
     let blocked = after(&crashed);
-    let runs_since = |second: i64, ready: bool| {
-        let again = crashed.clone().with(|seen| {
+    let again = |second: i64, ready: bool| {
+        crashed.clone().with(|seen| {
             seen.store(blocked.clone());
             seen.pods[0].troubles.clear();
             seen.pods[0].ready = ready;
+            seen.pods[0].ready_since = Some(at(5));
             seen.pods[0].seid.running_since = Some(at(0));
             seen.now = at(second);
-        });
-        after(&again).blocked.map(|blocked| (blocked.reason, blocked.since))
+        })
+    };
+    let runs_since = |second: i64, ready: bool| {
+        after(&again(second, ready)).blocked.map(|blocked| (blocked.reason, blocked.since))
     };
     let since = blocked.blocked.as_ref().unwrap().since.clone();
-    assert_eq!(runs_since(10, false), Some(("CrashLooping".to_owned(), since)));
+    let continues = Some(("CrashLooping".to_owned(), since));
+    assert_eq!(runs_since(10, false), continues);
     assert_eq!(runs_since(300, false), None, "it has outlived the longest back-off");
-    assert_eq!(runs_since(10, true), None);
+    assert_eq!(runs_since(10, true), continues, "it is Ready for a while before it crashes");
+    let requeue = plan(&again(10, true)).requeue.expect("no event shows that it lasts");
+    assert!(requeue <= Duration::from_secs(60), "{requeue:?}");
+    assert_eq!(runs_since(65, true), None);
 }
 
 #[test]

@@ -205,6 +205,13 @@ fn every_reason_of_the_planner_appears_in_a_status() {
     assert!(missing.is_empty(), "{missing:#?}");
 }
 
+/// Every condition of a node is made here, so each test that reports one checks this.
+#[test]
+#[should_panic(expected = "Stalled=True/Ready is not in the table of reasons")]
+fn no_reason_outside_of_the_table_is_reported() {
+    let _ = Verdict::new(ConditionType::Stalled, ConditionStatus::True, Reason::Ready, "");
+}
+
 #[test]
 fn a_node_that_a_workflow_occupies_gets_no_plan() {
     let workflow = AdoptedWorkflow {

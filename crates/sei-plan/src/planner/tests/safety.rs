@@ -238,7 +238,12 @@ fn a_record_that_contradicts_the_pods_images_is_compared_by_the_server() {
         seen.now = fixture::at(60);
     });
     assert_eq!(after(&again), reported, "and nothing more is written");
-    assert!(started(&compared(Comparison::Different(Vec::new()))).is_some(), "it was forged");
+    let changed = |path: &str| {
+        let change = sei_api::status::FieldChange { path: path.into(), ..Default::default() };
+        compared(Comparison::Different(vec![change]))
+    };
+    assert!(started(&changed("containers[seid].image")).is_some(), "it was forged");
+    assert_eq!(started_tasks(&changed("hostAliases")), "none", "an adopted pod has its image");
 }
 
 #[test]
@@ -273,6 +278,32 @@ fn an_init_plan_is_superseded_when_its_template_is_no_longer_applied() {
         seen.statefulset.as_mut().unwrap().template_hash = Some("v1:other".into());
     });
     assert_ne!(after(&lost).plan.unwrap().id, status.plan.unwrap().id, "a new init plan starts");
+}
+
+#[test]
+fn an_update_is_superseded_when_its_template_was_edited_after_its_apply() {
+    let updating = running(full_node()).edit(|spec| spec.image = "seid:2".into());
+    let mut status = after(&updating);
+    let active = status.plan.as_mut().unwrap();
+    let hash = active.target.as_ref().unwrap().hash.clone();
+    let uid = fixture::STS_UID.to_owned();
+    active.applied = Some(sei_api::plan::Applied { uid, generation: 2, revision: None });
+    let applied = |generation: i64, image: &str| {
+        updating.clone().with(|seen| {
+            seen.store(status.clone());
+            seen.plan_id = "55555555-5555-4555-8555-555555555555".into();
+            let template = seen.desired.as_ref().unwrap().template();
+            let set = seen.statefulset.as_mut().unwrap();
+            set.template_hash = Some(hash.clone());
+            set.generation = generation;
+            set.template = template.into();
+            set.template.edit(|json| json["spec"]["containers"][0]["image"] = image.into());
+        })
+    };
+    assert_eq!(plan(&applied(3, "seid:2")).plan, PlanMove::Keep, "another field was edited");
+    assert_eq!(plan(&applied(2, "seid:9")).plan, PlanMove::Keep, "admission rewrote the image");
+    let edited = report(&applied(3, "seid:9"));
+    assert!(edited.contains("superseded by another template on the StatefulSet"), "{edited}");
 }
 
 #[test]

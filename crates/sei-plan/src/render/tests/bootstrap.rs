@@ -38,6 +38,9 @@ fn the_job_runs_the_bootstrap_image_once() {
     let labels = json!({ "sei.io/node": "rpc-bootstrap", "sei.io/component": "bootstrap" });
     assert_eq!(job["metadata"]["labels"], labels);
     assert_eq!(job["spec"]["backoffLimit"], 0);
+    let evicted = json!([{ "type": "DisruptionTarget", "status": "True" }]);
+    let rules = json!([{ "action": "Ignore", "onPodConditions": evicted }]);
+    assert_eq!(job["spec"]["podFailurePolicy"]["rules"], rules, "an eviction is no failure");
     assert!(job["spec"].get("ttlSecondsAfterFinished").is_none());
     let template = &job["spec"]["template"];
     assert_eq!(template["metadata"]["labels"], labels);

@@ -234,6 +234,30 @@ fn a_pod_recorded_as_created_from_the_target_is_kept_under_any_revision_name() {
     world.check("created from another template", DELETES);
 }
 
+#[test]
+fn a_pod_whose_image_admission_rewrote_is_kept_under_any_revision_name() {
+    let mut world = World::updating(TaskType::ReplacePod);
+    let mut mirrored = pod(OLD);
+    mirrored.seid.image = "mirror/seid:new".to_owned();
+    world.live_pods([mirrored]);
+    let target = world.plan.target.as_ref().map(|target| target.hash.clone());
+    let status = world.seen.node.status.get_or_insert_default();
+    status.pod_template_hash = target;
+    status.current_image = Some("mirror/seid:new".to_owned());
+    status.pod_template = Some(sei_api::status::ObservedTemplate {
+        revision: OLD.to_owned(),
+        desired_image: Some("seid:new".to_owned()),
+        ..sei_api::status::ObservedTemplate::default()
+    });
+    world.check("recorded when the same image was desired", "done");
+    let status = world.seen.node.status.get_or_insert_default();
+    status.pod_template.as_mut().unwrap().desired_image = Some("seid:old".to_owned());
+    world.check("recorded when another image was desired", DELETES);
+    // The plan has seen the pod that its own apply led to.
+    world.plan.applied.as_mut().unwrap().revision = Some(OLD.to_owned());
+    world.check("made by this plan", "done");
+}
+
 // RP10
 #[test]
 fn a_terminating_pod_is_not_deleted_again() {

@@ -6,4 +6,5 @@ mod claim;
 mod common;
 mod keys;
 mod observe_image;
+mod reasons;
 mod sidecar;
