@@ -78,6 +78,14 @@ pub const REPLICAS_MAX: usize = 100;
      && has(self.template.spec.validator) == has(oldSelf.template.spec.validator) \
      && has(self.template.spec.seed) == has(oldSelf.template.spec.seed)"
 ).message("the mode of template.spec is immutable: nodes cannot change their mode"))]
+#[x_kube(validation = Rule::new(
+    "!has(self.updateStrategy.inPlace) || !has(self.updateStrategy.inPlace.health) \
+     || !has(self.updateStrategy.inPlace.health.requireSameAppHash) \
+     || !self.updateStrategy.inPlace.health.requireSameAppHash \
+     || self.replicas > (has(self.updateStrategy.inPlace.canary) \
+        && self.updateStrategy.inPlace.canary.replicas > 1 \
+        ? self.updateStrategy.inPlace.canary.replicas : 1)"
+).message("requireSameAppHash needs more replicas than canaries, because a canary is compared with another node"))]
 #[serde(rename_all = "camelCase")]
 pub struct SeiNodeDeploymentSpec {
     /// Number of nodes.
@@ -215,6 +223,10 @@ pub struct Health {
     /// Its sidecar must report that it is ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub require_sidecar_ready: Option<bool>,
+    /// The height of a canary must grow, and the app hash that it computes must be that of a node that
+    /// has not got the template. The first node is then a canary if there is no other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub require_same_app_hash: Option<bool>,
     /// How long it must be so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
@@ -497,6 +509,41 @@ pub struct RolloutStatus {
     /// Why no further node gets the template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub halt_reason: Option<String>,
+    /// The app hashes of canaries, if `health.requireSameAppHash` is set.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["node".into()]))]
+    pub app_hashes: Vec<AppHashComparison>,
+}
+
+/// The app hash of a canary, and how it compares with that of another node.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct AppHashComparison {
+    /// Name of the canary.
+    pub node: String,
+    /// Uid of its pod.
+    pub pod: String,
+    /// Height at which the pod was first read. Only a later one shows what its image computes.
+    pub first_height: i64,
+    /// Height after which its application had this hash.
+    pub height: i64,
+    pub app_hash: String,
+    /// Absent until it is compared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result: Option<AppHashResult>,
+    /// The node that it was compared with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compared_with: Option<String>,
+    /// The hash of that node, if it is another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected: Option<String>,
+}
+
+/// How the app hash of a canary compares.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AppHashResult {
+    Equal,
+    Different,
 }
 
 /// Addresses outside of the cluster.

@@ -112,6 +112,12 @@ impl FleetCluster {
                 let cluster = Cluster::new(client, sidecar, &key, &scope);
                 Ok(FleetOutcome::OfNode(cluster.perform(request).await))
             }
+            FleetRequest::ReadAppHash { ip, chain_id, .. } => {
+                Ok(FleetOutcome::AppHash(self.sidecar.app_hash(ip, chain_id).await))
+            }
+            FleetRequest::ReadHeader { ip, chain_id, height, .. } => {
+                Ok(FleetOutcome::Header(self.sidecar.header(ip, chain_id, *height).await))
+            }
         }
     }
 

@@ -10,7 +10,10 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use jiff::Timestamp;
 use sei_api::key::ObjectKey;
-use sei_plan::chain::{ChainFacts, NoFacts, RPC_PORT, decode_peers, decode_status};
+use sei_plan::chain::{
+    AppHash, ChainFacts, NoFacts, NoHeader, RPC_PORT, check_block, decode_app_hash, decode_header,
+    decode_peers, decode_status,
+};
 
 use crate::sidecar::{BODY_MAX, Sidecar, host};
 
@@ -26,6 +29,21 @@ impl Sidecar {
         let facts = decode_status(&status, chain_id, Timestamp::now())?;
         let peers = self.read_rpc(ip, "/net_info").await;
         Ok(ChainFacts { peers: peers.ok().and_then(|body| decode_peers(&body)), ..facts })
+    }
+
+    /// The app hash that the node at this address computed last.
+    pub async fn app_hash(&self, ip: &str, chain_id: &str) -> Result<AppHash, NoFacts> {
+        let status = self.read_rpc(ip, "/status").await?;
+        decode_status(&status, chain_id, Timestamp::now())?;
+        decode_app_hash(&self.read_rpc(ip, "/abci_info").await?)
+    }
+
+    /// The app hash in the header of a block that the node at this address has.
+    pub async fn header(&self, ip: &str, chain_id: &str, height: i64) -> Result<AppHash, NoHeader> {
+        let status = self.read_rpc(ip, "/status").await?;
+        check_block(&status, chain_id, height)?;
+        let commit = self.read_rpc(ip, &format!("/commit?height={height}")).await?;
+        decode_header(&commit, chain_id, height)
     }
 
     async fn read_rpc(&self, ip: &str, path: &str) -> Result<Bytes, NoFacts> {

@@ -3,9 +3,12 @@
 //! The answers come from the node's own RPC, where a broken or hostile image can return anything:
 //! a field that is missing or malformed is no fact, and no answer is an error of the operator.
 
+use std::fmt::Write as _;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::ByteString;
 use serde_json::Value;
 
 use crate::tasks::bounded;
@@ -16,6 +19,9 @@ pub const RPC_PORT: u16 = 26657;
 /// How far the clocks of a chain may be ahead of ours. A later time is no block time: it would hide
 /// that a chain has halted.
 const CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(10);
+
+/// How long an app hash can be. It comes from a container and ends up in a status.
+const APP_HASH_BYTES: RangeInclusive<usize> = 20..=64;
 
 /// Names of upgrades are versions. The text comes from a container and ends up in a status.
 const UPGRADE_NAME_MAX: usize = 64;
@@ -43,12 +49,7 @@ pub enum NoFacts {
 
 /// The facts in the answer to `/status`, without peers.
 pub fn decode_status(body: &[u8], chain_id: &str, now: Timestamp) -> Result<ChainFacts, NoFacts> {
-    let answer = unwrapped(body).ok_or(NoFacts::Unreadable)?;
-    let network = answer["node_info"]["network"].as_str().ok_or(NoFacts::Unreadable)?;
-    if network != chain_id {
-        return Err(NoFacts::OtherNetwork(bounded(network)));
-    }
-    let sync = &answer["sync_info"];
+    let sync = &status_of(body, chain_id)?["sync_info"];
     let block_time = sync["latest_block_time"].as_str().and_then(|text| text.parse().ok());
     let latest = now.saturating_add(CLOCK_SKEW).unwrap_or(now);
     // A node without a block reports the year 1.
@@ -64,6 +65,86 @@ pub fn decode_status(body: &[u8], chain_id: &str, now: Timestamp) -> Result<Chai
 /// The number of peers in the answer to `/net_info`.
 pub fn decode_peers(body: &[u8]) -> Option<i64> {
     count(&unwrapped(body)?["n_peers"])
+}
+
+/// The app hash of an application after a height, as it computed it itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AppHash {
+    pub height: i64,
+    pub hash: String,
+}
+
+/// Why a node has no header of a block.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoHeader {
+    #[error("it has not got the block yet")]
+    NotYet,
+    #[error("it has pruned the block")]
+    Pruned,
+    #[error(transparent)]
+    NoFacts(#[from] NoFacts),
+}
+
+/// Whether a node of this chain has the block, by its answer to `/status`.
+pub fn check_block(status: &[u8], chain_id: &str, height: i64) -> Result<(), NoHeader> {
+    let sync = &status_of(status, chain_id)?["sync_info"];
+    let latest = count(&sync["latest_block_height"]).ok_or(NoFacts::Unreadable)?;
+    let earliest = count(&sync["earliest_block_height"]).unwrap_or(0);
+    match height {
+        _ if height > latest => Err(NoHeader::NotYet),
+        _ if height < earliest => Err(NoHeader::Pruned),
+        _ => Ok(()),
+    }
+}
+
+/// The app hash in the answer to `/abci_info`. A `/status` has only the one in the header of the latest
+/// block: that is what the chain agreed on, so the header of a node that diverges never differs.
+pub fn decode_app_hash(body: &[u8]) -> Result<AppHash, NoFacts> {
+    let answer = unwrapped(body).ok_or(NoFacts::Unreadable)?;
+    let info = &answer["response"];
+    let bytes = serde_json::from_value::<ByteString>(info["last_block_app_hash"].clone());
+    let bytes = bytes.ok().filter(|bytes| APP_HASH_BYTES.contains(&bytes.0.len()));
+    let hash = bytes.map(|bytes| {
+        bytes.0.iter().fold(String::new(), |mut text, byte| {
+            let _ = write!(text, "{byte:02X}");
+            text
+        })
+    });
+    let height = count(&info["last_block_height"]).filter(|height| *height < i64::MAX);
+    match (height, hash) {
+        (Some(height), Some(hash)) => Ok(AppHash { height, hash }),
+        _ => Err(NoFacts::Unreadable),
+    }
+}
+
+/// The app hash in the header of the block of this height, in the answer to `/commit`. It is the hash
+/// after the height before.
+pub fn decode_header(body: &[u8], chain_id: &str, height: i64) -> Result<AppHash, NoHeader> {
+    let answer = unwrapped(body).ok_or(NoFacts::Unreadable)?;
+    let header = &answer["signed_header"]["header"];
+    let network = header["chain_id"].as_str().ok_or(NoFacts::Unreadable)?;
+    if network != chain_id {
+        return Err(NoFacts::OtherNetwork(bounded(network)).into());
+    }
+    let hash = header["app_hash"].as_str().map(str::to_ascii_uppercase).filter(|hash| {
+        APP_HASH_BYTES.contains(&(hash.len() / 2)) && hash.bytes().all(|it| it.is_ascii_hexdigit())
+    });
+    match hash {
+        Some(hash) if count(&header["height"]) == Some(height) => {
+            Ok(AppHash { height: height - 1, hash })
+        }
+        _ => Err(NoFacts::Unreadable.into()),
+    }
+}
+
+/// The answer to `/status` of a node of this chain.
+fn status_of(body: &[u8], chain_id: &str) -> Result<Value, NoFacts> {
+    let answer = unwrapped(body).ok_or(NoFacts::Unreadable)?;
+    let network = answer["node_info"]["network"].as_str().ok_or(NoFacts::Unreadable)?;
+    if network != chain_id {
+        return Err(NoFacts::OtherNetwork(bounded(network)));
+    }
+    Ok(answer)
 }
 
 /// The object of an answer. `seid` returns it as it is, other nodes in the field `result`.
@@ -259,8 +340,61 @@ mod tests {
             let decoded = decode_status(text.as_bytes(), "demo-1", at(0));
             assert_eq!(decoded, Err(NoFacts::Unreadable), "{text:.20}");
             assert_eq!(decode_peers(text.as_bytes()), None);
+            assert_eq!(decode_app_hash(text.as_bytes()), Err(NoFacts::Unreadable));
+            let header = decode_header(text.as_bytes(), "demo-1", 1);
+            assert_eq!(header, Err(NoFacts::Unreadable.into()));
         }
         assert_eq!(decode_status(&[0xff; 64], "demo-1", Timestamp::MAX), Err(NoFacts::Unreadable));
+    }
+
+    #[test]
+    fn an_app_hash_is_the_same_in_an_answer_of_the_application_and_in_the_next_header() {
+        // 32 bytes of 0xAB, with and without the envelope.
+        let encoded = "q6urq6urq6urq6urq6urq6urq6urq6urq6urq6urq6s=";
+        let info = json!({ "response": { "data": "sei", "last_block_height": "655",
+            "last_block_app_hash": encoded } });
+        let header = json!({ "signed_header": { "header": { "chain_id": "demo-1", "height": "656",
+            "app_hash": "AB".repeat(32) } }, "canonical": true });
+        let expected = AppHash { height: 655, hash: "AB".repeat(32) };
+        for wrap in [|value: &Value| value.clone(), |value: &Value| json!({ "result": value })] {
+            let (info, header) = (wrap(&info).to_string(), wrap(&header).to_string());
+            assert_eq!(decode_app_hash(info.as_bytes()), Ok(expected.clone()));
+            assert_eq!(decode_header(header.as_bytes(), "demo-1", 656), Ok(expected.clone()));
+            let refused = decode_header(header.as_bytes(), "demo-2", 656);
+            assert_eq!(refused, Err(NoFacts::OtherNetwork("demo-1".into()).into()));
+            let refused = decode_header(header.as_bytes(), "demo-1", 657);
+            assert_eq!(refused, Err(NoFacts::Unreadable.into()), "the header of another block");
+        }
+        let bad =
+            [json!(null), json!(""), json!("!"), json!("q6s="), json!("A".repeat(4000)), json!(5)];
+        for hash in bad {
+            let mut answer = info.clone();
+            answer["response"]["last_block_app_hash"] = hash.clone();
+            let decoded = decode_app_hash(answer.to_string().as_bytes());
+            assert_eq!(decoded, Err(NoFacts::Unreadable), "{hash}");
+            let mut answer = header.clone();
+            answer["signed_header"]["header"]["app_hash"] = hash.clone();
+            let decoded = decode_header(answer.to_string().as_bytes(), "demo-1", 656);
+            assert_eq!(decoded, Err(NoFacts::Unreadable.into()), "{hash}");
+        }
+        let mut answer = info;
+        answer["response"]["last_block_height"] = json!(i64::MAX);
+        let decoded = decode_app_hash(answer.to_string().as_bytes());
+        assert_eq!(decoded, Err(NoFacts::Unreadable), "there is no next height");
+    }
+
+    #[test]
+    fn a_block_is_missing_because_it_is_not_made_or_pruned() {
+        let mut answer = status();
+        answer["sync_info"]["earliest_block_height"] = json!("600");
+        let check = |height| check_block(answer.to_string().as_bytes(), "demo-1", height);
+        assert_eq!(check(599), Err(NoHeader::Pruned));
+        assert_eq!((check(600), check(656)), (Ok(()), Ok(())));
+        assert_eq!(check(657), Err(NoHeader::NotYet));
+        let refused = check_block(answer.to_string().as_bytes(), "demo-2", 656);
+        assert_eq!(refused, Err(NoFacts::OtherNetwork("demo-1".into()).into()));
+        let empty = check_block(b"{}", "demo-1", 656);
+        assert_eq!(empty, Err(NoFacts::Unreadable.into()));
     }
 
     #[test]

@@ -4,7 +4,11 @@ use ring::digest::{SHA256, digest};
 
 /// The SHA-256 of a text as 64 hex digits.
 pub(crate) fn sha256_hex(text: &str) -> String {
-    hex(digest(&SHA256, text.as_bytes()).as_ref())
+    hex(&sha256(text))
+}
+
+pub(crate) fn sha256(text: &str) -> Vec<u8> {
+    digest(&SHA256, text.as_bytes()).as_ref().to_vec()
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {

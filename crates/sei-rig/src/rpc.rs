@@ -1,22 +1,26 @@
-//! The RPC of a chain process, as far as the operator reads it: `/status` and `/net_info`.
+//! The RPC of a chain process, as far as the operator reads it: `/status`, `/net_info`, `/abci_info` and
+//! `/commit`.
 //!
-//! All nodes report the same height at the same time, unless a rule lets them stand still.
+//! All nodes report the same height and app hash at the same time, unless a rule lets them stand still or
+//! diverge.
 
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use http::{Request, Response};
+use http::{Request, Response, Uri};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use jiff::Timestamp;
+use k8s_openapi::ByteString;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 
+use crate::digest::{hex, sha256};
 use crate::sidecar::{Received, Sidecars};
 
 /// Port of the RPC.
@@ -46,10 +50,14 @@ pub enum RpcFault {
     Huge,
     /// It accepts connections and never responds.
     Hangs,
+    /// The application computes another hash than the others, and continues.
+    Diverges,
+    /// It has only its latest block.
+    Pruned,
 }
 
 impl RpcFault {
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::NoBlocks,
         Self::CatchesUp,
         Self::NoPeers,
@@ -58,6 +66,8 @@ impl RpcFault {
         Self::WrongTypes,
         Self::Huge,
         Self::Hangs,
+        Self::Diverges,
+        Self::Pruned,
     ];
 }
 
@@ -123,7 +133,7 @@ async fn serve(host: RpcHost, sidecars: Arc<Sidecars>, state: Arc<Mutex<State>>)
                 sidecars.receive(received(&host, &request));
                 let body = {
                     let state = state.lock().unwrap_or_else(PoisonError::into_inner);
-                    body(&host.chain, request.uri().path(), &state)
+                    body(&host.chain, request.uri(), &state)
                 };
                 async {
                     match body {
@@ -152,7 +162,7 @@ fn received(host: &RpcHost, request: &Request<Incoming>) -> Received {
 }
 
 /// The answer; `None` if there is none.
-fn body(chain: &str, path: &str, state: &State) -> Option<String> {
+fn body(chain: &str, uri: &Uri, state: &State) -> Option<String> {
     let has = |fault| state.faults.contains(&fault);
     if has(RpcFault::Hangs) {
         return None;
@@ -164,27 +174,41 @@ fn body(chain: &str, path: &str, state: &State) -> Option<String> {
         return Some("\u{0}{\"sync_info\":".to_owned());
     }
     let wrong = has(RpcFault::WrongTypes);
-    let answer = match path {
+    let time = state.stopped_at.unwrap_or_else(Timestamp::now);
+    let latest = height_at(time) - if has(RpcFault::CatchesUp) { BEHIND } else { 0 };
+    let network = if has(RpcFault::OtherNetwork) { "other-1" } else { chain };
+    let answer = match uri.path() {
         "/status" => {
-            let time = state.stopped_at.unwrap_or_else(Timestamp::now);
-            let mut height = height_at(time);
-            if has(RpcFault::CatchesUp) {
-                height -= BEHIND;
-            }
-            let network = if has(RpcFault::OtherNetwork) { "other-1" } else { chain };
-            status(network, height, time, has(RpcFault::CatchesUp), wrong)
+            let earliest = if has(RpcFault::Pruned) { latest } else { 1 };
+            status(network, (earliest, latest), time, has(RpcFault::CatchesUp), wrong)
         }
         "/net_info" if wrong => json!({ "n_peers": { "many": true } }),
         "/net_info" => {
             let peers = if has(RpcFault::NoPeers) { "0" } else { "3" };
             json!({ "listening": true, "listeners": [], "n_peers": peers, "peers": [] })
         }
+        "/abci_info" => {
+            let seed = if has(RpcFault::Diverges) { "another application" } else { chain };
+            let hash = ByteString(app_hash(seed, latest));
+            json!({ "response": { "last_block_height": latest.to_string(),
+                "last_block_app_hash": hash } })
+        }
+        "/commit" => {
+            let asked = uri.query().and_then(|query| query.strip_prefix("height=")?.parse().ok());
+            commit(network, chain, asked.filter(|height| *height <= latest))
+        }
         _ => json!({ "error": "unknown path" }),
     };
     Some(answer.to_string())
 }
 
-fn status(network: &str, height: i64, time: Timestamp, catches_up: bool, wrong: bool) -> Value {
+fn status(
+    network: &str,
+    (earliest, latest): (i64, i64),
+    time: Timestamp,
+    catches_up: bool,
+    wrong: bool,
+) -> Value {
     let node_info = json!({ "network": network, "moniker": "rig" });
     if wrong {
         let sync = json!({ "latest_block_height": "9".repeat(400), "latest_block_time": [1e300],
@@ -192,10 +216,24 @@ fn status(network: &str, height: i64, time: Timestamp, catches_up: bool, wrong: 
         return json!({ "node_info": node_info, "sync_info": sync });
     }
     json!({ "node_info": node_info, "sync_info": {
-        "latest_block_height": height.to_string(),
+        "earliest_block_height": earliest.to_string(),
+        "latest_block_height": latest.to_string(),
         "latest_block_time": time.to_string(),
         "catching_up": catches_up,
     }})
+}
+
+/// The header of a block. Its app hash is that after the block before, as the chain agreed on it.
+fn commit(network: &str, chain: &str, height: Option<i64>) -> Value {
+    let Some(height) = height else { return json!({ "error": "no such block" }) };
+    let hash = hex(&app_hash(chain, height - 1)).to_uppercase();
+    let header = json!({ "chain_id": network, "height": height.to_string(), "app_hash": hash });
+    json!({ "signed_header": { "header": header, "commit": {} }, "canonical": true })
+}
+
+/// The app hash after a height.
+fn app_hash(seed: &str, height: i64) -> Vec<u8> {
+    sha256(&format!("{seed} {height}"))
 }
 
 /// The height at a time.

@@ -13,6 +13,7 @@ mod dashboard;
 mod disturbance_at_each_step;
 mod documents;
 mod failing_nodes;
+mod fleet_app_hash;
 mod fleet_rollouts;
 mod fleets;
 mod foreign_objects;

@@ -68,8 +68,9 @@ async fn snapshot(
         fleet: Shared::new(fleet),
         nodes: nodes.into_iter().map(Shared::new).collect(),
         service: None,
-        // No plan is built or performed.
+        // No plan is built or performed, and no node is read.
         objects: BTreeMap::new(),
+        reads_rpc: false,
         plan_id: String::new(),
         timing: Timing::default(),
         now: context.now(),

@@ -93,3 +93,34 @@ async fn bodies_are_bounded_redirects_not_followed_and_silence_ends() {
     let read = tokio::time::timeout(DEADLINE * 2, read("127.78.0.7")).await;
     assert_eq!(read, Ok(Err(NoFacts::Unreachable)));
 }
+
+#[tokio::test]
+async fn app_hashes_are_read_with_the_network_of_the_node() {
+    let answer = |request: &str| {
+        let path = request.split(' ').nth(1).unwrap_or_default();
+        Some(ok(match path {
+            "/status" => STATUS,
+            "/abci_info" => {
+                r#"{"response":{"last_block_height":"7",
+                    "last_block_app_hash":"q6urq6urq6urq6urq6urq6urq6s="}}"#
+            }
+            "/commit?height=7" => {
+                r#"{"signed_header":{"header":{"chain_id":"demo-1","height":"7",
+                    "app_hash":"ABABABABABABABABABABABABABABABABABABABAB"}}}"#
+            }
+            _ => "{}",
+        }))
+    };
+    let received = serve("127.78.0.8", answer).await;
+    let sidecar = Sidecar::new(Tokens::none());
+    let hash = "AB".repeat(20);
+    let own = sidecar.app_hash("127.78.0.8", "demo-1").await;
+    assert_eq!(own, Ok(AppHash { height: 7, hash: hash.clone() }));
+    let header = sidecar.header("127.78.0.8", "demo-1", 7).await;
+    assert_eq!(header, Ok(AppHash { height: 6, hash }));
+    let before = received.lock().unwrap().len();
+    assert_eq!(sidecar.header("127.78.0.8", "demo-1", 8).await, Err(NoHeader::NotYet));
+    let refused = Err(NoFacts::OtherNetwork("demo-1".into()));
+    assert_eq!(sidecar.app_hash("127.78.0.8", "demo-2").await, refused);
+    assert_eq!(received.lock().unwrap().len(), before + 2, "the status alone decides both");
+}

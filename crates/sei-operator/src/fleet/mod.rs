@@ -19,9 +19,7 @@ use sei_api::{SeiNode, SeiNodeDeployment};
 use sei_exec::fleet::FleetCluster;
 use sei_exec::lean::Lean;
 use sei_exec::status::{WriteError, write_status};
-use sei_plan::fleet::{
-    FleetAsk, FleetEnding, FleetEvent, FleetPass, FleetRequest, FleetSnapshot, ServiceView,
-};
+use sei_plan::fleet::{FleetAsk, FleetEnding, FleetEvent, FleetPass, FleetSnapshot, ServiceView};
 use sei_plan::request::{Failure, Purpose, Write};
 use sei_plan::shared::Shared;
 use sei_plan::timing::Timing;
@@ -55,6 +53,7 @@ struct FleetController {
     client: Client,
     reach: Reach,
     timing: Timing,
+    reads_rpc: bool,
     nodes: Store<Guarded<SeiNode>>,
     services: Arc<Cache<ServiceView>>,
     fleets: Store<Guarded<SeiNodeDeployment>>,
@@ -90,12 +89,12 @@ impl Reconcile for FleetController {
                     let logged = request
                         .write(&key.name)
                         .map(|write| LoggedWrite::begin(write, pass.purpose()));
-                    let outcome = match request {
-                        // A sidecar that hangs must not hold a permit.
-                        FleetRequest::OfNode { .. } => {
-                            permit.outside(Box::pin(cluster.perform(&request))).await
-                        }
-                        _ => cluster.perform(&request).await,
+                    let performed = Box::pin(cluster.perform(&request));
+                    // A pod that hangs must not hold a permit.
+                    let outcome = if request.is_of_pod() {
+                        permit.outside(performed).await
+                    } else {
+                        performed.await
                     };
                     if let Some(logged) = logged {
                         logged.end(&key, outcome.failure().map(ToString::to_string).as_deref());
@@ -172,14 +171,15 @@ impl FleetController {
         self.states.with(key, |state| {
             let nodes = state.newest_nodes(&nodes);
             let fleet = state.fleet.newest(cached);
-            let plan = fleet.status.as_ref().and_then(|status| status.plan.as_ref());
-            let objects = nodes.iter().filter(|_| plan.is_some()).map(|node| {
+            let needs_objects = FleetSnapshot::needs_objects(&fleet);
+            let objects = nodes.iter().filter(|_| needs_objects).map(|node| {
                 let name = node.name_any();
                 let objects = self.reach.objects(&ObjectKey::new(&key.namespace, &name));
                 (name, objects)
             });
             FleetSnapshot {
                 objects: objects.collect(),
+                reads_rpc: self.reads_rpc,
                 plan_id: uuid::Uuid::new_v4().to_string(),
                 timing: self.timing,
                 fleet,
@@ -277,6 +277,7 @@ pub(crate) async fn run(
     let controller = Arc::new(FleetController {
         reach,
         timing: options.timing,
+        reads_rpc: options.rpc_reads > 0,
         nodes,
         services,
         fleets: source.store(),

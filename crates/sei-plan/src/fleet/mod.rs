@@ -11,10 +11,13 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use sei_api::SeiNode;
-use sei_api::fleet::{DeletionPolicy, SeiNodeDeployment, SeiNodeDeploymentStatus};
+use sei_api::fleet::{
+    AppHashComparison, DeletionPolicy, SeiNodeDeployment, SeiNodeDeploymentStatus,
+};
 use sei_api::names::{FLEET_FINALIZER, ORPHAN_FINALIZER, fleet_node, label};
 use serde_json::{Value, json};
 
+use crate::chain::{AppHash, NoFacts, NoHeader};
 use crate::hands_off::is_hands_off;
 use crate::planner::later;
 use crate::request::{Failure, Outcome, Purpose, Request, Write};
@@ -22,6 +25,7 @@ use crate::shared::Shared;
 use crate::timing::Timing;
 use crate::view::controller_of;
 
+mod app_hash;
 mod ceremony;
 mod child;
 mod forecast;
@@ -29,11 +33,12 @@ mod rollout;
 mod service;
 mod status;
 
+use app_hash::Comparisons;
 use ceremony::Ceremony;
 pub use ceremony::NodeObjects;
 use child::{Target, guarded, ordinal_in, stamp, was_released_down};
 pub use forecast::{Forecast, NodeForecast, forecast, previous_template};
-use rollout::{Context, Flight, Limits, Member, Next, Release};
+use rollout::{Comparison, Context, Flight, Limits, Member, Next, Release};
 pub use service::ServiceView;
 
 #[cfg(test)]
@@ -51,8 +56,10 @@ pub struct FleetSnapshot {
     pub nodes: Vec<Shared<SeiNode>>,
     /// The Service of the fleet's name.
     pub service: Option<ServiceView>,
-    /// The objects of nodes, while the fleet has a plan.
+    /// The objects of nodes, if `needs_objects`.
     pub objects: BTreeMap<String, NodeObjects>,
+    /// The operator reads the RPC of nodes.
+    pub reads_rpc: bool,
     /// The id of a plan that this pass builds.
     pub plan_id: String,
     pub timing: Timing,
@@ -89,6 +96,20 @@ pub enum FleetRequest {
         node: String,
         request: Box<Request>,
     },
+    /// Reads the app hash that the node at this address computed last.
+    ReadAppHash {
+        node: String,
+        ip: String,
+        chain_id: String,
+    },
+    /// Reads the header of a block from the node at this address, to compare a canary with.
+    ReadHeader {
+        canary: String,
+        node: String,
+        ip: String,
+        chain_id: String,
+        height: i64,
+    },
 }
 
 impl FleetRequest {
@@ -112,7 +133,13 @@ impl FleetRequest {
             Self::PatchFinalizers { .. } => of("patch", "SeiNodeDeployment", fleet, None),
             Self::ReadFleet => None,
             Self::OfNode { node, request } => request.write(node),
+            Self::ReadAppHash { .. } | Self::ReadHeader { .. } => None,
         }
+    }
+
+    /// Whether it goes to a pod, which can hang.
+    pub fn is_of_pod(&self) -> bool {
+        matches!(self, Self::OfNode { .. } | Self::ReadAppHash { .. } | Self::ReadHeader { .. })
     }
 }
 
@@ -124,6 +151,8 @@ pub enum FleetOutcome {
     Fleet(Box<SeiNodeDeployment>),
     Deleted,
     OfNode(Outcome),
+    AppHash(Result<AppHash, NoFacts>),
+    Header(Result<AppHash, NoHeader>),
     Failed(Failure),
 }
 
@@ -178,6 +207,7 @@ pub struct FleetPass {
     /// Nodes that this pass released while they were down.
     released_down: Vec<String>,
     ceremony: Ceremony,
+    comparisons: Comparisons,
     /// A live read has shown the fleet as this pass knows it, since the last deletion.
     is_newest: bool,
     asked: Option<FleetRequest>,
@@ -194,6 +224,7 @@ impl FleetPass {
             .map(|(_, node)| name_of(&node))
             .collect();
         Self {
+            comparisons: Comparisons::begin(&snapshot, &target.hash),
             target,
             ceremony: Ceremony::begin(&snapshot),
             snapshot,
@@ -243,6 +274,7 @@ impl FleetPass {
         if self.ending.failure.is_none() {
             let request = self.next_request();
             let request = request.or_else(|| self.ceremony.step(&self.snapshot, &self.refused));
+            let request = request.or_else(|| self.next_read());
             if let Some(request) = request {
                 self.asked = Some(request.clone());
                 return FleetAsk::Perform(request);
@@ -255,7 +287,8 @@ impl FleetPass {
                 let again = is_refused.then(|| later(self.snapshot.now, REFUSED_RETRY));
                 let ceremony = self.ceremony.report(&self.snapshot);
                 let dues = plan.members.iter().filter_map(|member| member.due);
-                self.ending.due = dues.chain(again).chain(ceremony.due).min();
+                let read = app_hash::due(&self.snapshot, &plan.members);
+                self.ending.due = dues.chain(again).chain(ceremony.due).chain(read).min();
                 let status = status::report(&self.snapshot, &plan, ceremony, &self.refused);
                 self.ending.events.extend(status::events(&self.snapshot, &status));
                 return FleetAsk::Write(Box::new(status));
@@ -301,6 +334,16 @@ impl FleetPass {
                     self.ceremony.absorb(&node, &request, outcome, self.snapshot.now);
                 }
             }
+            FleetOutcome::AppHash(read) => {
+                if let Some(FleetRequest::ReadAppHash { node, .. }) = asked {
+                    self.comparisons.absorb_app_hash(&self.snapshot, &node, read);
+                }
+            }
+            FleetOutcome::Header(read) => {
+                if let Some(FleetRequest::ReadHeader { canary, node, .. }) = asked {
+                    self.comparisons.absorb_header(&canary, &node, read);
+                }
+            }
             FleetOutcome::Failed(failure) => self.failed(asked.as_ref(), failure),
         }
     }
@@ -315,6 +358,16 @@ impl FleetPass {
             let message = "the fleet was edited meanwhile".to_owned();
             self.ending.failure = Some(Failure::Conflict(message));
         }
+    }
+
+    /// What has to be read of the nodes' chain.
+    fn next_read(&mut self) -> Option<FleetRequest> {
+        let is_off = self.snapshot.is_deleted() || self.snapshot.is_paused();
+        if is_off || !self.comparisons.is_needed() {
+            return None;
+        }
+        let members = self.survey().members;
+        self.comparisons.step(&self.snapshot, &members)
     }
 
     /// Compares a node with the target again.
@@ -493,6 +546,9 @@ impl FleetPass {
         let nodes: BTreeMap<usize, Shared<SeiNode>> =
             snapshot.own().into_iter().filter(|(at, _)| *at < replicas).collect();
         let order = rollout::in_order(&limits, nodes.keys().copied());
+        // In a halted chain nothing can be compared, and afterwards no node is left to compare with.
+        let is_unopposed = nodes.values().all(|node| self.current.contains(&name_of(node)))
+            && nodes.values().filter(|node| !was_released_down(node)).count() <= limits.canaries();
         let mut places = 0;
         let members = order.iter().filter_map(|ordinal| {
             let node = nodes.get(ordinal)?;
@@ -506,6 +562,15 @@ impl FleetPass {
                 let was_down = record.was_down == Some(true) && was_released_down(node);
                 Some(Release { at, is_of_target, was_down })
             });
+            let comparison = match self.comparisons.of(&name_of(node)) {
+                _ if !self.comparisons.is_needed() || !limits.is_canary(place) => {
+                    Comparison::NotNeeded
+                }
+                // Another operator gave it this template.
+                _ if has_template && stamp(node).is_none() => Comparison::NotNeeded,
+                Comparison::Waiting(_) if is_unopposed => Comparison::Passed,
+                comparison => comparison,
+            };
             let now = self.released_down.contains(&name_of(node)).then_some(Release {
                 at: snapshot.now,
                 is_of_target: true,
@@ -514,11 +579,12 @@ impl FleetPass {
             let mut member = Member::of(
                 node,
                 *ordinal,
-                Context {
+                &Context {
                     limits: &limits,
                     has_template,
                     is_stamped: stamp(node).is_some(),
                     release: now.or(record),
+                    comparison,
                     place,
                     now: snapshot.now,
                 },
@@ -536,7 +602,8 @@ impl FleetPass {
             .cloned()
             .collect();
         let next = rollout::next(&open, &limits);
-        Survey { hash, members, next, limits, has_limits: snapshot.has_limits() }
+        let app_hashes = self.comparisons.records(&members);
+        Survey { hash, members, next, limits, has_limits: snapshot.has_limits(), app_hashes }
     }
 }
 
@@ -550,6 +617,8 @@ struct Survey {
     next: Next,
     limits: Limits,
     has_limits: bool,
+    /// The app hashes of canaries.
+    app_hashes: Vec<AppHashComparison>,
 }
 
 impl FleetSnapshot {
@@ -698,6 +767,8 @@ fn request_name(request: &FleetRequest) -> &str {
             service.metadata.name.as_deref().unwrap_or_default()
         }
         FleetRequest::OfNode { node: name, .. }
+        | FleetRequest::ReadAppHash { node: name, .. }
+        | FleetRequest::ReadHeader { node: name, .. }
         | FleetRequest::PatchNode { name, .. }
         | FleetRequest::DeleteNode { name, .. }
         | FleetRequest::PatchService { name, .. } => name,

@@ -46,6 +46,9 @@ impl Limits {
         let rules = strategy.in_place.as_ref().unwrap_or(&none);
         let health = rules.health.clone().unwrap_or_default();
         let canary = rules.canary.clone().unwrap_or_default();
+        // What is compared is a canary.
+        let compared = i32::from(health.require_same_app_hash == Some(true));
+        let canaries = canary.replicas.max(compared);
         Self {
             max_unavailable: rules
                 .max_unavailable
@@ -53,7 +56,7 @@ impl Limits {
                 .map_or(usize::MAX, |share| at_once(share, replicas)),
             is_paused: strategy.paused == Some(true),
             order: rules.order.unwrap_or_default(),
-            canaries: usize::try_from(canary.replicas).unwrap_or(0).min(replicas),
+            canaries: usize::try_from(canaries).unwrap_or(0).min(replicas),
             canary_bake: seconds(Some(canary.bake_seconds)),
             needs_ready: health.require_pod_ready.unwrap_or(true),
             needs_sidecar: health.require_sidecar_ready.unwrap_or(false),
@@ -70,6 +73,11 @@ impl Limits {
     /// How many nodes may be down because of the rollout; `None` without a limit.
     pub(super) fn max_unavailable(&self) -> Option<usize> {
         (self.max_unavailable < usize::MAX).then_some(self.max_unavailable)
+    }
+
+    /// How many nodes have to be healthy before others follow.
+    pub(super) fn canaries(&self) -> usize {
+        self.canaries
     }
 
     /// Whether others follow when the node at this place is healthy.
@@ -102,8 +110,9 @@ pub(super) struct Member {
     /// Its place in the order of the rollout.
     pub(super) place: usize,
     pub(super) state: NodeState,
-    /// It is down, whatever template it has.
+    /// It is down or its chain is halted, whatever template it has.
     pub(super) is_down: bool,
+    pub(super) comparison: Comparison,
     /// It was down when it got a template, and was not healthy since.
     pub(super) was_down: bool,
     /// Its user keeps everybody from changing it.
@@ -125,6 +134,20 @@ pub(super) enum Flight {
     Taken,
 }
 
+/// How the app hash of a node compares with that of a node without the template.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Comparison {
+    /// It has none to show: it is no canary, or the fleet does not ask for it.
+    NotNeeded,
+    /// It does not run the template yet.
+    Later,
+    /// It is not known yet, for this reason.
+    Waiting(String),
+    Passed,
+    /// It is different.
+    Diverged(String),
+}
+
 /// What the status of the fleet has about a node.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Release {
@@ -137,7 +160,7 @@ pub(super) struct Release {
 }
 
 /// What is known about a node beside the node itself.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Context<'a> {
     pub(super) limits: &'a Limits,
     /// It has the target's template.
@@ -145,25 +168,35 @@ pub(super) struct Context<'a> {
     /// The fleet gave it a template, this one or an earlier one.
     pub(super) is_stamped: bool,
     pub(super) release: Option<Release>,
+    pub(super) comparison: Comparison,
     /// Its place in the order of the rollout.
     pub(super) place: usize,
     pub(super) now: Timestamp,
 }
 
 impl Member {
-    pub(super) fn of(node: &SeiNode, ordinal: usize, context: Context<'_>) -> Self {
+    pub(super) fn of(node: &SeiNode, ordinal: usize, context: &Context<'_>) -> Self {
         let empty = SeiNodeStatus::default();
         let status = node.status.as_ref().unwrap_or(&empty);
         let ready = ready_condition(status);
-        let is_down = ready.is_some_and(|ready| ready.status == "False");
+        // Validators stay Ready before the height of an upgrade that their chain has halted at.
+        let is_halted =
+            condition::is(&status.conditions, ConditionType::Halted, ConditionStatus::True);
+        let is_down = is_halted || ready.is_some_and(|ready| ready.status == "False");
         let health = health(node, status, context.limits);
         let was_down = context.release.is_some_and(|release| release.was_down) && health.is_err();
+        let runs_template = context.has_template && is_settled(node, status);
         let member = |state, due, message: String| Self {
             ordinal,
             name: node.metadata.name.clone().unwrap_or_default(),
             place: context.place,
             state,
             is_down,
+            comparison: match &context.comparison {
+                // The pod of before may still run.
+                Comparison::Waiting(_) if !runs_template => Comparison::Later,
+                comparison => comparison.clone(),
+            },
             was_down,
             is_hands_off: is_hands_off(node),
             flight: match state {
@@ -189,9 +222,13 @@ impl Member {
         let release = context.release.filter(|release| release.is_of_target);
         let deadline = context.limits.deadline.zip(release.map(|release| release.at));
         let deadline = deadline.map(|(deadline, since)| later(since, deadline));
-        if let Some(why) = failure(node, status) {
+        if let Some(why) = diverged(&context.comparison).or_else(|| failure(node, status)) {
             return member(NodeState::Broken, None, why);
         }
+        let health = health.and_then(|since| match &context.comparison {
+            Comparison::Waiting(why) => Err(why.clone()),
+            _ => Ok(since),
+        });
         let health = match health {
             Ok(since) => since,
             Err(why) if deadline.is_some_and(|deadline| deadline <= context.now) => {
@@ -214,13 +251,31 @@ impl Member {
         }
     }
 
-    fn has_template(&self) -> bool {
+    pub(super) fn has_template(&self) -> bool {
         self.state != NodeState::Outdated
+    }
+
+    /// Its app hash is compared now.
+    pub(super) fn is_compared(&self) -> bool {
+        // Another pod of a node that has diverged is compared again.
+        matches!(self.comparison, Comparison::Waiting(_) | Comparison::Diverged(_))
+    }
+
+    /// It has the template, or can get it.
+    fn is_able(&self) -> bool {
+        self.has_template() || self.is_open()
     }
 
     /// It lacks the template and can get it.
     pub(super) fn is_open(&self) -> bool {
         !self.has_template() && !self.is_hands_off
+    }
+}
+
+fn diverged(comparison: &Comparison) -> Option<String> {
+    match comparison {
+        Comparison::Diverged(why) => Some(why.clone()),
+        _ => None,
     }
 }
 
@@ -325,33 +380,52 @@ pub(super) fn next(members: &[Member], limits: &Limits) -> Next {
     if limits.is_paused {
         return Next::Paused;
     }
-    let broken: Vec<_> =
-        members.iter().filter(|member| member.state == NodeState::Broken).collect();
-    let is_halted = limits.on_failure == OnFailure::Halt && !broken.is_empty();
-    // Taking a node that is down to the new template costs nothing, and a chain that has halted at an
-    // upgrade needs many nodes at once. After a failure one node that is down proves no halt.
-    let down = members.iter().filter(|member| member.is_down).count();
-    let chain_is_halted = down >= 2 && down.saturating_mul(3) >= members.len();
-    let costs_nothing = |member: &&Member| member.flight == Flight::Taken || member.is_down;
-    if let Some(member) = outdated().find(costs_nothing)
+    let broken = || members.iter().filter(|member| member.state == NodeState::Broken);
+    let halted = || {
+        let why = broken().map(|member| format!("{}: {}", member.name, member.message));
+        Next::Halted(why.collect::<Vec<_>>().join("; "))
+    };
+    // It costs the data of each further node, whatever the user does after other failures.
+    if members.iter().any(|member| diverged(&member.comparison).is_some()) {
+        return halted();
+    }
+    let is_halted = limits.on_failure == OnFailure::Halt && broken().next().is_some();
+    let chain_is_halted = chain_is_halted(members);
+    let canaries =
+        || members.iter().filter(|member| member.is_able() && limits.is_canary(member.place));
+    // A template that has not been compared costs more than the time of a node that is down. In a chain
+    // that is halted nothing can be compared.
+    let is_open = |it: &Comparison| matches!(it, Comparison::Waiting(_) | Comparison::Later);
+    let is_compared = canaries().all(|member| !is_open(&member.comparison));
+    let is_free = |member: &&Member| {
+        let costs_nothing = member.flight == Flight::Taken || member.is_down;
+        let may_precede = is_compared
+            || limits.is_canary(member.place)
+            || (chain_is_halted && outdated().all(|member| member.is_down));
+        costs_nothing && may_precede
+    };
+    if let Some(member) = outdated().find(is_free)
         && (!is_halted || chain_is_halted)
     {
         return Next::Release { ordinal: member.ordinal };
     }
     if is_halted {
-        let why = |member: &&Member| format!("{}: {}", member.name, member.message);
-        return Next::Halted(broken.iter().map(why).collect::<Vec<_>>().join("; "));
+        return halted();
     }
     let in_flight = members.iter().filter(|member| member.flight != Flight::No).count();
     if in_flight >= limits.max_unavailable {
         return Next::Wait;
     }
-    let is_able = |member: &&Member| member.has_template() || member.is_open();
-    let mut canaries =
-        members.iter().filter(is_able).filter(|member| limits.is_canary(member.place));
-    let canaries_are_healthy = canaries.all(|member| member.state == NodeState::Healthy);
+    let canaries_are_healthy = canaries().all(|member| member.state == NodeState::Healthy);
     match outdated().find(|member| limits.is_canary(member.place) || canaries_are_healthy) {
         Some(member) => Next::Release { ordinal: member.ordinal },
         None => Next::Wait,
     }
+}
+
+/// Taking a node that is down to the new template costs nothing, and a chain that has halted at an
+/// upgrade needs many nodes at once. One node that is down proves no halt.
+fn chain_is_halted(members: &[Member]) -> bool {
+    let down = members.iter().filter(|member| member.is_down).count();
+    down >= 2 && down.saturating_mul(3) >= members.len()
 }

@@ -14,11 +14,13 @@ use sei_api::{SeiNode, condition};
 
 use super::ceremony;
 use super::child::stamp;
-use super::rollout::{Flight, Member, Next};
+use super::rollout::{Comparison, Flight, Member, Next};
 use super::{FleetEvent, FleetSnapshot, Survey, name_of};
 
 /// How many nodes a message names.
 const NAMED_MAX: usize = 3;
+
+const NOT_COMPARED: &str = "; app hashes were not compared, because every node was down";
 
 const PAUSED: &str = "spec.updateStrategy.paused holds the rollout";
 
@@ -179,7 +181,8 @@ fn rollout_condition(
         let replicas = snapshot.replicas();
         return match known {
             Some(_) if was_rolling => {
-                Some((kind, false, "RolloutComplete", format!("{replicas} of {replicas} nodes")))
+                let complete = format!("{replicas} of {replicas} nodes{}", not_compared(survey));
+                Some((kind, false, "RolloutComplete", complete))
             }
             Some(known) if known.status == "False" => None,
             _ => Some((kind, false, "NotStarted", String::new())),
@@ -198,6 +201,15 @@ fn rollout_condition(
     let waits = if batch.is_empty() { String::new() } else { format!("; in progress: {batch}") };
     let hands_off = hands_off(snapshot);
     Some((kind, true, "TemplateChanged", format!("{progress}{waits}{hands_off}")))
+}
+
+/// Reports that a canary passed without a comparison.
+fn not_compared(survey: &Survey) -> &'static str {
+    let is_compared = |member: &Member| {
+        survey.app_hashes.iter().any(|record| record.node == member.name && record.result.is_some())
+    };
+    let mut passed = survey.members.iter().filter(|it| it.comparison == Comparison::Passed);
+    if passed.all(is_compared) { "" } else { NOT_COMPARED }
 }
 
 /// The condition `Ready`: every node runs the template and is Ready.
@@ -292,6 +304,7 @@ fn rollout(snapshot: &FleetSnapshot, survey: &Survey) -> Option<RolloutStatus> {
             Next::Halted(why) => Some(why.clone()),
             _ => None,
         },
+        app_hashes: survey.app_hashes.clone(),
     })
 }
 

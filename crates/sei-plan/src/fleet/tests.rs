@@ -15,6 +15,7 @@ use sei_api::status::{SeiNodePhase, SeiNodeStatus};
 
 use super::*;
 
+mod app_hash;
 mod ceremony;
 mod hands_off;
 mod random;
@@ -34,6 +35,7 @@ struct Model {
     /// The most nodes that were down because of a rollout.
     most_down: usize,
     sidecars: ceremony::Sidecars,
+    chain: app_hash::Chain,
 }
 
 #[derive(Clone)]
@@ -96,6 +98,7 @@ impl Model {
             bad: Vec::new(),
             most_down: 0,
             sidecars: ceremony::Sidecars::default(),
+            chain: app_hash::Chain::default(),
         }
     }
 
@@ -114,6 +117,7 @@ impl Model {
             nodes: self.nodes.values().map(|machine| Shared::new(machine.node.clone())).collect(),
             service: self.service.clone(),
             objects: self.objects(),
+            reads_rpc: true,
             plan_id: format!("plan-{}", self.version),
             timing: Timing::default(),
             now: self.now,
@@ -237,6 +241,9 @@ impl Model {
             FleetRequest::ReadFleet => FleetOutcome::Fleet(Box::new(self.fleet.clone())),
             FleetRequest::OfNode { node, request } => {
                 FleetOutcome::OfNode(self.call(node, request))
+            }
+            FleetRequest::ReadAppHash { .. } | FleetRequest::ReadHeader { .. } => {
+                self.read(request)
             }
             FleetRequest::PatchFinalizers { finalizers, .. } => {
                 self.fleet.metadata.finalizers = Some(finalizers.clone());

@@ -10,6 +10,7 @@ mod observer;
 mod operator;
 mod phases;
 mod report;
+mod rollout;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use clap::Parser;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use sei_api::fleet::REPLICAS_MAX;
 
 use crate::operator::{Candidate, Operator};
 use crate::phases::{Bench, Figures};
@@ -50,6 +52,10 @@ struct Flags {
     /// Only these phases, beside create, image update and floor.
     #[arg(long, value_delimiter = ',', value_name = "PHASE")]
     only: Option<Vec<String>>,
+    /// Only the rollout of one fleet with a tenth of its nodes at once: how busy its slots
+    /// are. With --out also a picture of it (rollout.svg).
+    #[arg(long)]
+    rollout: bool,
     /// How long the fleet at rest is observed.
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     rest: u64,
@@ -61,6 +67,9 @@ struct Flags {
 #[tokio::main]
 async fn main() -> Result<()> {
     let flags = Flags::parse();
+    if flags.rollout {
+        return roll_out(&flags).await;
+    }
     let mut runs = Vec::new();
     for candidate in &flags.operator {
         for nodes in &flags.nodes {
@@ -74,6 +83,23 @@ async fn main() -> Result<()> {
         fs::write(folder.join("benchmarks.md"), page(&tables, runs.len() > 1)?)?;
         if runs.len() > 1 {
             fs::write(folder.join("benchmarks.svg"), report::plot(&runs))?;
+        }
+    }
+    Ok(())
+}
+
+/// The rollout of a fleet of each size.
+async fn roll_out(flags: &Flags) -> Result<()> {
+    let candidate = flags.operator.first().context("no operator")?;
+    for nodes in flags.nodes.iter().map(|nodes| (*nodes).min(REPLICAS_MAX)) {
+        let definitions = CRDS.into_iter().map(serde_saphyr::from_str).collect::<Result<_, _>>()?;
+        let bench = Bench::boot(&flags.bin_dir, definitions, nodes, true).await?;
+        println!("{nodes} nodes of one fleet, Kubernetes {}", bench.plane().version().await?);
+        let _operator = bench.start(candidate, None)?;
+        let rollout = bench.roll_out(nodes.div_ceil(10)).await?;
+        println!("  {}", rollout.summary());
+        if let Some(folder) = &flags.out {
+            fs::write(folder.join("rollout.svg"), rollout.picture())?;
         }
     }
     Ok(())

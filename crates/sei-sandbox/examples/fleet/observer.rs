@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, ListParams, WatchEvent, WatchParams};
 use kube::{Client, Resource, ResourceExt as _};
 use sei_api::SeiNode;
+use sei_api::condition::{self, ConditionStatus, ConditionType};
 use sei_api::names::label;
 use sei_api::status::SeiNodePhase;
 use serde::de::DeserializeOwned;
@@ -22,7 +23,11 @@ const CHECK: Duration = Duration::from_millis(20);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) phase: Option<SeiNodePhase>,
+    /// The image in its spec.
+    pub(crate) image: Option<String>,
     pub(crate) current_image: Option<String>,
+    /// Its condition `Ready`.
+    pub(crate) is_ready: bool,
     /// The node runs what its newest spec asks for.
     pub(crate) is_settled: bool,
     pub(crate) pod: Option<SeenPod>,
@@ -117,7 +122,9 @@ impl Observer {
 }
 
 fn put_node(seen: &mut Seen, node: &SeiNode) {
+    seen.image = Some(node.spec.image.clone());
     let Some(status) = &node.status else { return };
+    seen.is_ready = condition::is(&status.conditions, ConditionType::Ready, ConditionStatus::True);
     seen.phase = status.phase;
     seen.current_image.clone_from(&status.current_image);
     seen.is_settled = status.observed_generation >= node.metadata.generation

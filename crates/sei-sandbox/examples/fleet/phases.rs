@@ -32,7 +32,7 @@ const PLATFORM: &str = include_str!("../../src/platform.yaml");
 pub(crate) const NAMESPACE: &str = "default";
 
 /// Bound for each phase.
-const WITHIN: Duration = Duration::from_secs(300);
+pub(crate) const WITHIN: Duration = Duration::from_secs(300);
 /// Without a request for this long, the operator is at rest.
 const REST: Duration = Duration::from_secs(3);
 /// One node in this many is a validator.
@@ -94,6 +94,18 @@ impl Bench {
         let world = World::of(lane, admin.clone(), NAMESPACE.to_owned());
         let observer = Observer::start(&admin, NAMESPACE);
         Ok(Self { world, admin, audit, observer, nodes, config })
+    }
+
+    pub(crate) fn admin(&self) -> &Client {
+        &self.admin
+    }
+
+    pub(crate) fn observer(&self) -> &Observer {
+        &self.observer
+    }
+
+    pub(crate) fn nodes(&self) -> usize {
+        self.nodes
     }
 
     pub(crate) fn plane(&self) -> &ControlPlane {

@@ -56,6 +56,7 @@ impl Model {
                 controller: Some(Controller::statefulset(&name, &set)),
                 ip: Some("10.0.0.1".into()),
                 sidecar: ContainerView { running: true, ..ContainerView::default() },
+                seid: ContainerView { running: !machine.outage, ..ContainerView::default() },
                 ..PodView::default()
             };
             pod.proxy.own_audience = true;

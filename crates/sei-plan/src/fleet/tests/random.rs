@@ -48,11 +48,13 @@ fn rules() -> impl Strategy<Value = Option<InPlace>> {
     prop_oneof![1 => Just(None), 4 => rules.prop_map(Some)]
 }
 
-/// Seconds in CI; 10,000 of them pass in minutes.
-const CASES: u32 = 2_000;
+/// How many random fleets: 2,000 take seconds in CI, and `PROPTEST_CASES` asks for more.
+pub(super) fn cases() -> u32 {
+    ProptestConfig::default().cases.max(2_000)
+}
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: CASES, max_shrink_iters: 2_000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 2_000, ..ProptestConfig::default() })]
 
     /// In any order of edits, crashes and progress: no more nodes are down because of a rollout than
     /// its limit allows, nothing is released while the fleet is paused or halted, and the last template
