@@ -6,6 +6,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::pod::{ChainResources, PullSecret, SchedulingSpec};
 use crate::status::SeiNodeStatus;
 
 /// One Sei chain node: a StatefulSet with one pod that runs the chain process and its sidecar.
@@ -125,6 +126,22 @@ pub struct SeiNodeSpec {
         "pattern": "^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$",
     })))]
     pub pod_labels: Option<BTreeMap<String, String>>,
+    /// Extra annotations of the pod. The operator's own annotations take precedence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_annotations: Option<BTreeMap<String, String>>,
+    /// Where the pod may run, in addition to or in place of the platform configuration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheduling: Option<SchedulingSpec>,
+    /// Requests and limits of the chain process. A resource that is named here, in either list, is used
+    /// as it is written; for all others the platform configuration decides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<ChainResources>,
+    /// Secrets with credentials of registries, in addition to the platform's and those of the
+    /// service account.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
+    pub image_pull_secrets: Option<Vec<PullSecret>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_volume: Option<DataVolumeSpec>,
     /// Address at which other nodes reach the node's p2p port, `host:port`.
@@ -555,6 +572,8 @@ impl JsonSchema for QuantityText {
 // `import` is a reserved word of CEL; a rule must use the escaped name of the field.
 #[x_kube(validation = Rule::new("!has(oldSelf.__import__) || has(self.__import__)")
     .message("import cannot be removed once it is set"))]
+#[x_kube(validation = Rule::new("!has(self.__import__) || !has(self.storageClassName)")
+    .message("storageClassName is for a volume that the operator creates: remove it, or import"))]
 #[serde(rename_all = "camelCase")]
 pub struct DataVolumeSpec {
     /// Use an existing claim. The operator never deletes it.
@@ -565,6 +584,14 @@ pub struct DataVolumeSpec {
     /// of other nodes is treated as the platform configuration defines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_delete: Option<OnDelete>,
+    /// Storage class of the volume, in place of the platform's. Only a new volume gets it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
+    pub storage_class_name: Option<String>,
+    /// Size of the volume, in place of the platform's. Only a new volume gets it; for an imported
+    /// claim it is the smallest capacity that is accepted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<QuantityText>,
 }
 
 /// What happens to a claim with the deletion of its node.
