@@ -247,8 +247,10 @@ pub struct StaticPeers {
 /// EC2 instances by their tags.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub struct Ec2TagPeers {
+    /// AWS region of the instances.
     #[schemars(length(min = 1))]
     pub region: String,
+    /// Tags that an instance must all have.
     #[schemars(extend("minProperties" = 1))]
     pub tags: BTreeMap<String, String>,
 }
@@ -325,6 +327,7 @@ pub struct ResultExport {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct ShadowResult {
+    /// RPC of the node to compare with.
     #[schemars(length(min = 1))]
     pub canonical_rpc: String,
 }
@@ -419,6 +422,7 @@ pub struct KeySource {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct SecretKeySource {
+    /// Name of the Secret.
     #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("secretName is immutable"))]
     pub secret_name: String,
@@ -436,6 +440,7 @@ pub struct OperatorKeyring {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct KeyringSecret {
+    /// Name of the Secret with the files of the keyring.
     #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("secretName is immutable"))]
     pub secret_name: String,
@@ -443,6 +448,7 @@ pub struct KeyringSecret {
     #[serde(default = "default_key_name")]
     #[schemars(length(max = 64), regex(pattern = r"^[a-zA-Z0-9_-]+$"))]
     pub key_name: String,
+    /// The Secret with the passphrase of the keyring.
     pub passphrase_secret_ref: PassphraseRef,
     /// Also mounts the keyring into the container of the chain process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -460,9 +466,11 @@ fn default_key_name() -> String {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct PassphraseRef {
+    /// Name of the Secret.
     #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("secretName is immutable"))]
     pub secret_name: String,
+    /// Key of the Secret that has the passphrase.
     #[schemars(length(min = 1, max = 253))]
     pub key: String,
 }
@@ -471,12 +479,16 @@ pub struct PassphraseRef {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct GenesisCeremony {
+    /// Chain id of the new chain.
     #[schemars(length(min = 1))]
     pub chain_id: String,
+    /// Amount that the validator stakes, with its denomination.
     #[schemars(length(min = 1))]
     pub staking_amount: String,
+    /// Balance of the validator's account, with its denomination.
     #[schemars(length(min = 1))]
     pub account_balance: String,
+    /// Number of the validator among those of the ceremony.
     #[schemars(range(min = 0, max = 2_147_483_647))]
     pub index: i32,
 }
@@ -516,11 +528,14 @@ impl Default for SidecarSpec {
 /// a custom resource and stored as it was written.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub struct Resources {
+    /// Resource claims of the pod that the container uses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub claims: Option<Vec<ResourceClaim>>,
+    /// Limits by the name of the resource.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<BTreeMap<String, QuantityText>>,
+    /// Requests by the name of the resource.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests: Option<BTreeMap<String, QuantityText>>,
 }
@@ -528,7 +543,9 @@ pub struct Resources {
 /// A resource claim of the pod that the container uses.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResourceClaim {
+    /// Name of the claim in the pod.
     pub name: String,
+    /// Request within the claim; all of them if it is absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<String>,
 }
@@ -607,6 +624,7 @@ pub enum OnDelete {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct ImportVolume {
+    /// Name of the claim, in the namespace of the node.
     #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("pvcName is immutable"))]
     pub pvc_name: String,
