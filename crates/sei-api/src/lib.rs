@@ -26,6 +26,7 @@ pub mod mode;
 pub mod names;
 pub mod node;
 pub mod plan;
+pub mod pod;
 pub mod rbac;
 pub mod status;
 pub mod task;

@@ -6,6 +6,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::pod::{ChainResources, PullSecret, SchedulingSpec};
 use crate::status::SeiNodeStatus;
 
 /// One Sei chain node: a StatefulSet with one pod that runs the chain process and its sidecar.
@@ -125,6 +126,22 @@ pub struct SeiNodeSpec {
         "pattern": "^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$",
     })))]
     pub pod_labels: Option<BTreeMap<String, String>>,
+    /// Extra annotations of the pod. The operator's own annotations take precedence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_annotations: Option<BTreeMap<String, String>>,
+    /// Where the pod may run, in addition to or in place of the platform configuration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheduling: Option<SchedulingSpec>,
+    /// Requests and limits of the chain process. A resource that is named here, in either list, is used
+    /// as it is written; for all others the platform configuration decides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<ChainResources>,
+    /// Secrets with credentials of registries, in addition to the platform's and those of the
+    /// service account.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
+    pub image_pull_secrets: Option<Vec<PullSecret>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_volume: Option<DataVolumeSpec>,
     /// Address at which other nodes reach the node's p2p port, `host:port`.
@@ -230,8 +247,10 @@ pub struct StaticPeers {
 /// EC2 instances by their tags.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub struct Ec2TagPeers {
+    /// AWS region of the instances.
     #[schemars(length(min = 1))]
     pub region: String,
+    /// Tags that an instance must all have.
     #[schemars(extend("minProperties" = 1))]
     pub tags: BTreeMap<String, String>,
 }
@@ -308,6 +327,7 @@ pub struct ResultExport {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct ShadowResult {
+    /// RPC of the node to compare with.
     #[schemars(length(min = 1))]
     pub canonical_rpc: String,
 }
@@ -402,6 +422,7 @@ pub struct KeySource {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct SecretKeySource {
+    /// Name of the Secret.
     #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("secretName is immutable"))]
     pub secret_name: String,
@@ -419,6 +440,7 @@ pub struct OperatorKeyring {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct KeyringSecret {
+    /// Name of the Secret with the files of the keyring.
     #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("secretName is immutable"))]
     pub secret_name: String,
@@ -426,6 +448,7 @@ pub struct KeyringSecret {
     #[serde(default = "default_key_name")]
     #[schemars(length(max = 64), regex(pattern = r"^[a-zA-Z0-9_-]+$"))]
     pub key_name: String,
+    /// The Secret with the passphrase of the keyring.
     pub passphrase_secret_ref: PassphraseRef,
     /// Also mounts the keyring into the container of the chain process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -443,9 +466,11 @@ fn default_key_name() -> String {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct PassphraseRef {
+    /// Name of the Secret.
     #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("secretName is immutable"))]
     pub secret_name: String,
+    /// Key of the Secret that has the passphrase.
     #[schemars(length(min = 1, max = 253))]
     pub key: String,
 }
@@ -454,12 +479,16 @@ pub struct PassphraseRef {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct GenesisCeremony {
+    /// Chain id of the new chain.
     #[schemars(length(min = 1))]
     pub chain_id: String,
+    /// Amount that the validator stakes, with its denomination.
     #[schemars(length(min = 1))]
     pub staking_amount: String,
+    /// Balance of the validator's account, with its denomination.
     #[schemars(length(min = 1))]
     pub account_balance: String,
+    /// Number of the validator among those of the ceremony.
     #[schemars(range(min = 0, max = 2_147_483_647))]
     pub index: i32,
 }
@@ -499,11 +528,14 @@ impl Default for SidecarSpec {
 /// a custom resource and stored as it was written.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub struct Resources {
+    /// Resource claims of the pod that the container uses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub claims: Option<Vec<ResourceClaim>>,
+    /// Limits by the name of the resource.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<BTreeMap<String, QuantityText>>,
+    /// Requests by the name of the resource.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests: Option<BTreeMap<String, QuantityText>>,
 }
@@ -511,7 +543,9 @@ pub struct Resources {
 /// A resource claim of the pod that the container uses.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResourceClaim {
+    /// Name of the claim in the pod.
     pub name: String,
+    /// Request within the claim; all of them if it is absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<String>,
 }
@@ -555,6 +589,8 @@ impl JsonSchema for QuantityText {
 // `import` is a reserved word of CEL; a rule must use the escaped name of the field.
 #[x_kube(validation = Rule::new("!has(oldSelf.__import__) || has(self.__import__)")
     .message("import cannot be removed once it is set"))]
+#[x_kube(validation = Rule::new("!has(self.__import__) || !has(self.storageClassName)")
+    .message("storageClassName is for a volume that the operator creates: remove it, or import"))]
 #[serde(rename_all = "camelCase")]
 pub struct DataVolumeSpec {
     /// Use an existing claim. The operator never deletes it.
@@ -565,6 +601,14 @@ pub struct DataVolumeSpec {
     /// of other nodes is treated as the platform configuration defines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_delete: Option<OnDelete>,
+    /// Storage class of the volume, in place of the platform's. Only a new volume gets it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
+    pub storage_class_name: Option<String>,
+    /// Size of the volume, in place of the platform's. Only a new volume gets it; for an imported
+    /// claim it is the smallest capacity that is accepted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<QuantityText>,
 }
 
 /// What happens to a claim with the deletion of its node.
@@ -580,6 +624,7 @@ pub enum OnDelete {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct ImportVolume {
+    /// Name of the claim, in the namespace of the node.
     #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("pvcName is immutable"))]
     pub pvc_name: String,

@@ -9,7 +9,7 @@ use sei_api::SeiNode;
 use serde_json::Value;
 
 use crate::fingerprint::{Algorithm, digest_of, fingerprint, fingerprint_with};
-use crate::inputs::{SpecError, TemplateInputs, check_spec};
+use crate::inputs::{SpecError, TemplateInputs, VolumeInputs, check_spec};
 use crate::packed::Packed;
 use crate::platform::Platform;
 use crate::render::{self, Owner, RenderError};
@@ -111,6 +111,7 @@ pub fn render_desired(
         return Err(DesiredError::Spec(errors));
     }
     let inputs = TemplateInputs::of(node).map_err(|error| DesiredError::Spec(vec![error]))?;
+    let volume = VolumeInputs::of(node).map_err(|error| DesiredError::Spec(vec![error]))?;
     let owner = Owner::of(node)?;
     let replicas = i32::from(!node.spec.is_paused());
     let statefulset = render::render_statefulset(&inputs, platform, &owner, replicas)?;
@@ -135,8 +136,8 @@ pub fn render_desired(
         statefulset: statefulset.into(),
         service: render::render_service(&inputs, &owner).into(),
         proxy_config: render::render_proxy_config(&inputs, &owner).into(),
-        claim: render::render_data_claim(&inputs, platform, &owner).map(Packed::from),
-        claim_size: render::data_storage(inputs.mode, platform).size.canonical(),
+        claim: render::render_data_claim(&inputs, &volume, platform, &owner).map(Packed::from),
+        claim_size: render::data_storage(inputs.mode, &volume, platform).size.canonical(),
         bootstrap,
         config_apply: render::config_apply_params(node, peers).into(),
         config_patch: render::config_patch_params(node, peers).into(),

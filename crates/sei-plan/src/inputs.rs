@@ -7,12 +7,14 @@
 use std::collections::BTreeMap;
 
 use sei_api::node::{DEFAULT_SIDECAR_PORT, QuantityText, Resources};
+use sei_api::pod::{SchedulingSpec, Toleration};
 use sei_api::{Mode, SeiNode, names};
 use serde::{Serialize, Serializer};
 
 use crate::quantity::Quantity;
 
 mod check;
+pub(crate) mod pod;
 #[cfg(test)]
 mod tests;
 
@@ -31,6 +33,9 @@ pub struct TemplateInputs {
     #[serde(skip_serializing_if = "is_false")]
     pub dedicated: bool,
     pub image: String,
+    /// Names of Secrets, in addition to those of the platform.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub image_pull_secrets: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub imported_claim: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -43,12 +48,26 @@ pub struct TemplateInputs {
     pub namespace: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_key_secret: Option<String>,
+    /// None where the platform's pool for the mode is used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_pool: Option<String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub node_selector: BTreeMap<String, String>,
+    /// Without the annotations that the operator stamps itself.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub pod_annotations: BTreeMap<String, String>,
     /// Without the labels that the operator stamps itself: those never reach the pod from here.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub pod_labels: BTreeMap<String, String>,
+    /// None where the platform's is used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority_class: Option<String>,
     /// Snapshots of this node are published by a job that finds its pod by a label.
     #[serde(skip_serializing_if = "is_false")]
     pub publish: bool,
+    /// Of the chain process, in place of the platform's.
+    #[serde(skip_serializing_if = "ResourceInputs::is_empty")]
+    pub resources: ResourceInputs,
     /// The annotation of this name; a new value asks for a new pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restarted_at: Option<String>,
@@ -61,6 +80,43 @@ pub struct TemplateInputs {
     pub sidecar_resources: SidecarResources,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signing_secret: Option<String>,
+    /// In addition to those of the platform.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tolerations: Vec<Toleration>,
+}
+
+/// The data volume that the spec asks for. It is not rendered into a template: a volume that exists
+/// keeps its class and its size.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VolumeInputs {
+    pub storage_class: Option<String>,
+    pub size: Option<Quantity>,
+}
+
+impl VolumeInputs {
+    pub fn of(node: &SeiNode) -> Result<Self, SpecError> {
+        let Some(volume) = &node.spec.data_volume else { return Ok(Self::default()) };
+        let size = volume.size.as_ref();
+        Ok(Self {
+            storage_class: volume.storage_class_name.clone(),
+            size: size.map(|size| parse_quantity(pod::SIZE, size)).transpose()?,
+        })
+    }
+}
+
+/// Requests and limits by the name of the resource, in the form that the API server stores.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ResourceInputs {
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub limits: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub requests: BTreeMap<String, String>,
+}
+
+impl ResourceInputs {
+    pub fn is_empty(&self) -> bool {
+        self.limits.is_empty() && self.requests.is_empty()
+    }
 }
 
 /// The part of the keyring that a pod uses. The name of the signing key is not here: each
@@ -94,11 +150,17 @@ impl TemplateInputs {
     pub fn of(node: &SeiNode) -> Result<Self, SpecError> {
         let spec = &node.spec;
         let name = node.metadata.name.clone().filter(|name| !name.is_empty());
-        let resources = spec.sidecar.as_ref().and_then(|sidecar| sidecar.resources.as_ref());
+        let sidecar = spec.sidecar.as_ref().and_then(|sidecar| sidecar.resources.as_ref());
+        let resources = spec.resources.as_ref();
+        let limits = resources.and_then(|resources| resources.limits.as_ref());
+        let requests = resources.and_then(|resources| resources.requests.as_ref());
+        let SchedulingSpec { node_pool, node_selector, tolerations, priority_class_name } =
+            spec.scheduling.clone().unwrap_or_default();
         Ok(Self {
             chain_id: spec.chain_id.clone(),
             dedicated: is_dedicated(node),
             image: spec.image.clone(),
+            image_pull_secrets: pod::pull_secrets(spec.image_pull_secrets.as_deref()),
             imported_claim: spec.imported_claim().map(str::to_owned),
             keyring: spec.keyring().map(|keyring| KeyringInputs {
                 passphrase_key: keyring.passphrase_secret_ref.key.clone(),
@@ -113,17 +175,26 @@ impl TemplateInputs {
             })?,
             namespace: node.metadata.namespace.clone().unwrap_or_default(),
             node_key_secret: spec.node_key_secret().map(str::to_owned),
+            node_pool,
+            node_selector: node_selector.unwrap_or_default(),
+            pod_annotations: pod::annotations(spec.pod_annotations.as_ref()),
             pod_labels: pod_labels(spec.pod_labels.as_ref()),
+            priority_class: priority_class_name,
             publish: spec
                 .snapshot_generation()
                 .and_then(|generation| generation.tendermint.as_ref())
                 .is_some_and(|snapshots| snapshots.publish.is_some()),
+            resources: ResourceInputs {
+                limits: canonical("spec.resources.limits", limits)?,
+                requests: canonical("spec.resources.requests", requests)?,
+            },
             restarted_at: annotation_of(node, names::annotation::RESTARTED_AT).cloned(),
             sidecar_image: spec.sidecar_image().map(str::to_owned),
             sidecar_port: spec.sidecar_port(),
-            sidecar_resources: resources
+            sidecar_resources: sidecar
                 .map_or_else(|| Ok(SidecarResources::default()), SidecarResources::of)?,
             signing_secret: spec.signing_secret().map(str::to_owned),
+            tolerations: tolerations.unwrap_or_default(),
         })
     }
 }
@@ -137,8 +208,8 @@ impl SidecarResources {
         let claims = resources.claims.iter().flatten();
         Ok(Self {
             claims: claims.map(|claim| (claim.name.clone(), claim.request.clone())).collect(),
-            limits: canonical("limits", resources.limits.as_ref())?,
-            requests: canonical("requests", resources.requests.as_ref())?,
+            limits: canonical("spec.sidecar.resources.limits", resources.limits.as_ref())?,
+            requests: canonical("spec.sidecar.resources.requests", resources.requests.as_ref())?,
         })
     }
 }
@@ -149,14 +220,21 @@ fn canonical(
 ) -> Result<BTreeMap<String, String>, SpecError> {
     let quantities = quantities.into_iter().flatten();
     quantities
-        .map(|(name, text)| Ok((name.clone(), parse_quantity(list, name, text)?.canonical())))
+        .map(|(name, text)| {
+            let quantity = parse_quantity(&resource_field(list, name), text)?;
+            Ok((name.clone(), quantity.canonical()))
+        })
         .collect()
 }
 
-fn parse_quantity(list: &str, name: &str, text: &QuantityText) -> Result<Quantity, SpecError> {
+/// The field of a resource; its name is the user's text, which may be long and odd.
+fn resource_field(list: &str, name: &str) -> String {
+    format!("{list}.{}", check::shown(name, 80))
+}
+
+fn parse_quantity(field: &str, text: &QuantityText) -> Result<Quantity, SpecError> {
     Quantity::parse(&text.to_string()).map_err(|e| SpecError::Quantity {
-        // Both repeat the user's text, which may be long and odd.
-        field: format!("spec.sidecar.resources.{list}.{}", check::shown(name, 80)),
+        field: field.to_owned(),
         reason: check::shown(&e.to_string(), 240),
     })
 }

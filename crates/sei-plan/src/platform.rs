@@ -10,10 +10,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use sei_api::node::{OnDelete, OnImageChange, OnOperatorChange};
+use sei_api::pod::Toleration;
 
+use crate::inputs::pod;
 use crate::quantity::Quantity;
 use reader::Reader;
 
+mod lists;
 mod reader;
 #[cfg(test)]
 mod tests;
@@ -26,6 +29,7 @@ pub struct Platform {
     pub sidecar_audience: bool,
     pub state_sync: StateSync,
     pub scheduling: Scheduling,
+    pub pods: Pods,
     pub storage: Storage,
     pub resources: Resources,
     pub snapshot: Bucket,
@@ -50,6 +54,33 @@ pub struct Scheduling {
     /// Taint key; the taint's value is the name of the pool.
     pub toleration_key: String,
     pub service_account: String,
+    /// Label of Kubernetes nodes whose value is the name of their pool.
+    pub nodepool_label: String,
+    pub nodepool_affinity: PoolAffinity,
+    /// Further labels that a Kubernetes node must have.
+    pub node_selector: BTreeMap<String, String>,
+    /// Further taints that pods tolerate.
+    pub tolerations: Vec<Toleration>,
+    pub priority_class: Option<String>,
+}
+
+/// The label with which Karpenter names the pool of a machine.
+pub const KARPENTER_POOL: &str = "karpenter.sh/nodepool";
+
+/// Whether pods run only on the machines of their pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolAffinity {
+    Required,
+    /// Machines have no pools; taints, `nodeSelector` and resources place pods.
+    Off,
+}
+
+/// What every node pod has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pods {
+    pub annotations: BTreeMap<String, String>,
+    /// Names of Secrets in the namespace of each node.
+    pub image_pull_secrets: Vec<String>,
 }
 
 /// Storage classes and sizes of the data claims.
@@ -225,6 +256,8 @@ pub enum Problem {
     Required { key: String },
     #[error("{key}: invalid quantity: {reason}")]
     InvalidQuantity { key: String, reason: String },
+    #[error("{key}: not a toleration: {reason}")]
+    InvalidToleration { key: String, reason: String },
     #[error("{key}: `{value}` {rule}")]
     InvalidValue { key: String, value: String, rule: String },
 }
@@ -254,6 +287,7 @@ impl Platform {
             sidecar_audience: true,
             state_sync: StateSync { witnesses: file.lists("stateSync.syncers")? },
             scheduling: Scheduling::read(file)?,
+            pods: Pods::read(file)?,
             storage: Storage::read(file)?,
             snapshot: Bucket::read(file, "snapshot")?,
             genesis: Bucket::read(file, "genesis")?,
@@ -272,6 +306,7 @@ impl Platform {
 
 impl Scheduling {
     fn read(file: &Reader) -> Result<Self, Problem> {
+        let affinities = [("Required", PoolAffinity::Required), ("Off", PoolAffinity::Off)];
         Ok(Self {
             nodepool_name: file.required("scheduling.nodepoolName")?,
             nodepool_archive: file.required("scheduling.nodepoolArchive")?,
@@ -279,6 +314,24 @@ impl Scheduling {
             nodepool_seed: file.required("scheduling.nodepoolSeed")?,
             toleration_key: file.required("scheduling.tolerationKey")?,
             service_account: file.required("scheduling.serviceAccount")?,
+            nodepool_label: file
+                .checked("scheduling.nodepoolLabel", pod::key_error)?
+                .unwrap_or_else(|| KARPENTER_POOL.to_owned()),
+            nodepool_affinity: file
+                .choice("scheduling.nodepoolAffinity", &affinities)?
+                .unwrap_or(PoolAffinity::Required),
+            node_selector: file.node_selector("scheduling.nodeSelector")?,
+            tolerations: file.tolerations("scheduling.tolerations")?,
+            priority_class: file.checked("scheduling.priorityClassName", pod::name_error)?,
+        })
+    }
+}
+
+impl Pods {
+    fn read(file: &Reader) -> Result<Self, Problem> {
+        Ok(Self {
+            annotations: file.annotations("pods.annotations")?,
+            image_pull_secrets: file.names("pods.imagePullSecrets")?,
         })
     }
 }

@@ -12,7 +12,7 @@
 
 use sei_api::{Mode, SeiNode};
 
-use crate::inputs::TemplateInputs;
+use crate::inputs::{TemplateInputs, VolumeInputs};
 use crate::platform::{FootprintOverride, Platform};
 use crate::quantity::Quantity;
 
@@ -21,6 +21,7 @@ mod config;
 mod containers;
 pub mod guards;
 mod objects;
+mod placement;
 mod pod;
 mod scripts;
 #[cfg(test)]
@@ -125,9 +126,12 @@ pub fn effective_sidecar_image<'a>(inputs: &'a TemplateInputs, platform: &'a Pla
     inputs.sidecar_image.as_deref().unwrap_or(&platform.images.sidecar)
 }
 
-/// The pool of Kubernetes nodes that a mode runs on.
-pub fn node_pool(mode: Mode, platform: &Platform) -> &str {
-    match mode {
+/// The pool of Kubernetes nodes that a node runs on.
+pub fn node_pool<'a>(inputs: &'a TemplateInputs, platform: &'a Platform) -> &'a str {
+    if let Some(pool) = &inputs.node_pool {
+        return pool;
+    }
+    match inputs.mode {
         Mode::Archive => &platform.scheduling.nodepool_archive,
         Mode::Validator => &platform.scheduling.nodepool_validator,
         Mode::Seed => &platform.scheduling.nodepool_seed,
@@ -165,7 +169,7 @@ pub struct DataStorage {
     pub size: Quantity,
 }
 
-pub fn data_storage(mode: Mode, platform: &Platform) -> DataStorage {
+pub fn data_storage(mode: Mode, volume: &VolumeInputs, platform: &Platform) -> DataStorage {
     let storage = &platform.storage;
     let (class, size) = match mode {
         Mode::Archive => (&storage.class_archive, storage.size_archive),
@@ -174,7 +178,10 @@ pub fn data_storage(mode: Mode, platform: &Platform) -> DataStorage {
         }
         Mode::Seed => (&storage.class_default, storage.size_seed),
     };
-    DataStorage { class: class.clone(), size }
+    DataStorage {
+        class: volume.storage_class.as_ref().unwrap_or(class).clone(),
+        size: volume.size.unwrap_or(size),
+    }
 }
 
 /// The claim that holds the node's data, for every use of its name: in the pod, in the bootstrap

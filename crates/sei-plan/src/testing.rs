@@ -55,11 +55,12 @@ manifests!(
     "name-limit",
     "odd-quantities",
     "paused",
+    "scheduled",
     "seed-dedicated",
     "sidecar-port",
 );
 
-pub(crate) const PLATFORMS: [&str; 3] = ["example", "minimal", "tuned"];
+pub(crate) const PLATFORMS: [&str; 4] = ["example", "minimal", "placed", "tuned"];
 
 /// A manifest as the API server would return it.
 pub(crate) fn node(name: &str) -> SeiNode {
@@ -79,6 +80,7 @@ pub(crate) fn platform(name: &str) -> Platform {
     let text = match name {
         "example" => include_str!("../testdata/platform/example.yaml"),
         "minimal" => include_str!("../testdata/platform/minimal.yaml"),
+        "placed" => include_str!("../testdata/platform/placed.yaml"),
         "tuned" => include_str!("../testdata/platform/tuned.yaml"),
         unknown => panic!("no platform {unknown}"),
     };

@@ -80,6 +80,7 @@ fn outputs() -> Result<Vec<Output>> {
         ),
         output("docs/metrics.md", &docs::metrics()),
         output("docs/status.md", &docs::status(&serde_json::to_value(SeiNode::crd())?)?),
+        output("docs/spec.md", &docs::spec(&serde_json::to_value(SeiNode::crd())?)?),
         output("docs/troubleshooting.md", &docs::troubleshooting()),
     ])
 }

@@ -26,6 +26,7 @@ mod missing_crd;
 mod modes;
 mod own_metrics;
 mod pause_and_delete;
+mod placement;
 mod platform_file;
 mod plugin;
 mod pre_pull;

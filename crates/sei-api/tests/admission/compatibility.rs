@@ -147,6 +147,24 @@ const ADDED: &[(&str, &str, bool)] = &[
     ("spec.update", "object", false),
     ("spec.update.paused", "boolean", false),
     ("spec.update.onOperatorChange", "enum Auto Hold", false),
+    ("spec.podAnnotations", "map of string", false),
+    ("spec.scheduling", "object", false),
+    ("spec.scheduling.nodePool", "string", false),
+    ("spec.scheduling.nodeSelector", "map of string", false),
+    ("spec.scheduling.tolerations", "list", false),
+    ("spec.scheduling.tolerations[].key", "string", false),
+    ("spec.scheduling.tolerations[].operator", "enum Equal Exists", false),
+    ("spec.scheduling.tolerations[].value", "string", false),
+    ("spec.scheduling.tolerations[].effect", "enum NoExecute NoSchedule PreferNoSchedule", false),
+    ("spec.scheduling.tolerations[].tolerationSeconds", "int64", false),
+    ("spec.scheduling.priorityClassName", "string", false),
+    ("spec.resources", "object", false),
+    ("spec.resources.limits", "map of int-or-string", false),
+    ("spec.resources.requests", "map of int-or-string", false),
+    ("spec.imagePullSecrets", "list by name", false),
+    ("spec.imagePullSecrets[].name", "string", true),
+    ("spec.dataVolume.storageClassName", "string", false),
+    ("spec.dataVolume.size", "int-or-string", false),
     ("status.observedGeneration", "int64", false),
     ("status.podTemplateHash", "string", false),
     ("status.podTemplate", "object", false),
@@ -219,7 +237,8 @@ fn type_of(schema: &Value) -> String {
         return "anything".to_owned();
     }
     if let Some(values) = schema["enum"].as_array() {
-        let mut values: Vec<&str> = values.iter().map(|value| value.as_str().unwrap()).collect();
+        // An optional value may also be null.
+        let mut values: Vec<&str> = values.iter().filter_map(Value::as_str).collect();
         values.sort_unstable();
         return format!("enum {}", values.join(" "));
     }

@@ -81,7 +81,7 @@ fn every_keyword_of_the_schema_is_checked() {
 
 #[test]
 fn every_example_is_accepted() {
-    assert_eq!(manifests().len(), 17);
+    assert_eq!(manifests().len(), 18);
     for manifest in manifests() {
         let name = &manifest["metadata"]["name"];
         assert_eq!(text_of(admit(&manifest, None)), "accepted", "{name}");

@@ -18,7 +18,9 @@ pub(crate) const CHECKED: &[&str] = &[
     "enum",
     "format",
     "items",
+    "maxItems",
     "maxLength",
+    "maxProperties",
     "maximum",
     "minItems",
     "minLength",
@@ -139,6 +141,9 @@ fn check_list(schema: &Value, items: &[Value], fault: &mut impl FnMut(&str)) {
     if schema["minItems"].as_u64().is_some_and(|least| (items.len() as u64) < least) {
         fault("minItems");
     }
+    if schema["maxItems"].as_u64().is_some_and(|most| (items.len() as u64) > most) {
+        fault("maxItems");
+    }
     let identity = |item: &Value| match schema["x-kubernetes-list-type"].as_str() {
         Some("set") => Some(item.to_string()),
         Some("map") => {
@@ -157,6 +162,9 @@ fn check_list(schema: &Value, items: &[Value], fault: &mut impl FnMut(&str)) {
 fn check_object(schema: &Value, fields: &Map<String, Value>, path: &str, faults: &mut Vec<String>) {
     if schema["minProperties"].as_u64().is_some_and(|least| (fields.len() as u64) < least) {
         faults.push(format!("{path}: minProperties"));
+    }
+    if schema["maxProperties"].as_u64().is_some_and(|most| (fields.len() as u64) > most) {
+        faults.push(format!("{path}: maxProperties"));
     }
     let inside = |name: &str| match path {
         "" => name.to_owned(),

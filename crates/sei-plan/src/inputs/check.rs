@@ -9,7 +9,7 @@ use sei_api::node::{
 };
 use sei_api::{Mode, SeiNode, names};
 
-use super::parse_quantity;
+use super::{parse_quantity, pod, resource_field};
 use crate::quantity::Quantity;
 use crate::render::port;
 
@@ -83,7 +83,7 @@ impl SpecError {
         Self::Exclusive { field: field.to_owned(), remedy: remedy.to_owned() }
     }
 
-    fn invalid(field: &str, value: &str, rule: &str) -> Self {
+    pub(super) fn invalid(field: &str, value: &str, rule: &str) -> Self {
         let value = shown(value, SHOWN_MAX);
         Self::Invalid { field: field.to_owned(), value, rule: rule.to_owned() }
     }
@@ -104,6 +104,7 @@ pub fn check_spec(node: &SeiNode) -> Vec<SpecError> {
     check_image("spec.image", &spec.image, &mut errors);
     check_pod_labels(spec.pod_labels.as_ref(), &mut errors);
     check_sidecar(spec, &mut errors);
+    pod::check(spec, &mut errors);
     if let Some(claim) = spec.imported_claim() {
         check_dns_label("spec.dataVolume.import.pvcName", claim, SUBDOMAIN_MAX, &mut errors);
     }
@@ -354,11 +355,21 @@ fn check_sidecar(spec: &SeiNodeSpec, errors: &mut Vec<SpecError>) {
         errors.push(SpecError::invalid("spec.sidecar.port", &sidecar.port.to_string(), rule));
     }
     let Some(resources) = &sidecar.resources else { return };
-    let limits = parsed("limits", resources.limits.as_ref(), errors);
-    for (name, request) in parsed("requests", resources.requests.as_ref(), errors) {
+    let (limits, requests) = (resources.limits.as_ref(), resources.requests.as_ref());
+    check_resources("spec.sidecar.resources", limits, requests, errors);
+}
+
+pub(super) fn check_resources(
+    field: &str,
+    limits: Option<&BTreeMap<String, QuantityText>>,
+    requests: Option<&BTreeMap<String, QuantityText>>,
+    errors: &mut Vec<SpecError>,
+) {
+    let limits = parsed(&format!("{field}.limits"), limits, errors);
+    for (name, request) in parsed(&format!("{field}.requests"), requests, errors) {
         if let Some(limit) = limits.get(&name).filter(|limit| request > **limit) {
             errors.push(SpecError::RequestOverLimit {
-                field: format!("spec.sidecar.resources.requests.{name}"),
+                field: format!("{field}.requests.{name}"),
                 request: request.canonical(),
                 limit: limit.canonical(),
             });
@@ -375,16 +386,14 @@ fn parsed(
     for (name, text) in quantities.into_iter().flatten() {
         if !is_label_key(name) {
             let rule = "is not the name of a resource; write cpu, memory or domain/name";
-            let field = format!("spec.sidecar.resources.{list}");
-            errors.push(SpecError::invalid(&field, name, rule));
+            errors.push(SpecError::invalid(list, name, rule));
             continue;
         }
-        match parse_quantity(list, name, text) {
-            Ok(quantity) if quantity.is_negative() => errors.push(SpecError::invalid(
-                &format!("spec.sidecar.resources.{list}.{name}"),
-                &text.to_string(),
-                "must not be negative",
-            )),
+        let field = resource_field(list, name);
+        match parse_quantity(&field, text) {
+            Ok(quantity) if quantity.is_negative() => {
+                errors.push(SpecError::invalid(&field, &text.to_string(), "must not be negative"));
+            }
             Ok(quantity) => {
                 parsed.insert(name.clone(), quantity);
             }
@@ -394,7 +403,7 @@ fn parsed(
     parsed
 }
 
-fn is_dns_label(text: &str) -> bool {
+pub(super) fn is_dns_label(text: &str) -> bool {
     let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     edge(text.chars().next()) && edge(text.chars().next_back()) && text.chars().all(inner)
@@ -409,11 +418,11 @@ fn is_label_name(text: &str) -> bool {
         && text.chars().all(inner)
 }
 
-fn is_label_value(text: &str) -> bool {
+pub(super) fn is_label_value(text: &str) -> bool {
     text.is_empty() || is_label_name(text)
 }
 
-fn is_label_key(text: &str) -> bool {
+pub(super) fn is_label_key(text: &str) -> bool {
     match text.split_once('/') {
         None => is_label_name(text),
         Some((prefix, name)) => {

@@ -322,6 +322,55 @@ fn sidecar_resources_must_be_quantities_that_fit() {
 }
 
 #[test]
+fn what_places_a_pod_must_be_acceptable_to_a_server() {
+    let at = |path: &str, value: Value| {
+        let mut json = serde_json::to_value(node("scheduled")).unwrap();
+        let (parent, key) = path.rsplit_once('/').unwrap();
+        json.pointer_mut(parent).unwrap()[key] = value;
+        let errors = check_spec(&node_from(json));
+        let [error] = &errors[..] else { panic!("{path}: {errors:?}") };
+        format!("{error}\n")
+    };
+    let tolerations = "/spec/scheduling/tolerations";
+    let text = [
+        at("/spec/podAnnotations", json!({ "two parts": "x" })),
+        at("/spec/podAnnotations", json!({ "a": "x".repeat(256 * 1024) })),
+        at("/spec/scheduling/nodePool", json!("a b")),
+        at("/spec/scheduling/nodeSelector", json!({ "a/b/c": "x" })),
+        at("/spec/scheduling/nodeSelector", json!({ "a": "-" })),
+        at(tolerations, json!([{ "effect": "NoSchedule" }])),
+        at(tolerations, json!([{ "key": "a b" }])),
+        at(tolerations, json!([{ "key": "a", "operator": "Exists", "value": "x" }])),
+        at(tolerations, json!([{ "key": "a", "tolerationSeconds": 1 }])),
+        at("/spec/scheduling/priorityClassName", json!("Upper")),
+        at("/spec/resources/requests/cpu", json!("lots")),
+        at("/spec/resources/requests/memory", json!("1Ti")),
+        at("/spec/imagePullSecrets/1/name", json!("a_b")),
+        at("/spec/dataVolume/storageClassName", json!("a b")),
+        at("/spec/dataVolume/size", json!(0)),
+        at("/spec/dataVolume/size", json!("big")),
+    ];
+    expect![[r#"
+        spec.podAnnotations: `two parts` is not the key of an annotation; write name or prefix/name
+        spec.podAnnotations: `262145 bytes` is more than the 256 KiB of an object's annotations
+        spec.scheduling.nodePool: `a b` is not a label value; use at most 63 of a-z, A-Z, 0-9, `-`, `_` and `.`, starting and ending with a letter or digit
+        spec.scheduling.nodeSelector: `a/b/c` is not a label key; write name or prefix/name, with a DNS name as prefix
+        spec.scheduling.nodeSelector: `-` is not a label value; use at most 63 of a-z, A-Z, 0-9, `-`, `_` and `.`, starting and ending with a letter or digit
+        spec.scheduling.tolerations[0]: `no key` needs operator Exists
+        spec.scheduling.tolerations[0]: `a b` is not a label key; write name or prefix/name, with a DNS name as prefix
+        spec.scheduling.tolerations[0]: `a` must have no value with operator Exists
+        spec.scheduling.tolerations[0]: `a` needs effect NoExecute for tolerationSeconds
+        spec.scheduling.priorityClassName: `Upper` must hold only a-z, 0-9, `-` and `.`, and start and end with a-z or 0-9
+        spec.resources.requests.cpu: `lots` is not a quantity; write a decimal number, such as `0.5`, `500m` or `2Gi`
+        spec.resources.requests.memory: the request 1Ti is more than the limit 512Gi; lower it or raise the limit
+        spec.imagePullSecrets[1].name: `a_b` must hold only a-z, 0-9, `-` and `.`, and start and end with a-z or 0-9
+        spec.dataVolume.storageClassName: `a b` must hold only a-z, 0-9, `-` and `.`, and start and end with a-z or 0-9
+        spec.dataVolume.size: `0` must be more than zero
+        spec.dataVolume.size: `big` is not a quantity; write a decimal number, such as `0.5`, `500m` or `2Gi`
+    "#]].assert_eq(&text.concat());
+}
+
+#[test]
 fn all_problems_are_reported_at_once() {
     let mut broken = node("rpc-genesis");
     broken.spec.image = String::new();
@@ -335,7 +384,7 @@ fn inputs_are_written_sorted_and_without_defaults() {
     let inputs = TemplateInputs::of(&node("rpc-genesis")).unwrap();
     let text = serde_json::to_string(&inputs).unwrap();
     expect![[r#"{"chainId":"demo-1","image":"registry.example.org/seid:v6.5.1","mode":"fullNode","name":"rpc-genesis"}"#]].assert_eq(&text);
-    for name in crate::testing::NODES {
+    for name in crate::testing::NODES.iter().chain(crate::testing::EDGES) {
         let inputs = TemplateInputs::of(&node(name)).unwrap();
         let text = serde_json::to_string(&inputs).unwrap();
         assert_eq!(text, serde_json::to_string(&sorted(&text)).unwrap(), "{name}");
@@ -353,6 +402,7 @@ fn sorted(text: &str) -> Value {
                     map.into_iter().map(|(key, value)| (key, sort(value))).collect();
                 Value::Object(sorted.into_iter().collect())
             }
+            Value::Array(list) => list.into_iter().map(sort).collect(),
             scalar => scalar,
         }
     }

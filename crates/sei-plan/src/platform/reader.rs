@@ -20,13 +20,14 @@ const MAX_REASON: usize = 240;
 const FOOTPRINT: &[&str] = &["cpuRequest", "memory"];
 const BUCKET: &[&str] = &["bucket", "region"];
 
-/// Every key that exists, by section. `stateSync.syncers` is free: its keys are chains.
+/// Every key that exists, by section. Maps whose keys the user chooses are no sections.
 pub(super) const SCHEMA: &[(&str, &[&str])] = &[
     (
         "",
         &[
             "stateSync",
             "scheduling",
+            "pods",
             "storage",
             "resources",
             "snapshot",
@@ -46,8 +47,14 @@ pub(super) const SCHEMA: &[(&str, &[&str])] = &[
             "nodepoolSeed",
             "tolerationKey",
             "serviceAccount",
+            "nodepoolLabel",
+            "nodepoolAffinity",
+            "nodeSelector",
+            "tolerations",
+            "priorityClassName",
         ],
     ),
+    ("pods", &["annotations", "imagePullSecrets"]),
     (
         "storage",
         &[
@@ -245,7 +252,7 @@ impl Reader {
     }
 
     /// The mapping under a key; an empty key is the file itself.
-    fn section(&self, key: &str) -> Result<Option<&Map<String, Value>>, Problem> {
+    pub(super) fn section(&self, key: &str) -> Result<Option<&Map<String, Value>>, Problem> {
         if key.is_empty() {
             return Ok(Some(&self.root));
         }
@@ -257,7 +264,7 @@ impl Reader {
     }
 
     /// The value under a dotted key. A key without a value (`seed:`) counts as absent.
-    fn value(&self, key: &str) -> Result<Option<&Value>, Problem> {
+    pub(super) fn value(&self, key: &str) -> Result<Option<&Value>, Problem> {
         let (section, last) = key.rsplit_once('.').unwrap_or(("", key));
         let value = self.section(section)?.and_then(|map| map.get(last));
         Ok(value.filter(|value| !value.is_null()))
@@ -298,7 +305,7 @@ fn syntax(error: &serde_saphyr::Error) -> Problem {
     }
 }
 
-fn wrong_type(key: &str, expected: &'static str, found: &Value) -> Problem {
+pub(super) fn wrong_type(key: &str, expected: &'static str, found: &Value) -> Problem {
     let found = match found {
         Value::Null => "nothing".to_owned(),
         Value::Bool(value) => format!("the switch {value} (put it in quotes if it is a name)"),
@@ -314,7 +321,7 @@ fn wrong_type(key: &str, expected: &'static str, found: &Value) -> Problem {
 }
 
 /// The probable key: a similar key nearby, the same name elsewhere, or the list of known keys.
-fn hint(section: &str, known: &[&str], key: &str) -> String {
+pub(super) fn hint(section: &str, known: &[&str], key: &str) -> String {
     let desired = key.to_lowercase();
     let near = known
         .iter()
@@ -350,16 +357,16 @@ fn distance(left: &str, right: &str) -> usize {
     row[right.len()]
 }
 
-fn join(section: &str, key: &str) -> String {
+pub(super) fn join(section: &str, key: &str) -> String {
     if section.is_empty() { key.to_owned() } else { format!("{section}.{key}") }
 }
 
-fn shown(text: &str) -> String {
+pub(super) fn shown(text: &str) -> String {
     one_line(text, MAX_SHOWN)
 }
 
 /// Content of the file in a message: escaped, so that it stays one line, and cut.
-fn one_line(text: &str, most: usize) -> String {
+pub(super) fn one_line(text: &str, most: usize) -> String {
     let mut line = String::new();
     for c in text.chars().take(most) {
         match c {

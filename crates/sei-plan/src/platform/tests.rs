@@ -82,6 +82,65 @@ fn every_key_can_be_set() {
     assert_eq!(platform.resources.replayer.cpu_request.unwrap().canonical(), "500m");
 }
 
+#[test]
+fn what_places_pods_can_be_set_and_is_checked() {
+    let platform = parse(include_str!("../../testdata/platform/placed.yaml"));
+    assert_eq!(platform.scheduling.nodepool_label, "cloud.example.org/pool");
+    assert_eq!(platform.scheduling.tolerations.len(), 2);
+    assert_eq!(platform.pods.image_pull_secrets, ["registry-a", "registry.mirror"]);
+    let minimal = parse(MINIMAL);
+    assert_eq!(minimal.scheduling.nodepool_label, "karpenter.sh/nodepool");
+    assert_eq!(minimal.scheduling.nodepool_affinity, PoolAffinity::Required);
+    assert_eq!(minimal.pods, Pods::default());
+    let refused = |text: &str| {
+        let scheduling = format!("serviceAccount: seid-node\n  {text}");
+        let text = with("serviceAccount: seid-node", &scheduling);
+        format!("{}\n", Platform::parse(&text, "f").unwrap_err().problem)
+    };
+    let text = [
+        refused("nodepoolLabel: a b"),
+        refused("nodepoolAffinity: off"),
+        refused("nodeSelector: [a]"),
+        refused("nodeSelector: { a: 1 }"),
+        refused("nodeSelector: { a: -x }"),
+        refused("tolerations: { key: a }"),
+        refused("tolerations: [a]"),
+        refused("tolerations: [{ kye: a }]"),
+        refused("tolerations: [{ key: a, effect: Never }]"),
+        refused("tolerations: [{ effect: NoSchedule }]"),
+        refused("priorityClassName: Upper"),
+        refused(
+            "tolerations: [a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a]",
+        ),
+    ];
+    expect![[r#"
+        scheduling.nodepoolLabel: `a b` is not a label key; write name or prefix/name, with a DNS name as prefix
+        scheduling.nodepoolAffinity: `off` is not one of Required, Off
+        scheduling.nodeSelector: expected a mapping, found a list
+        scheduling.nodeSelector.a: expected text, found the number 1 (put it in quotes)
+        scheduling.nodeSelector: `-x` is not a label value; use at most 63 of a-z, A-Z, 0-9, `-`, `_` and `.`, starting and ending with a letter or digit
+        scheduling.tolerations: expected a list, found a mapping
+        scheduling.tolerations[0]: expected a mapping, found the text `a`
+        scheduling.tolerations[0].kye: unknown key; known here: key, operator, value, effect, tolerationSeconds
+        scheduling.tolerations[0]: not a toleration: unknown variant `Never`, expected one of `NoSchedule`, `PreferNoSchedule`, `NoExecute`
+        scheduling.tolerations[0]: `no key` needs operator Exists
+        scheduling.priorityClassName: `Upper` must hold only a-z, 0-9, `-` and `.`, and start and end with a-z or 0-9
+        scheduling.tolerations: `33` is more than the 32 entries that are accepted
+    "#]].assert_eq(&text.concat());
+    check(
+        &format!("{MINIMAL}pods: {{ annotations: {{ a b: c }} }}\n"),
+        expect![
+            "pods.annotations: `a b` is not the key of an annotation; write name or prefix/name"
+        ],
+    );
+    check(
+        &format!("{MINIMAL}pods: {{ imagePullSecrets: [A] }}\n"),
+        expect![
+            "pods.imagePullSecrets[0]: `A` must hold only a-z, 0-9, `-` and `.`, and start and end with a-z or 0-9"
+        ],
+    );
+}
+
 // SS1
 #[test]
 fn witnesses_are_split_sorted_and_unique() {
@@ -154,7 +213,7 @@ fn unknown_keys_fail_with_the_nearest_known_name() {
     check(
         &format!("{MINIMAL}\"two\\nlines\": 1\n"),
         expect![
-            r"two\nlines: unknown key; known here: stateSync, scheduling, storage, resources, snapshot, resultExport, genesis, images, rollout"
+            r"two\nlines: unknown key; known here: stateSync, scheduling, pods, storage, resources, snapshot, resultExport, genesis, images, rollout"
         ],
     );
 }

@@ -16,7 +16,7 @@ use sei_api::{SeiNode, names};
 use super::containers::{self, env, mount, texts, volume};
 use super::objects::{headless_service, metadata, service_port};
 use super::{
-    DATA_DIR, HOME_DIR, Owner, RenderError, container, footprint, guards, pod, port, scripts,
+    DATA_DIR, HOME_DIR, Owner, RenderError, container, guards, placement, pod, port, scripts,
 };
 use crate::inputs::TemplateInputs;
 use crate::platform::Platform;
@@ -74,7 +74,7 @@ pub fn render_bootstrap_job(
             template: PodTemplateSpec {
                 metadata: Some(ObjectMeta {
                     labels: Some(labels(&inputs.name)),
-                    ..pod::pod_metadata()
+                    ..pod::pod_metadata(inputs, platform)
                 }),
                 spec: Some(pod),
             },
@@ -121,7 +121,7 @@ fn seid(inputs: &TemplateInputs, bootstrap: &Bootstrap, platform: &Platform) -> 
         command: Some(texts(&["/bin/bash", "-c"])),
         args: Some(vec![scripts::bootstrap(inputs.sidecar_port, bootstrap.target_height)]),
         env: Some(vec![env("HOME", HOME_DIR), env("TMPDIR", &format!("{DATA_DIR}/tmp"))]),
-        resources: Some(containers::seid_resources(&footprint(inputs.mode, platform))),
+        resources: Some(placement::resources(inputs, platform)),
         volume_mounts: Some(vec![mount(volume::DATA, DATA_DIR), mount(volume::HOME, HOME_DIR)]),
         security_context: Some(containers::nonroot()),
         ..Container::default()

@@ -12,9 +12,10 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use sei_api::{Mode, names};
 
 use super::{DATA_DIR, HOME_DIR, container, port, scripts};
-use super::{Footprint, effective_sidecar_image, footprint};
+use super::{effective_sidecar_image, placement};
 use crate::inputs::{KeyringInputs, SidecarResources, TemplateInputs};
 use crate::platform::Platform;
+use crate::quantity::Quantity;
 use crate::view::{AUDIENCE_FLAG, SECURE_FLAG};
 
 /// User and group of every container, and group of the volumes: the images define this user.
@@ -134,15 +135,15 @@ pub(super) fn with_proxy_probes(proxy: Container) -> Container {
 /// The chain process. No liveness probe, ever: behind its closed gate it answers nothing.
 pub(super) fn seid(inputs: &TemplateInputs, platform: &Platform) -> Container {
     let ports = seid_ports(inputs.mode).iter().map(|(name, port)| tcp_port(name, *port));
-    let footprint = footprint(inputs.mode, platform);
+    let resources = placement::resources(inputs, platform);
     Container {
         name: container::SEID.to_owned(),
         image: Some(inputs.image.clone()),
         command: Some(texts(&["/bin/bash", "-c"])),
         args: Some(vec![scripts::start(inputs.sidecar_port)]),
-        env: Some(seid_env(inputs, &footprint)),
+        env: Some(seid_env(inputs, &resources)),
         ports: Some(ports.collect()),
-        resources: Some(seid_resources(&footprint)),
+        resources: Some(resources),
         // Through the proxy, so that it succeeds exactly when the gate is open. The threshold is
         // five days: a restore may take that long, and nothing is gained by a restart.
         startup_probe: Some(timed(proxy_probe("/v0/healthz"), Some(5), 5, 86400)),
@@ -153,15 +154,17 @@ pub(super) fn seid(inputs: &TemplateInputs, platform: &Platform) -> Container {
     }
 }
 
-fn seid_env(inputs: &TemplateInputs, footprint: &Footprint) -> Vec<EnvVar> {
+fn seid_env(inputs: &TemplateInputs, resources: &ResourceRequirements) -> Vec<EnvVar> {
     let mut all = vec![env("HOME", HOME_DIR), env("TMPDIR", &format!("{DATA_DIR}/tmp"))];
     if inputs.keyring.as_ref().is_some_and(|keyring| keyring.seid_mount) {
         all.extend(keyring_env(inputs));
     }
-    if inputs.mode == Mode::Seed {
+    let limit = resources.limits.as_ref().and_then(|limits| limits.get("memory"));
+    let limit = limit.and_then(|limit| Quantity::parse(&limit.0).ok());
+    if let Some(limit) = limit.filter(|_| inputs.mode == Mode::Seed) {
         // A seed's memory is small enough for its garbage collector to exceed the limit. 87 of
         // 100 leaves room for what the collector does not count.
-        let limit = footprint.memory.value() * 87 / 100;
+        let limit = limit.value() * 87 / 100;
         all.push(env("GOMEMLIMIT", &format!("{limit}B")));
     }
     all
@@ -245,16 +248,6 @@ fn passphrase_env(keyring: &KeyringInputs) -> EnvVar {
 
 pub(super) fn keyring_mount() -> VolumeMount {
     read_only(volume::KEYRING, &format!("{DATA_DIR}/keyring-file"))
-}
-
-pub(super) fn seid_resources(footprint: &Footprint) -> ResourceRequirements {
-    let memory = || ("memory".to_owned(), ApiQuantity(footprint.memory.canonical()));
-    let cpu = ("cpu".to_owned(), ApiQuantity(footprint.cpu_request.canonical()));
-    ResourceRequirements {
-        requests: Some(BTreeMap::from([cpu, memory()])),
-        limits: Some(BTreeMap::from([memory()])),
-        ..ResourceRequirements::default()
-    }
 }
 
 fn sidecar_resources(resources: &SidecarResources) -> Option<ResourceRequirements> {

@@ -15,7 +15,7 @@ use sei_api::names;
 use super::containers::{seid_ports, texts};
 use super::pod::{render_template, resource_labels, selector_labels};
 use super::{Owner, RenderError, data_claim_name, data_storage, port};
-use crate::inputs::TemplateInputs;
+use crate::inputs::{TemplateInputs, VolumeInputs};
 use crate::platform::Platform;
 
 /// The node's StatefulSet. Its annotations stay empty: the caller stamps the fingerprint of the
@@ -60,13 +60,14 @@ pub fn render_service(inputs: &TemplateInputs, owner: &Owner) -> Service {
 /// The claim to create, or none where one is imported: an imported claim is never written.
 pub fn render_data_claim(
     inputs: &TemplateInputs,
+    volume: &VolumeInputs,
     platform: &Platform,
     owner: &Owner,
 ) -> Option<PersistentVolumeClaim> {
     if inputs.imported_claim.is_some() {
         return None;
     }
-    let storage = data_storage(inputs.mode, platform);
+    let storage = data_storage(inputs.mode, volume, platform);
     let size = ("storage".to_owned(), ApiQuantity(storage.size.canonical()));
     Some(PersistentVolumeClaim {
         metadata: metadata(&data_claim_name(inputs), owner, resource_labels(inputs)),

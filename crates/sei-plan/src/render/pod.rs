@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Affinity, ConfigMapVolumeSource, Container, EmptyDirVolumeSource, KeyToPath, NodeAffinity,
-    NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PersistentVolumeClaimVolumeSource,
-    PodAffinityTerm, PodAntiAffinity, PodSecurityContext, PodSpec, PodTemplateSpec,
-    SecretVolumeSource, Toleration, Volume,
+    Affinity, ConfigMapVolumeSource, Container, EmptyDirVolumeSource, KeyToPath,
+    PersistentVolumeClaimVolumeSource, PodAffinityTerm, PodAntiAffinity, PodSecurityContext,
+    PodSpec, PodTemplateSpec, SecretVolumeSource, Volume,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
     LabelSelector, LabelSelectorRequirement, ObjectMeta,
@@ -14,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
 use sei_api::{Mode, names};
 
 use super::containers::{self, NODE_KEY_FILE, NONROOT, SIGNING_KEY_FILE, texts, volume};
-use super::{RenderError, TERMINATION_GRACE_SECONDS, data_claim_name, guards, node_pool, scripts};
+use super::{RenderError, TERMINATION_GRACE_SECONDS, data_claim_name, guards, placement, scripts};
 use crate::inputs::TemplateInputs;
 use crate::platform::Platform;
 
@@ -35,7 +34,7 @@ pub fn render_template(
     if let Some(keyring) = &inputs.keyring {
         guards::check_keyring_containment(&pod, keyring)?;
     }
-    Ok(PodTemplateSpec { metadata: Some(metadata(inputs)), spec: Some(pod) })
+    Ok(PodTemplateSpec { metadata: Some(metadata(inputs, platform)), spec: Some(pod) })
 }
 
 fn pod(inputs: &TemplateInputs, platform: &Platform) -> PodSpec {
@@ -84,18 +83,17 @@ pub(super) fn base_pod(inputs: &TemplateInputs, platform: &Platform) -> PodSpec 
             ..PodSecurityContext::default()
         }),
         termination_grace_period_seconds: Some(TERMINATION_GRACE_SECONDS),
-        tolerations: Some(vec![Toleration {
-            key: Some(platform.scheduling.toleration_key.clone()),
-            value: Some(node_pool(inputs.mode, platform).to_owned()),
-            effect: Some("NoSchedule".to_owned()),
-            ..Toleration::default()
-        }]),
+        tolerations: Some(placement::tolerations(inputs, platform)),
+        node_selector: placement::node_selector(inputs, platform),
+        priority_class_name: placement::priority_class(inputs, platform),
+        image_pull_secrets: placement::pull_secrets(inputs, platform),
         ..PodSpec::default()
     }
 }
 
-fn metadata(inputs: &TemplateInputs) -> ObjectMeta {
-    let mut metadata = ObjectMeta { labels: Some(resource_labels(inputs)), ..pod_metadata() };
+fn metadata(inputs: &TemplateInputs, platform: &Platform) -> ObjectMeta {
+    let mut metadata =
+        ObjectMeta { labels: Some(resource_labels(inputs)), ..pod_metadata(inputs, platform) };
     if let Some(time) = &inputs.restarted_at {
         let annotations = metadata.annotations.get_or_insert_default();
         annotations.insert(names::annotation::RESTARTED_AT.to_owned(), time.clone());
@@ -104,9 +102,10 @@ fn metadata(inputs: &TemplateInputs) -> ObjectMeta {
 }
 
 /// Metadata that both kinds of pod share.
-pub(super) fn pod_metadata() -> ObjectMeta {
-    let annotation = (names::annotation::DO_NOT_DISRUPT.to_owned(), "true".to_owned());
-    ObjectMeta { annotations: Some(BTreeMap::from([annotation])), ..ObjectMeta::default() }
+pub(super) fn pod_metadata(inputs: &TemplateInputs, platform: &Platform) -> ObjectMeta {
+    let own = (names::annotation::DO_NOT_DISRUPT.to_owned(), "true".to_owned());
+    let annotations = placement::annotations(inputs, platform, BTreeMap::from([own]));
+    ObjectMeta { annotations: Some(annotations), ..ObjectMeta::default() }
 }
 
 /// The only key of any selector.
@@ -142,26 +141,13 @@ pub(super) fn affinity(
     platform: &Platform,
     requests_machine: bool,
 ) -> Affinity {
-    let pool = NodeSelectorRequirement {
-        key: "karpenter.sh/nodepool".to_owned(),
-        operator: "In".to_owned(),
-        values: Some(texts(&[node_pool(inputs.mode, platform)])),
-    };
     let mut apart =
         vec![keep_away_from(names::label::DEDICATED_NODE, "In", Some(texts(&["true"])))];
     if requests_machine {
         apart.push(keep_away_from(names::label::NODE, "Exists", None));
     }
     Affinity {
-        node_affinity: Some(NodeAffinity {
-            required_during_scheduling_ignored_during_execution: Some(NodeSelector {
-                node_selector_terms: vec![NodeSelectorTerm {
-                    match_expressions: Some(vec![pool]),
-                    match_fields: None,
-                }],
-            }),
-            ..NodeAffinity::default()
-        }),
+        node_affinity: placement::node_affinity(inputs, platform),
         pod_anti_affinity: Some(PodAntiAffinity {
             required_during_scheduling_ignored_during_execution: Some(apart),
             ..PodAntiAffinity::default()

@@ -10,6 +10,7 @@ mod bootstrap;
 mod config;
 mod guards;
 mod objects;
+mod placement;
 mod pods;
 mod properties;
 mod scripts;

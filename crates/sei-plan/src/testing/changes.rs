@@ -5,10 +5,11 @@ use sei_api::node::{
     DataVolumeSpec, FullNodeSpec, ImportVolume, PeerSource, S3Snapshot, SidecarSpec,
     SnapshotSource, StaticPeers, Switch, UpdateSpec,
 };
+use sei_api::pod::{PullSecret, Toleration};
 use sei_api::{Mode, SeiNode, names};
 use serde_json::json;
 
-use crate::platform::Platform;
+use crate::platform::{Platform, PoolAffinity};
 use crate::quantity::Quantity;
 
 pub(crate) type Change = (&'static str, fn(&mut SeiNode, &str));
@@ -43,7 +44,7 @@ pub(crate) const TEMPLATE_CHANGED: &[Change] = &[
     }),
     ("import", |node, text| {
         let import = Some(ImportVolume { pvc_name: format!("claim-{text}") });
-        node.spec.data_volume = Some(DataVolumeSpec { import, on_delete: None });
+        node.spec.data_volume = Some(DataVolumeSpec { import, ..DataVolumeSpec::default() });
     }),
     ("mode", |node, _| {
         if node.spec.mode() != Some(Mode::FullNode) {
@@ -87,6 +88,35 @@ pub(crate) const TEMPLATE_CHANGED: &[Change] = &[
     }),
     ("passphrase key", |node, text| {
         with_keyring(node, |keyring| keyring.passphrase_secret_ref.key = format!("x-{text}"));
+    }),
+    ("pod annotation", |node, text| {
+        let annotations = node.spec.pod_annotations.get_or_insert_default();
+        annotations.insert("p".to_owned(), text.to_owned());
+    }),
+    ("node pool", |node, text| {
+        node.spec.scheduling.get_or_insert_default().node_pool = Some(format!("p-{text}"));
+    }),
+    ("node selector", |node, text| {
+        let scheduling = node.spec.scheduling.get_or_insert_default();
+        let labels = scheduling.node_selector.get_or_insert_default();
+        labels.insert("p".to_owned(), text.to_owned());
+    }),
+    ("toleration", |node, text| {
+        let toleration = Toleration { key: Some(format!("t-{text}")), ..Toleration::default() };
+        let scheduling = node.spec.scheduling.get_or_insert_default();
+        scheduling.tolerations.get_or_insert_default().push(toleration);
+    }),
+    ("priority class", |node, text| {
+        let class = Some(format!("p-{text}"));
+        node.spec.scheduling.get_or_insert_default().priority_class_name = class;
+    }),
+    ("resources", |node, text| {
+        let cpu = json!({ "requests": { "cpu": format!("{}m", 1000 + text.len()) } });
+        node.spec.resources = Some(serde_json::from_value(cpu).unwrap());
+    }),
+    ("pull secret", |node, text| {
+        let secrets = node.spec.image_pull_secrets.get_or_insert_default();
+        secrets.push(PullSecret { name: format!("p-{text}") });
     }),
     ("restart", |node, text| {
         let annotations = node.metadata.annotations.get_or_insert_default();
@@ -157,6 +187,17 @@ pub(crate) const TEMPLATE_UNCHANGED: &[Change] = &[
             ceremony.index += 1;
         }
     }),
+    ("class and size of the volume", |node, text| {
+        let volume = node.spec.data_volume.get_or_insert_default();
+        volume.storage_class_name = Some(text.to_owned());
+        volume.size = Some(serde_json::from_value(json!("7Gi")).unwrap());
+    }),
+    ("borrowed annotations", |node, text| {
+        let annotations = node.spec.pod_annotations.get_or_insert_default();
+        for key in [names::annotation::RESTARTED_AT, names::annotation::DO_NOT_DISRUPT] {
+            annotations.insert(key.to_owned(), text.to_owned());
+        }
+    }),
     ("borrowed labels", |node, text| {
         let labels = node.spec.pod_labels.get_or_insert_default();
         for key in sei_api::names::label::RESERVED {
@@ -194,6 +235,21 @@ pub(crate) const PLATFORM: &[PlatformChange] = &[
     ("nodepoolArchive", |p| p.scheduling.nodepool_archive = "x".to_owned(), &["arch-sync"]),
     ("nodepoolValidator", |p| p.scheduling.nodepool_validator = "x".to_owned(), &["val-byo"]),
     ("nodepoolSeed", |p| p.scheduling.nodepool_seed = "x".to_owned(), &["seed-a"]),
+    ("nodepoolLabel", |p| p.scheduling.nodepool_label = "x".to_owned(), ONE_PER_MODE),
+    ("nodepoolAffinity", |p| p.scheduling.nodepool_affinity = PoolAffinity::Off, ONE_PER_MODE),
+    (
+        "nodeSelector",
+        |p| drop(p.scheduling.node_selector.insert("x".to_owned(), "y".to_owned())),
+        ONE_PER_MODE,
+    ),
+    ("tolerations", |p| p.scheduling.tolerations.push(Toleration::default()), ONE_PER_MODE),
+    ("priorityClassName", |p| p.scheduling.priority_class = Some("x".to_owned()), ONE_PER_MODE),
+    (
+        "pods.annotations",
+        |p| drop(p.pods.annotations.insert("x".to_owned(), "y".to_owned())),
+        ONE_PER_MODE,
+    ),
+    ("pods.imagePullSecrets", |p| p.pods.image_pull_secrets.push("x".to_owned()), ONE_PER_MODE),
     ("images.sidecar", |p| p.images.sidecar = "x".to_owned(), ONE_PER_MODE),
     ("images.kubeRBACProxy", |p| p.images.kube_rbac_proxy = "x".to_owned(), ONE_PER_MODE),
     (

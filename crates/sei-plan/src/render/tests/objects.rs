@@ -73,7 +73,9 @@ fn each_mode_has_its_storage() {
         ("rpc-genesis", "tuned", "nvme", "1Ti"),
     ];
     for (name, on, class, size) in cases {
-        let claim = render_data_claim(&inputs(name), &platform(on), &owner(name)).unwrap();
+        let claim =
+            render_data_claim(&inputs(name), &VolumeInputs::default(), &platform(on), &owner(name))
+                .unwrap();
         let claim = json_of(claim);
         assert_eq!(claim["metadata"]["name"], format!("data-{name}"));
         assert_eq!(
@@ -88,7 +90,9 @@ fn each_mode_has_its_storage() {
 #[test]
 fn an_imported_claim_is_never_rendered() {
     let inputs = inputs("arch-import");
-    assert_eq!(render_data_claim(&inputs, &platform("example"), &owner("arch-import")), None);
+    let volume = VolumeInputs::default();
+    let claim = render_data_claim(&inputs, &volume, &platform("example"), &owner("arch-import"));
+    assert_eq!(claim, None);
     assert_eq!(data_claim_name(&inputs), "arch-history-2026");
 }
 

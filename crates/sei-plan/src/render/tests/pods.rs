@@ -339,7 +339,9 @@ fn no_rendered_object_holds_nulls_or_meaningless_empty_values() {
             check(&serde_json::to_value(set).unwrap(), name);
             check(&serde_json::to_value(render_service(&inputs, &owner)).unwrap(), name);
             check(&serde_json::to_value(render_proxy_config(&inputs, &owner)).unwrap(), name);
-            if let Some(claim) = render_data_claim(&inputs, &platform, &owner) {
+            if let Some(claim) =
+                render_data_claim(&inputs, &VolumeInputs::default(), &platform, &owner)
+            {
                 check(&serde_json::to_value(claim).unwrap(), name);
             }
             if let Ok(bootstrap) = Bootstrap::of(&node(name)) {
