@@ -49,11 +49,15 @@ pub struct Report {
 /// Runs a seed.
 pub fn run_seed(seed: u64) -> Result<Report, String> {
     let (subjects, events) = plan_of(seed);
-    run_script(&subjects, &events).map_err(|error| {
-        let events = shrink(&subjects, events);
-        let error = run_script(&subjects, &events).err().unwrap_or(error);
-        explain(seed, &subjects, &events, &error)
-    })
+    run_script(&subjects, &events)
+}
+
+/// Runs a seed that fails, and returns its shortest script that fails, with the failure.
+pub fn explain_seed(seed: u64) -> String {
+    let (subjects, events) = plan_of(seed);
+    let events = shrink(&subjects, events);
+    let error = run_script(&subjects, &events).err().unwrap_or_default();
+    explain(seed, &subjects, &events, &error)
 }
 
 /// The nodes and the script of a seed.

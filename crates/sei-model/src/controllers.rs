@@ -172,7 +172,8 @@ impl Cluster {
         let used: Vec<ObjectKey> = self
             .pods
             .iter()
-            .filter(|(_, pod)| !pod.ended)
+            // A pod that is not scheduled yet does not protect its claim.
+            .filter(|(_, pod)| !pod.ended && pod.view.host.is_some())
             .flat_map(|(key, pod)| {
                 pod.mount.claims.iter().map(|name| ObjectKey::new(&key.namespace, name))
             })
@@ -254,7 +255,11 @@ impl Cluster {
         let Some(pod) = self.pods.get(at) else { return };
         let chain = pod.mount.chain.clone().unwrap_or_default();
         let is_halted = self.faults.halted.contains(&chain);
+        let had_passed = pod.passed_gate;
         self.change_pod(at, |pod| pod.report(is_halted, now));
+        if !had_passed && self.pods[at].passed_gate {
+            self.note_gate_passed(at);
+        }
     }
 
     fn end_pod(&mut self, at: &ObjectKey) {

@@ -83,7 +83,7 @@ pub fn provide(cluster: &mut Cluster, key: &ObjectKey, mode: &Mode) {
             cluster.secrets.insert(at(P2P), secret_with("node_key.json", &node_key));
         }
         Mode::Imported { claim } => {
-            let uid = format!("imported-{claim}");
+            let uid = format!("imported-{}-{claim}", key.namespace);
             cluster.claims.entry(at(claim)).or_insert_with(|| bound_claim(&uid, None));
         }
     }

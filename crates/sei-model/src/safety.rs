@@ -31,7 +31,7 @@ pub struct Safety {
     pub deleted: Vec<String>,
     /// Images of the chain process and the sidecar that pods of a node ran.
     ran: BTreeSet<(ObjectKey, String, String)>,
-    /// The uid of the claim that pods of a node, by its uid, have run on.
+    /// The uid of the claim that the chain process of a node, by its uid, has written to.
     volumes: BTreeMap<String, String>,
     /// The newest revisions of StatefulSets, by uid, with the version since which they are.
     newest: BTreeMap<String, Vec<(u64, String)>>,
@@ -253,15 +253,22 @@ impl Cluster {
         let (image, sidecar) = (pod.view.seid.image.clone(), pod.view.sidecar.image.clone());
         let is_own = self.own_pod(&node).is_some_and(|own| own.view.uid == pod.view.uid);
         if is_own {
-            self.safety.ran.insert((node.clone(), image, sidecar));
-            let claim = pod.mount.claims.first().map(|name| ObjectKey::new(&at.namespace, name));
-            let claim = claim.and_then(|key| self.claims.get(&key)).map(|claim| claim.uid.clone());
-            let uid = self.nodes.get(&node).and_then(|node| node.metadata.uid.clone());
-            if let (Some(claim), Some(uid)) = (claim, uid) {
-                self.safety.volumes.insert(uid, claim);
-            }
+            self.safety.ran.insert((node, image, sidecar));
         }
         self.check_signers();
+    }
+
+    /// The chain process of a pod has passed the gate: it writes to its volume.
+    pub(crate) fn note_gate_passed(&mut self, at: &ObjectKey) {
+        let pod = self.pods[at].clone();
+        let node = ObjectKey::new(&at.namespace, &pod.label);
+        let is_own = self.own_pod(&node).is_some_and(|own| own.view.uid == pod.view.uid);
+        let claim = pod.mount.claims.first().map(|name| ObjectKey::new(&at.namespace, name));
+        let claim = claim.and_then(|key| self.claims.get(&key)).map(|claim| claim.uid.clone());
+        let uid = self.nodes.get(&node).and_then(|node| node.metadata.uid.clone());
+        if let (Some(claim), Some(uid), true) = (claim, uid, is_own) {
+            self.safety.volumes.insert(uid, claim);
+        }
     }
 
     /// Never two processes with one key on one chain, nor with one volume.

@@ -1,4 +1,4 @@
-use sei_model::campaign::run_seed;
+use sei_model::campaign::{explain_seed, run_seed};
 
 fn seeds() -> u64 {
     std::env::var("SEI_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(100)
@@ -28,8 +28,9 @@ fn every_seed_keeps_the_rules_and_converges() {
         println!("{count} x {kind:?}");
     }
     failed.sort_by_key(|(_, text)| text.len());
-    for (_, text) in failed.iter().take(3) {
-        println!("{text}\n-----");
+    println!("{:?}", failed.iter().map(|x| x.0).collect::<Vec<_>>());
+    for (seed, _) in failed.iter().take(4) {
+        println!("{}\n-----", explain_seed(*seed));
     }
     assert!(failed.is_empty());
 }

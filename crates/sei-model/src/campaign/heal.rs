@@ -9,6 +9,7 @@ use sei_api::status::SeiNodePhase;
 
 use super::Run;
 use crate::fixture::{self, Mode};
+use crate::render::Rendered;
 
 /// Rounds of 20 s within which everything converges.
 const ROUNDS_MAX: usize = 400;
@@ -83,9 +84,30 @@ impl Run {
                 let name = annotation::ACCEPT_BLANK_SIGNING_STATE;
                 self.cluster.annotate(&key, name, Some(identity));
             }
+            self.correct_claim(&key, &node);
             if status.phase == Some(SeiNodePhase::Failed) {
                 let value = self.cluster.version().to_string();
                 self.cluster.annotate(&key, annotation::RETRY, Some(&value));
+            }
+        }
+    }
+
+    /// A user who has deleted a claim stops what uses it, and one who creates a node again deletes what
+    /// the former node has left.
+    fn correct_claim(&mut self, key: &ObjectKey, node: &SeiNode) {
+        let name = ObjectKey::new(&key.namespace, sei_api::names::data_claim(&key.name));
+        let Some(claim) = self.cluster.claims.get_mut(&name) else { return };
+        if claim.controller != node.metadata.uid && node.spec.imported_claim().is_none() {
+            claim.terminating = true;
+        }
+        if claim.terminating {
+            let pods: Vec<ObjectKey> =
+                self.cluster.pods_of(key).map(|(at, _)| at.clone()).collect();
+            for at in &pods {
+                self.cluster.delete_pod(at);
+            }
+            if let Some(job) = self.cluster.jobs.get_mut(key) {
+                job.view.terminating = true;
             }
         }
     }
@@ -134,13 +156,22 @@ impl Run {
             && !sei_plan::diff::lacks_rendered(&set.template.json(), &rendered.template.json())
             && pod.view.seid.image == desired.image
             && pod.view.ready
-            && set.observed_revision() == pod.view.revision.as_deref()
+            && self.has_rendered(key, pod.view.revision.as_deref(), &rendered)
             && set.replicas == Some(1)
             && set.on_delete
             && is(ConditionType::PodTemplateDrift, ConditionStatus::False)
             && is(ConditionType::Stalled, ConditionStatus::False)
             && !self.cluster.pre_pulls.contains_key(key)
             && self.cluster.services.contains_key(key)
+    }
+
+    /// Whether a revision has everything that is rendered. Fields that users have added to the
+    /// StatefulSet stay theirs, and restart nothing.
+    fn has_rendered(&self, key: &ObjectKey, revision: Option<&str>, rendered: &Rendered) -> bool {
+        let at = ObjectKey::new(&key.namespace, revision.unwrap_or_default());
+        self.cluster.revisions.get(&at).is_some_and(|template| {
+            !sei_plan::diff::lacks_rendered(template, &rendered.template.json())
+        })
     }
 
     /// Whether the node may not start because a node that runs has its key or its volume.
@@ -191,38 +222,49 @@ impl Run {
         Ok(self.has_converged())
     }
 
+    /// The state of every node, for a report.
     fn describe(&self) -> String {
-        let mut text = String::new();
-        for subject in &self.subjects {
-            let Some(node) = self.cluster.nodes.get(&subject.key) else { continue };
-            let status = node.status.clone().unwrap_or_default();
-            let plan = status.plan.as_ref().map(|plan| {
-                let task = plan.current().map(|(_, task)| task.clone());
-                (plan.kind, plan.phase, task, plan.target.clone())
-            });
-            let find = |kind| {
-                let found = condition::find(&status.conditions, kind);
-                found.map(|found| format!("{}/{} {}", found.status, found.reason, found.message))
-            };
-            let pod = self.cluster.own_pod(&subject.key);
-            let set = self.cluster.sets.get(&subject.key).map(|set| {
-                (set.generation, set.observed_generation, set.replicas, set.terminating)
-            });
-            text.push_str(&format!(
-                "{}: {} deleted {:?} phase {:?}\n  plan {plan:?}\n  drift {:?}\n  stalled {:?}\n  blocked {:?}\n  \
-                 pending {:?}\n  last {:?}\n  set {set:?}\n  pod {pod:?}\n",
-                subject.key,
-                node.spec.image,
-                node.metadata.deletion_timestamp,
-                status.phase,
-                find(ConditionType::PodTemplateDrift),
-                find(ConditionType::Stalled),
-                status.blocked,
-                status.pending_update,
-                status.last_update,
-            ));
-        }
-        text
+        let nodes = self.subjects.iter().filter_map(|subject| {
+            let node = self.cluster.nodes.get(&subject.key)?;
+            Some(self.describe_node(&subject.key, node))
+        });
+        nodes.collect()
+    }
+
+    fn describe_node(&self, key: &ObjectKey, node: &SeiNode) -> String {
+        let status = node.status.clone().unwrap_or_default();
+        let plan = status.plan.as_ref().map(|plan| {
+            let task = plan.current().map(|(_, task)| (&task.r#type, &task.error));
+            format!("{:?} {:?} at {task:?}", plan.kind, plan.phase)
+        });
+        let find = |kind| {
+            let found = condition::find(&status.conditions, kind);
+            found.map(|found| format!("{}/{} {}", found.status, found.reason, found.message))
+        };
+        let pod = self.cluster.pods.get(&crate::cluster::pod_key(key)).map(|pod| {
+            let view = &pod.view;
+            let state = (pod.started, pod.ended, pod.gate_open, view.ready, view.deleted_at);
+            (&view.uid, &view.revision, &view.seid.image, &view.controller, state)
+        });
+        let set = self.cluster.sets.get(key).map(|set| {
+            let generations = (set.generation, set.observed_generation);
+            (&set.uid, generations, set.replicas, set.terminating, &set.update_revision)
+        });
+        let pending = status.pending_update.as_ref();
+        let pending = pending.map(|update| (update.state, update.attempts, &update.reason));
+        format!(
+            "{key}: {} deleted {} phase {:?} annotations {:?}\n  plan {plan:?}\n  drift {:?}\n  \
+             stalled {:?}\n  blocked {:?}\n  pending {pending:?}\n  claim {:?}\n  set {set:?}\n  \
+             pod {pod:?}\n",
+            node.spec.image,
+            node.metadata.deletion_timestamp.is_some(),
+            status.phase,
+            node.metadata.annotations,
+            find(ConditionType::PodTemplateDrift),
+            find(ConditionType::Stalled),
+            status.blocked,
+            status.data_claim,
+        )
     }
 }
 
