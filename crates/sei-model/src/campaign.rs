@@ -93,10 +93,9 @@ fn subjects(random: &mut Random) -> Vec<Subject> {
         let mode = match random.below(10) {
             0..=3 => Mode::Full,
             4 => Mode::Bootstrap,
-            5..=8 if shares_keys => Mode::Validator {
-                key: "shared",
-                secret: random.pick(&["shared", own]),
-            },
+            5..=8 if shares_keys => {
+                Mode::Validator { key: "shared", secret: random.pick(&["shared", own]) }
+            }
             5..=8 => Mode::Validator { key: own, secret: own },
             _ => Mode::Imported { claim: random.pick(&["volume", "volume", own]) },
         };

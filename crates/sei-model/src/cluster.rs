@@ -12,8 +12,8 @@ use sei_plan::pre_pull::PrePullView;
 use sei_plan::request::{ClaimView, SecretView, TaskState};
 use sei_plan::shared::Shared;
 use sei_plan::signing_record::SigningRecord;
+use sei_plan::template::Template;
 use sei_plan::view::{JobView, ObjectView, StatefulSetView};
-use serde_json::Value;
 
 use crate::pod::{Blueprint, Pod};
 use crate::render::Platforms;
@@ -31,7 +31,7 @@ pub struct Cluster {
     pub nodes: BTreeMap<ObjectKey, Shared<SeiNode>>,
     pub sets: BTreeMap<ObjectKey, Shared<StatefulSetView>>,
     /// Templates of `ControllerRevision`s, by namespace and name.
-    pub revisions: BTreeMap<ObjectKey, Shared<Value>>,
+    pub revisions: BTreeMap<ObjectKey, Shared<Template>>,
     pub pods: BTreeMap<ObjectKey, Shared<Pod>>,
     /// The pods that pull images, by node.
     pub pre_pulls: BTreeMap<ObjectKey, PrePull>,
@@ -95,6 +95,11 @@ pub struct Task {
 }
 
 impl Cluster {
+    /// An empty cluster.
+    ///
+    /// # Panics
+    ///
+    /// Never: the time is far from the limits of the type.
     pub fn new(platforms: Platforms) -> Self {
         Self {
             now: Timestamp::from_second(1_800_000_000).expect("a constant time is valid"),
@@ -129,6 +134,11 @@ impl Cluster {
         self.serial
     }
 
+    /// Time passes.
+    ///
+    /// # Panics
+    ///
+    /// Never: the time is far from the limits of the type.
     pub fn wait(&mut self, seconds: i64) {
         let later = self.now.checked_add(SignedDuration::from_secs(seconds));
         self.now = later.expect("a test does not run for centuries");

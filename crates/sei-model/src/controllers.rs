@@ -8,7 +8,7 @@ use sei_plan::signing_key::SigningKey;
 use sei_plan::view::{Controller, JobState, StatefulSetView, TroubleKind};
 
 use crate::cluster::{Cluster, pod_key};
-use crate::pod::{Blueprint, Pod, controller};
+use crate::pod::Pod;
 
 impl Cluster {
     /// The StatefulSet controller observes the newest template.
@@ -68,12 +68,11 @@ impl Cluster {
 
     fn create_pod(&mut self, key: &ObjectKey, at: &ObjectKey, set: &StatefulSetView, name: &str) {
         let revision = ObjectKey::new(&key.namespace, name);
-        let Some(template) = self.revisions.get(&revision).cloned() else { return };
-        let Ok(template) = serde_json::from_value((*template).clone()) else { return };
-        let owner = controller("apps/v1", "StatefulSet", &set.name, &set.uid);
-        let blueprint = Blueprint::of(&template, &key.namespace, &owner);
+        let Some(template) = self.revisions.get(&revision) else { return };
+        let blueprint = self.platforms.blueprint(&revision, &set.name, template);
         let serial = self.next_version();
         let mut pod = blueprint.pod(&at.name, &format!("pod-{serial}"), Some(name));
+        pod.view.controller = Some(Controller::statefulset(&set.name, &set.uid));
         pod.view.resource_version = serial.to_string();
         self.pods.insert(at.clone(), Shared::new(pod));
     }
@@ -199,14 +198,17 @@ impl Cluster {
 
     fn start_pod(&mut self, at: &ObjectKey, pod: &Pod) {
         let claim = |name: &String| ObjectKey::new(&at.namespace, name);
-        let has_claims = pod.mount.claims.iter().all(|name| {
-            self.claims.get(&claim(name)).is_some_and(|claim| !claim.terminating)
-        });
+        let has_claims = pod
+            .mount
+            .claims
+            .iter()
+            .all(|name| self.claims.get(&claim(name)).is_some_and(|claim| !claim.terminating));
         if !has_claims {
             let message = Some("persistentvolumeclaim not found".to_owned());
             return self.change_pod(at, |pod| pod.view.unschedulable = message);
         }
-        let missing = pod.mount.secrets.iter().find(|name| !self.secrets.contains_key(&claim(name)));
+        let missing =
+            pod.mount.secrets.iter().find(|name| !self.secrets.contains_key(&claim(name)));
         if let Some(name) = missing {
             let message = Some(format!("secret {name} not found"));
             return self.change_pod(at, |pod| {
@@ -312,14 +314,14 @@ impl Cluster {
         }
         let serial = self.next_version();
         let mut pod = Pod { label: node.name.clone(), ..Pod::default() };
-        pod.view.name = name.to_owned();
+        name.clone_into(&mut pod.view.name);
         pod.view.uid = format!("pod-{serial}");
         pod.view.resource_version = serial.to_string();
         pod.view.revision = revision.map(str::to_owned);
         pod.view.controller = Some(Controller::statefulset(&node.name, "another"));
         pod.mount.kind = "pod";
         pod.mount.namespace.clone_from(&node.namespace);
-        pod.mount.name = name.to_owned();
+        name.clone_into(&mut pod.mount.name);
         self.pods.insert(at, Shared::new(pod));
     }
 

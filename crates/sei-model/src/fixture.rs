@@ -43,12 +43,21 @@ pub enum Mode {
     /// Restores a chain snapshot by a bootstrap Job.
     Bootstrap,
     /// Signs with the key of this name, in a Secret of this name.
-    Validator { key: &'static str, secret: &'static str },
+    Validator {
+        key: &'static str,
+        secret: &'static str,
+    },
     /// Has a volume that users have made.
-    Imported { claim: &'static str },
+    Imported {
+        claim: &'static str,
+    },
 }
 
 /// The spec of a node.
+///
+/// # Panics
+///
+/// Never: every mode has a valid spec.
 pub fn spec(mode: &Mode, chain: &str) -> SeiNodeSpec {
     let mut spec = json!({ "chainId": chain, "image": image(1) });
     match mode {

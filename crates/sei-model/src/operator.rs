@@ -128,8 +128,8 @@ pub enum Step {
     Idle,
     /// It waits for the checks of another node.
     Locked,
-    /// It made a call; its name.
-    Called(String),
+    /// It made a call.
+    Called(Shared<Request>),
     /// It wrote the status.
     Wrote,
     /// It has ended.
@@ -163,6 +163,10 @@ impl Operator {
     }
 
     /// The time on its clock.
+    ///
+    /// # Panics
+    ///
+    /// Never: the time is far from the limits of the type.
     pub fn now(&self, cluster: &Cluster) -> Timestamp {
         let ahead = SignedDuration::from_secs(self.clock_ahead);
         cluster.now.checked_add(ahead).expect("a test does not run for centuries")
@@ -218,7 +222,7 @@ impl Operator {
                     self.unlock(key);
                 }
                 self.memory(key).wrote(conversation.node());
-                Step::Called(name(&request))
+                Step::Called(request)
             }
             Ask::Write(status) => {
                 let caller = caller(key, &reconcile);
@@ -340,7 +344,8 @@ impl Operator {
         }
         let text = "injected".to_owned();
         let is_sidecar = matches!(request, Request::Sidecar(_));
-        let no_answer = if is_sidecar { Failure::Unreachable(text) } else { Failure::Indeterminate(text) };
+        let no_answer =
+            if is_sidecar { Failure::Unreachable(text) } else { Failure::Indeterminate(text) };
         match fault {
             CallFault::None => cluster.perform(caller, request),
             CallFault::Conflict if has_version(request) => {
@@ -393,17 +398,13 @@ impl Operator {
         let memory = self.memory(key);
         let delete_conflicts = memory.delete_conflicts;
         let kept = memory.deferred.take().filter(|(kept, ..)| kept.status == node.status);
-        match kept {
-            Some((kept, Some(status), since)) => {
-                let deferred_for = now.duration_since(since).unsigned_abs();
-                memory.deferred = Some((kept, None, since));
-                (*status, Carried { deferred_for, delete_conflicts })
-            }
-            _ => {
-                let status = node.status.clone().unwrap_or_default();
-                (status, Carried { delete_conflicts, ..Carried::default() })
-            }
+        if let Some((kept, Some(status), since)) = kept {
+            let deferred_for = now.duration_since(since).unsigned_abs();
+            memory.deferred = Some((kept, None, since));
+            return (*status, Carried { deferred_for, delete_conflicts });
         }
+        let status = node.status.clone().unwrap_or_default();
+        (status, Carried { delete_conflicts, ..Carried::default() })
     }
 
     /// Probes the sidecar of the node's pod, as the cache shows the pod.
@@ -455,9 +456,22 @@ impl Operator {
             return Sidecar::Unreachable(format!("the sidecar of pod {} does not run", pod.name));
         }
         let probe = self.memory.get(key).and_then(|memory| memory.probe.as_ref());
-        let probe = probe
-            .filter(|probe| probe.uid == pod.uid && probe.restarts == pod.sidecar.restarts);
+        let probe =
+            probe.filter(|probe| probe.uid == pod.uid && probe.restarts == pod.sidecar.restarts);
         probe.map_or(Sidecar::Unknown, |probe| probe.sidecar.clone())
+    }
+
+    /// What a reconcile of the node would decide on now.
+    ///
+    /// # Panics
+    ///
+    /// If the caches do not have the node.
+    pub fn take_snapshot(&mut self, cluster: &mut Cluster, key: &ObjectKey) -> Snapshot {
+        let cached = self.caches.nodes.get(key).cloned().expect("the node is cached");
+        let node = self.newest(key, &cached);
+        let status = node.status.clone().unwrap_or_default();
+        let serial = cluster.next_version();
+        self.snapshot(cluster, key, &node, status, serial)
     }
 
     /// What a decision about the node is made from.
@@ -500,7 +514,12 @@ impl Operator {
             signing_conflict: self.signing_conflict(node, &status),
             dropped_field: None,
             waiting: None,
-            job: self.caches.jobs.get(key).filter(|job| job.controller == node.metadata.uid).cloned(),
+            job: self
+                .caches
+                .jobs
+                .get(key)
+                .filter(|job| job.controller == node.metadata.uid)
+                .cloned(),
             pre_pull: self.pre_pull(key, node),
             claim: self.claim(key, node),
             service: self.caches.services.get(key).map(|found| found.view.clone()),
@@ -652,9 +671,4 @@ pub(crate) fn is_current(latest: &SeiNode, cached: &SeiNode) -> bool {
         version.and_then(|version| version.parse::<u64>().ok()).unwrap_or(0)
     };
     latest.metadata.uid == cached.metadata.uid && version(latest) >= version(cached)
-}
-
-fn name(request: &Request) -> String {
-    let text = format!("{request:?}");
-    text.split(['(', ' ', '{']).next().unwrap_or_default().to_owned()
 }

@@ -9,7 +9,8 @@ impl Random {
         Self(seed)
     }
 
-    pub fn next(&mut self) -> u64 {
+    /// Any number.
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -20,7 +21,7 @@ impl Random {
     /// A number below `limit`.
     pub fn below(&mut self, limit: usize) -> usize {
         let limit = u64::try_from(limit.max(1)).unwrap_or(1);
-        usize::try_from(self.next() % limit).unwrap_or_default()
+        usize::try_from(self.draw() % limit).unwrap_or_default()
     }
 
     pub fn chance(&mut self, percent: usize) -> bool {

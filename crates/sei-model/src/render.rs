@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use sei_api::SeiNode;
+use sei_api::key::ObjectKey;
 use sei_api::names::annotation;
 use sei_plan::desired::{Desired, render_desired};
 use sei_plan::fingerprint::digest_of;
@@ -12,12 +13,16 @@ use sei_plan::shared::Shared;
 use sei_plan::template::Template;
 use serde_json::{Value, json};
 
+use crate::pod::{Blueprint, controller};
+
 /// The platform configurations that an operator may load, and the one in force.
 #[derive(Clone, Debug)]
 pub struct Platforms {
     all: Arc<Vec<Platform>>,
     pub in_force: usize,
     rendered: Arc<Mutex<BTreeMap<String, Result<Rendered, String>>>>,
+    /// By namespace and name of a revision: the name depends on the template only.
+    blueprints: Arc<Mutex<BTreeMap<ObjectKey, Shared<Blueprint>>>>,
 }
 
 /// A rendered node with what is compared often.
@@ -31,7 +36,12 @@ pub struct Rendered {
 
 impl Platforms {
     pub fn new(all: Vec<Platform>) -> Self {
-        Self { all: Arc::new(all), in_force: 0, rendered: Arc::default() }
+        Self {
+            all: Arc::new(all),
+            in_force: 0,
+            rendered: Arc::default(),
+            blueprints: Arc::default(),
+        }
     }
 
     pub fn count(&self) -> usize {
@@ -40,6 +50,22 @@ impl Platforms {
 
     pub fn platform(&self) -> &Platform {
         &self.all[self.in_force]
+    }
+
+    /// What the pods of a revision of this StatefulSet are made from.
+    pub fn blueprint(
+        &self,
+        revision: &ObjectKey,
+        set: &str,
+        template: &Template,
+    ) -> Shared<Blueprint> {
+        let mut blueprints = self.blueprints.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = blueprints.entry(revision.clone()).or_insert_with(|| {
+            let template = serde_json::from_value(template.json()).unwrap_or_default();
+            let owner = controller("apps/v1", "StatefulSet", set, "");
+            Shared::new(Blueprint::of(&template, &revision.namespace, &owner))
+        });
+        found.clone()
     }
 
     /// The node as rendered with the platform in force.

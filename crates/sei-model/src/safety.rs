@@ -33,7 +33,7 @@ pub struct Safety {
     ran: BTreeSet<(ObjectKey, String, String)>,
     /// The uid of the claim that the chain process of a node, by its uid, has written to.
     volumes: BTreeMap<String, String>,
-    /// The newest revisions of StatefulSets, by uid, with the version since which they are.
+    /// The newest revisions of each StatefulSet, by uid, with the version since which they are.
     newest: BTreeMap<String, Vec<(u64, String)>>,
     /// Nodes that users have scaled to more pods than one: these count as one.
     excused: BTreeSet<ObjectKey>,
@@ -132,10 +132,8 @@ impl Cluster {
         self.check_planned(caller, &[TaskType::EnsureDataPvc]);
         let uid = caller.node.metadata.uid.clone().unwrap_or_default();
         let Some(used) = self.safety.volumes.get(&uid).cloned() else { return };
-        let claim = ObjectKey::new(
-            &caller.key.namespace,
-            sei_api::names::data_claim(&caller.key.name),
-        );
+        let claim =
+            ObjectKey::new(&caller.key.namespace, sei_api::names::data_claim(&caller.key.name));
         if self.claims.contains_key(&claim) {
             return;
         }
@@ -197,7 +195,9 @@ impl Cluster {
     fn was_stale(&self, set: &str, revision: Option<&str>, began: u64) -> bool {
         let log = self.safety.newest.get(set).map(Vec::as_slice).unwrap_or_default();
         let last_before = log.iter().rposition(|(since, _)| *since <= began).unwrap_or(0);
-        log[last_before.min(log.len())..].iter().any(|(_, newest)| Some(newest.as_str()) != revision)
+        log[last_before.min(log.len())..]
+            .iter()
+            .any(|(_, newest)| Some(newest.as_str()) != revision)
     }
 
     pub(crate) fn note_revision(&mut self, key: &ObjectKey) {
@@ -347,7 +347,12 @@ impl Cluster {
     }
 
     /// The target and the tasks of a plan never change, and no task becomes open again.
-    fn check_plan_continues(&mut self, key: &ObjectKey, before: Option<&TaskPlan>, plan: &TaskPlan) {
+    fn check_plan_continues(
+        &mut self,
+        key: &ObjectKey,
+        before: Option<&TaskPlan>,
+        plan: &TaskPlan,
+    ) {
         let Some(before) = before.filter(|before| before.id == plan.id) else { return };
         let is_same = before.target == plan.target
             && before.tasks.len() == plan.tasks.len()

@@ -9,8 +9,8 @@ use sei_api::names::{annotation, label, proxy_config};
 use sei_api::status::SeiNodeStatus;
 use sei_plan::fingerprint::digest_of;
 use sei_plan::pre_pull::PrePullView;
-use sei_plan::request::{ClaimView, Failure, MountView, Outcome, PodDelete, Read, Request};
 use sei_plan::request::VolumeView;
+use sei_plan::request::{ClaimView, Failure, MountView, Outcome, PodDelete, Read, Request};
 use sei_plan::shared::Shared;
 use sei_plan::signing_record::SigningRecord;
 use sei_plan::template::Template;
@@ -137,9 +137,9 @@ impl Cluster {
         match read {
             Read::StatefulSet => Outcome::StatefulSet(self.sets.get(key).cloned()),
             Read::Pods => Outcome::Pods(self.pod_views(key)),
-            Read::Pod(name) => Outcome::Pod(
-                self.pods.get(&named(name)).map(|pod| Shared::new(pod.view.clone())),
-            ),
+            Read::Pod(name) => {
+                Outcome::Pod(self.pods.get(&named(name)).map(|pod| Shared::new(pod.view.clone())))
+            }
             Read::PrePull => {
                 Outcome::PrePull(self.pre_pulls.get(key).map(|found| found.view.clone()))
             }
@@ -161,13 +161,15 @@ impl Cluster {
             Read::Revision(name) => Outcome::Revision(
                 self.revisions
                     .get(&named(name))
-                    .map(|template| json!({ "spec": { "template": **template } })),
+                    .map(|template| json!({ "spec": { "template": template.json() } })),
             ),
             Read::Node => Outcome::Node(self.nodes.get(key).map(|node| Box::new((**node).clone()))),
-            Read::Generation { .. } => Outcome::Generation(
-                self.nodes.get(key).and_then(|node| node.metadata.generation),
-            ),
-            Read::Nodes => Outcome::Nodes(self.nodes.values().map(|node| (**node).clone()).collect()),
+            Read::Generation { .. } => {
+                Outcome::Generation(self.nodes.get(key).and_then(|node| node.metadata.generation))
+            }
+            Read::Nodes => {
+                Outcome::Nodes(self.nodes.values().map(|node| (**node).clone()).collect())
+            }
             Read::Mounts { namespace, node } => {
                 Outcome::Mounts(self.mounts(namespace, node.as_deref()))
             }
@@ -380,10 +382,9 @@ impl Cluster {
 
     /// Stores the template of a StatefulSet as a revision: the same template has the same name.
     pub fn revision_of(&mut self, key: &ObjectKey, template: &Template) -> String {
-        let json = template.json();
-        let name = format!("{}-{}", key.name, &digest_of(&json)[3..13]);
+        let name = format!("{}-{}", key.name, &digest_of(&template.json())[3..13]);
         let at = ObjectKey::new(&key.namespace, &name);
-        self.revisions.entry(at).or_insert_with(|| Shared::new(json));
+        self.revisions.entry(at).or_insert_with(|| Shared::new(template.clone()));
         name
     }
 

@@ -21,9 +21,9 @@ impl Cluster {
         };
         let records = self.tasks.entry(claim).or_default();
         match &request.call {
-            SidecarCall::Poll { id } => Outcome::Task(
-                records.get(id).map(|task| TaskRecord::from(task.state.clone())),
-            ),
+            SidecarCall::Poll { id } => {
+                Outcome::Task(records.get(id).map(|task| TaskRecord::from(task.state.clone())))
+            }
             SidecarCall::NodeId => Outcome::NodeId("0".repeat(40)),
             SidecarCall::Delete { id } => {
                 records.remove(id);

@@ -111,13 +111,16 @@ impl Run {
             Act::DeleteSet => drop(cluster.sets.remove(key)),
             Act::DeleteSetOrphan => {
                 let Some(set) = cluster.sets.remove(key) else { return };
-                for at in [pod_key(key), ObjectKey::new(&key.namespace, format!("{}-1", key.name))] {
+                for at in [pod_key(key), ObjectKey::new(&key.namespace, format!("{}-1", key.name))]
+                {
                     cluster.change_pod(&at, |pod| {
                         pod.view.controller.take_if(|owner| owner.uid == set.uid);
                     });
                 }
             }
-            Act::DeleteSetForeground => cluster.change_set(key, false, |set| set.terminating = true),
+            Act::DeleteSetForeground => {
+                cluster.change_set(key, false, |set| set.terminating = true);
+            }
             Act::Scale(replicas) => {
                 cluster.change_set(key, true, |set| set.replicas = Some(i32::from(replicas)));
                 cluster.excuse(key);
@@ -142,7 +145,7 @@ impl Run {
             Act::EditService => {
                 let version = cluster.next_version().to_string();
                 if let Some(service) = cluster.services.get_mut(key) {
-                    service.content = "edited".to_owned();
+                    "edited".clone_into(&mut service.content);
                     service.view.resource_version = version;
                 }
             }

@@ -174,13 +174,13 @@ fn act(random: &mut Random) -> Act {
         34..=35 => Act::Scale(random.pick(&[0, 1, 2])),
         36..=37 => Act::EditTemplate(random.pick(&[1, 2])),
         38 => Act::RollingUpdate,
-        39..=41 => Act::DeletePod,
         42 => Act::DeleteClaim,
         43 => random.pick(&[Act::DeleteService, Act::EditService]),
         44 => Act::DeleteSecrets,
         45..=46 => Act::RestoreSecrets,
         47 => Act::ForgePod,
         48 => Act::ForgePodName,
+        // Also 39 to 41.
         _ => Act::DeletePod,
     }
 }

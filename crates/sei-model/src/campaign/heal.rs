@@ -7,8 +7,11 @@ use sei_api::key::ObjectKey;
 use sei_api::names::annotation;
 use sei_api::status::SeiNodePhase;
 
+use sei_plan::template::Template;
+
 use super::Run;
 use crate::fixture::{self, Mode};
+use crate::pod::Pod;
 use crate::render::Rendered;
 
 /// Rounds of 20 s within which everything converges.
@@ -38,12 +41,11 @@ impl Run {
         self.restore_secrets();
         let pods: Vec<ObjectKey> = self.cluster.pods.keys().cloned().collect();
         for at in &pods {
-            let pod = &self.cluster.pods[at];
+            let pod = self.cluster.pods[at].clone();
             if pod.sidecar_lost {
-                self.cluster.change_pod(at, crate::pod::Pod::restart_sidecar);
+                self.cluster.change_pod(at, Pod::restart_sidecar);
             }
-            let is_forged = pod_is_forged(&self.cluster.pods.get(at).map(|pod| pod.view.clone()));
-            if is_forged {
+            if is_forged(&pod) {
                 self.cluster.delete_pod(at);
             }
         }
@@ -153,25 +155,23 @@ impl Run {
             && status.plan.is_none()
             && status.current_image.as_deref() == Some(desired.image.as_str())
             && status.pod_template_hash.as_deref() == Some(desired.hash.as_str())
-            && !sei_plan::diff::lacks_rendered(&set.template.json(), &rendered.template.json())
             && pod.view.seid.image == desired.image
             && pod.view.ready
-            && self.has_rendered(key, pod.view.revision.as_deref(), &rendered)
             && set.replicas == Some(1)
             && set.on_delete
             && is(ConditionType::PodTemplateDrift, ConditionStatus::False)
             && is(ConditionType::Stalled, ConditionStatus::False)
             && !self.cluster.pre_pulls.contains_key(key)
             && self.cluster.services.contains_key(key)
+            && has_rendered(&set.template, &rendered)
+            && self.runs_rendered(key, pod.view.revision.as_deref(), &rendered)
     }
 
     /// Whether a revision has everything that is rendered. Fields that users have added to the
     /// StatefulSet stay theirs, and restart nothing.
-    fn has_rendered(&self, key: &ObjectKey, revision: Option<&str>, rendered: &Rendered) -> bool {
+    fn runs_rendered(&self, key: &ObjectKey, revision: Option<&str>, rendered: &Rendered) -> bool {
         let at = ObjectKey::new(&key.namespace, revision.unwrap_or_default());
-        self.cluster.revisions.get(&at).is_some_and(|template| {
-            !sei_plan::diff::lacks_rendered(template, &rendered.template.json())
-        })
+        self.cluster.revisions.get(&at).is_some_and(|template| has_rendered(template, rendered))
     }
 
     /// Whether the node may not start because a node that runs has its key or its volume.
@@ -180,12 +180,11 @@ impl Run {
         let Some(mine) = subject(key) else { return false };
         let shares = self.subjects.iter().any(|theirs| {
             let is_same = match (&mine.mode, &theirs.mode) {
-                (Mode::Validator { key: mine, .. }, Mode::Validator { key: theirs, .. }) => {
+                (Mode::Validator { key: mine, .. }, Mode::Validator { key: theirs, .. })
+                | (Mode::Imported { claim: mine }, Mode::Imported { claim: theirs }) => {
                     mine == theirs
                 }
-                (Mode::Imported { claim: mine }, Mode::Imported { claim: theirs }) => {
-                    mine == theirs
-                }
+
                 _ => false,
             };
             let other = self.cluster.nodes.get(&theirs.key);
@@ -269,7 +268,12 @@ impl Run {
 }
 
 /// Whether the pod has a controller that does not exist.
-fn pod_is_forged(view: &Option<sei_plan::view::PodView>) -> bool {
-    let owner = view.as_ref().and_then(|view| view.controller.as_ref());
+fn is_forged(pod: &Pod) -> bool {
+    let owner = pod.view.controller.as_ref();
     owner.is_some_and(|owner| owner.uid == "another")
+}
+
+fn has_rendered(template: &Template, rendered: &Rendered) -> bool {
+    *template == *rendered.template
+        || !sei_plan::diff::lacks_rendered(&template.json(), &rendered.template.json())
 }
