@@ -1,8 +1,18 @@
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use proptest::prelude::*;
+//! One node: what each disturbance leads to, and properties over many of them.
 
-use super::*;
-use crate::planner::fixture::{full_node, validator};
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use sei_api::condition::{self, ConditionStatus, ConditionType};
+use sei_api::names::annotation;
+use sei_api::node::SeiNodeSpec;
+use sei_api::status::SeiNodePhase;
+use sei_model::fixture;
+
+use self::world::{Move, World, full_node, validator};
+
+#[path = "one_node/world.rs"]
+mod world;
 
 fn running(spec: SeiNodeSpec) -> World {
     let mut world = World::new(spec);
@@ -10,8 +20,8 @@ fn running(spec: SeiNodeSpec) -> World {
     world
 }
 
-fn image(world: &mut World, image: &str) {
-    world.edit(|spec| spec.image = image.to_owned());
+fn image(world: &mut World, number: u8) {
+    world.edit(|spec| spec.image = fixture::image(number));
 }
 
 fn label(world: &mut World, value: &str) {
@@ -25,13 +35,49 @@ fn pause_updates(world: &mut World, paused: bool) {
     });
 }
 
+fn halt(world: &mut World, halted: bool) {
+    let faults = &mut world.cluster.faults;
+    let chain = "demo-1".to_owned();
+    if halted {
+        faults.halted.insert(chain);
+    } else {
+        faults.halted.remove(&chain);
+    }
+}
+
+fn wipe_status(world: &mut World) {
+    let key = world.key.clone();
+    world.cluster.change_node(&key, |node| node.status = None);
+}
+
+/// The StatefulSet is deleted, and its pod with it.
+fn lose_set(world: &mut World) {
+    let key = world.key.clone();
+    world.cluster.sets.remove(&key);
+    world.cluster.pods.clear();
+}
+
+fn lose_secret(world: &mut World) {
+    world.cluster.secrets.retain(|key, _| key.name != "signing");
+}
+
+/// A Secret that is being deleted is still mounted.
+fn set_secret_terminating(world: &mut World, terminating: bool) {
+    let secrets = world.cluster.secrets.iter_mut().filter(|(key, _)| key.name == "signing");
+    secrets.for_each(|(_, secret)| secret.terminating = terminating);
+}
+
+fn restore_secret(world: &mut World) {
+    let mode = fixture::Mode::Validator { key: "a", secret: "signing" };
+    let key = world.key.clone();
+    fixture::provide(&mut world.cluster, &key, &mode);
+}
+
 /// Runs passes and the environment for some rounds without requiring convergence.
 fn run(world: &mut World, rounds: usize) {
     for _ in 0..rounds {
         world.pass();
-        for step in [Move::Observe, Move::Kubelet, Move::Scale, Move::Kubelet] {
-            world.step(step);
-        }
+        world.step_all();
         world.wait(20);
     }
 }
@@ -47,7 +93,7 @@ fn drift_reason(world: &World) -> String {
 fn a_new_node_runs_with_one_plan_and_no_deletion() {
     for spec in [full_node(), validator()] {
         let world = running(spec);
-        assert!(world.deleted.is_empty());
+        assert!(world.deleted() == 0);
         assert_eq!(world.status().last_update, None, "no update plan was needed");
     }
 }
@@ -55,9 +101,9 @@ fn a_new_node_runs_with_one_plan_and_no_deletion() {
 #[test]
 fn an_image_bump_restarts_the_pod_once() {
     let mut world = running(full_node());
-    image(&mut world, "seid:2");
+    image(&mut world, 2);
     world.converge();
-    assert_eq!(world.deleted.len(), 1);
+    assert_eq!(world.deleted(), 1);
 }
 
 #[test]
@@ -65,31 +111,31 @@ fn a_label_alone_restarts_the_pod_once() {
     let mut world = running(full_node());
     label(&mut world, "core");
     world.converge();
-    assert_eq!(world.deleted.len(), 1);
+    assert_eq!(world.deleted(), 1);
 }
 
 #[test]
 fn a_bump_and_its_revert_end_on_the_old_image_healthy_halted_unpullable_and_crashing() {
     type Trouble = fn(&mut World);
     let unpullable: Trouble = |world| {
-        world.unpullable.insert("seid:2".to_owned());
+        world.cluster.faults.unpullable.insert(fixture::image(2));
     };
     let troubles: [(Trouble, usize); 5] = [
         (|_| {}, 2),
-        (|world| world.halted = true, 2),
+        (|world| halt(world, true), 2),
         // The old pod runs on.
         (unpullable, 0),
         // The new image is tried on a node that is down.
         (
             |world| {
-                world.unpullable.insert("seid:2".to_owned());
-                world.halted = true;
+                world.cluster.faults.unpullable.insert(fixture::image(2));
+                halt(world, true);
             },
             2,
         ),
         (
             |world| {
-                world.crashing.insert("seid:2".to_owned());
+                world.cluster.faults.crashing.insert(fixture::image(2));
             },
             2,
         ),
@@ -97,85 +143,85 @@ fn a_bump_and_its_revert_end_on_the_old_image_healthy_halted_unpullable_and_cras
     for (trouble, deleted) in troubles {
         let mut world = running(full_node());
         trouble(&mut world);
-        image(&mut world, "seid:2");
+        image(&mut world, 2);
         // Longer than the new image is awaited on a node that is down.
         run(&mut world, 20);
-        image(&mut world, "seid:1");
+        image(&mut world, 1);
         world.converge();
-        assert_eq!(world.deleted.len(), deleted, "there and back");
+        assert_eq!(world.deleted(), deleted, "there and back");
     }
 }
 
 #[test]
 fn an_image_that_cannot_be_pulled_leaves_the_pod_alone_until_it_is_corrected() {
     let mut world = running(validator());
-    let first = world.pod.clone().unwrap().uid;
-    world.unpullable.insert("seid:2".to_owned());
-    image(&mut world, "seid:2");
+    let first = world.pod().unwrap().view.uid.clone();
+    world.cluster.faults.unpullable.insert(fixture::image(2));
+    image(&mut world, 2);
     run(&mut world, 40);
-    assert_eq!(world.pod.as_ref().unwrap().uid, first);
-    assert_eq!(world.statefulset.as_ref().unwrap().generation, 1, "an eviction restores what ran");
+    assert_eq!(world.pod().unwrap().view.uid, first);
+    assert_eq!(world.set().unwrap().generation, 1, "an eviction restores what ran");
     let status = world.status();
     let stalled = condition::find(&status.conditions, ConditionType::Stalled).unwrap();
-    assert_eq!((stalled.reason.as_str(), world.deleted.len()), ("ImageNotPullable", 0));
+    assert_eq!((stalled.reason.as_str(), world.deleted()), ("ImageNotPullable", 0));
     world.evict();
     run(&mut world, 5);
-    assert_eq!(world.pod.as_ref().unwrap().image(), "seid:1");
-    assert_eq!(world.deleted.len(), 0);
-    image(&mut world, "seid:4");
+    assert_eq!(world.pod().unwrap().view.seid.image, fixture::image(1));
+    assert_eq!(world.deleted(), 0);
+    image(&mut world, 4);
     world.converge();
-    assert_eq!(world.deleted.len(), 1);
+    assert_eq!(world.deleted(), 1);
 }
 
 #[test]
 fn a_hold_ends_when_the_image_becomes_pullable() {
     let mut world = running(full_node());
-    world.unpullable.insert("seid:2".to_owned());
-    image(&mut world, "seid:2");
+    world.cluster.faults.unpullable.insert(fixture::image(2));
+    image(&mut world, 2);
     run(&mut world, 10);
-    world.unpullable.clear();
+    world.cluster.faults.unpullable.clear();
     world.converge();
-    assert_eq!(world.deleted.len(), 1);
+    assert_eq!(world.deleted(), 1);
 }
 
 #[test]
 fn a_halted_node_is_replaced_at_once() {
     let mut world = running(validator());
-    world.halted = true;
-    image(&mut world, "seid:2");
+    halt(&mut world, true);
+    image(&mut world, 2);
     world.converge();
-    assert_eq!(world.deleted.len(), 1);
+    assert_eq!(world.deleted(), 1);
 }
 
 #[test]
 fn a_bad_first_image_is_fixed_by_an_edit() {
     let mut world = World::new(full_node());
-    world.unpullable.insert("seid:1".to_owned());
+    world.cluster.faults.unpullable.insert(fixture::image(1));
     run(&mut world, 10);
     assert_eq!(world.status().current_image, None, "nothing ran, nothing is recorded");
-    image(&mut world, "seid:2");
+    image(&mut world, 2);
     world.converge();
-    assert_eq!(world.deleted.len(), 1);
+    assert_eq!(world.deleted(), 1);
 }
 
 #[test]
 fn a_revert_before_the_pod_was_replaced_restarts_nothing_even_when_it_is_evicted() {
     let mut world = running(full_node());
-    let first = world.pod.clone().unwrap().uid;
-    image(&mut world, "seid:2");
+    let first = world.pod().unwrap().view.uid.clone();
+    image(&mut world, 2);
     // Until the template is applied, and no further.
-    while world.statefulset.as_ref().unwrap().generation == 1 {
+    while world.set().unwrap().generation == 1 {
         world.pass_crashing_after(usize::MAX);
         world.step(Move::Kubelet);
     }
-    image(&mut world, "seid:1");
+    image(&mut world, 1);
     run(&mut world, 4);
-    assert_eq!(world.pod.as_ref().unwrap().uid, first);
-    assert!(world.deleted.is_empty());
+    assert_eq!(world.pod().unwrap().view.uid, first);
+    assert!(world.deleted() == 0);
     world.evict();
     world.converge();
-    assert!(world.deleted.is_empty());
-    assert_ne!(world.pod.as_ref().unwrap().uid, first);
+    assert!(world.deleted() == 0);
+    assert_ne!(world.pod().unwrap().view.uid, first);
 }
 
 #[test]
@@ -183,47 +229,47 @@ fn an_evicted_node_returns_with_its_gate_open() {
     let mut world = running(full_node());
     world.evict();
     world.converge();
-    assert!(world.deleted.is_empty());
+    assert!(world.deleted() == 0);
 }
 
 #[test]
 fn a_closed_gate_is_opened_by_one_plan() {
     let mut world = running(full_node());
-    world.pod.as_mut().unwrap().gate_open = false;
+    world.change_pod(|pod| pod.gate_open = false);
     world.pass();
     assert!(world.status().plan.is_some());
     world.pass();
-    assert!(world.pod.as_ref().unwrap().gate_open);
+    assert!(world.pod().unwrap().gate_open);
     assert_eq!(world.status().plan, None, "the opened gate is recorded as open");
 }
 
 #[test]
 fn a_wiped_status_restarts_nothing() {
     let mut world = running(full_node());
-    world.node.status = None;
+    wipe_status(&mut world);
     world.converge();
-    assert!(world.deleted.is_empty());
+    assert!(world.deleted() == 0);
 }
 
 #[test]
 fn a_forged_hash_does_not_prevent_the_replacement() {
     for passes in 0..8 {
         let mut world = running(full_node());
-        image(&mut world, "seid:2");
+        image(&mut world, 2);
         run(&mut world, passes);
-        let desired = crate::planner::fixture::desired(&world.node.spec, &world.platform).hash;
-        world.node.status.as_mut().unwrap().pod_template_hash = Some(desired);
+        let hash = world.rendered().desired.hash.clone();
+        world.change_status(|status| status.pod_template_hash = Some(hash));
         world.converge();
-        assert_eq!(world.deleted.len(), 1, "forged after {passes} passes");
+        assert_eq!(world.deleted(), 1, "forged after {passes} passes");
     }
 }
 
 #[test]
 fn a_forged_current_image_is_corrected_without_a_restart() {
     let mut world = running(full_node());
-    world.node.status.as_mut().unwrap().current_image = Some("seid:9".to_owned());
+    world.change_status(|status| status.current_image = Some(fixture::image(9)));
     world.converge();
-    assert!(world.deleted.is_empty());
+    assert!(world.deleted() == 0);
 }
 
 #[test]
@@ -231,19 +277,15 @@ fn a_sidecar_lost_at_any_task_never_blocks_the_update() {
     // The number of calls after which the sidecar is lost: every point of an update.
     for calls in 0..16 {
         let mut world = running(full_node());
-        image(&mut world, "seid:2");
+        image(&mut world, 2);
         world.pass();
         world.pass_crashing_after(calls);
-        if let Some(pod) = world.pod.as_mut() {
-            pod.sidecar_lost = true;
-        }
+        world.change_pod(|pod| pod.sidecar_lost = true);
         run(&mut world, 8);
         // A sidecar lost on the new pod itself returns with the container.
-        if let Some(pod) = world.pod.as_mut() {
-            pod.sidecar_lost = false;
-        }
+        world.change_pod(|pod| pod.sidecar_lost = false);
         world.converge();
-        assert_eq!(world.deleted.len(), 1, "after {calls} calls");
+        assert_eq!(world.deleted(), 1, "after {calls} calls");
     }
 }
 
@@ -251,17 +293,15 @@ fn a_sidecar_lost_at_any_task_never_blocks_the_update() {
 fn crashing_after_any_call_ends_in_the_same_world() {
     for calls in 0..40 {
         let mut world = running(validator());
-        image(&mut world, "seid:2");
+        image(&mut world, 2);
         let mut left = calls;
         while left > 0 {
             let trace = world.pass_crashing_after(left);
             left = left.saturating_sub(trace.calls.max(1));
-            for step in [Move::Observe, Move::Kubelet, Move::Scale, Move::Kubelet] {
-                world.step(step);
-            }
+            world.step_all();
         }
         world.converge();
-        assert_eq!(world.deleted.len(), 1, "after {calls} calls");
+        assert_eq!(world.deleted(), 1, "after {calls} calls");
     }
 }
 
@@ -269,45 +309,34 @@ fn crashing_after_any_call_ends_in_the_same_world() {
 fn crashing_after_any_call_of_a_deletion_ends_in_the_same_world() {
     for calls in 0..8 {
         let mut world = running(validator());
-        world.node.metadata.deletion_timestamp = Some(Time(world.now));
+        let key = world.key.clone();
+        world.cluster.delete_node(&key);
         world.pass_crashing_after(calls);
         world.pass();
-        let held = world.node.metadata.finalizers.as_ref().is_some_and(|all| !all.is_empty());
-        assert!(held && world.claim.is_some(), "its pod may still sign");
+        assert_eq!(world.status().phase, Some(SeiNodePhase::Terminating));
+        let held = world.node().metadata.finalizers.as_ref().is_some_and(|all| !all.is_empty());
+        assert!(held && world.has_claim(), "its pod may still sign");
         for step in [Move::Observe, Move::Scale, Move::Kubelet] {
             world.step(step);
         }
-        assert!(world.pod.is_none(), "its pod was stopped");
+        assert!(world.pod().is_none(), "its pod was stopped");
         world.pass();
-        assert!(world.claim.is_some(), "the volume of a signer is retained");
-        assert_eq!(world.node.metadata.finalizers.as_deref(), Some([].as_slice()));
-        assert_eq!(world.status().phase, Some(SeiNodePhase::Terminating));
-        assert!(world.deleted.is_empty(), "its pod is left to the StatefulSet controller");
+        assert!(world.has_claim(), "the volume of a signer is retained");
+        assert!(!world.cluster.nodes.contains_key(&key), "its finalizer was removed");
+        assert!(world.deleted() == 0, "its pod is left to the StatefulSet controller");
     }
-}
-
-/// A younger node with the same signing key.
-fn rival(world: &World) -> SeiNode {
-    let mut rival = world.node.clone();
-    let (name, uid) = ("rival".to_owned(), "rival-uid".to_owned());
-    rival.metadata.name = Some(name);
-    rival.metadata.uid = Some(uid);
-    rival.metadata.creation_timestamp = Some(Time(world.now));
-    rival
 }
 
 #[test]
 fn crashing_after_any_call_never_starts_a_signer_beside_another() {
     for calls in 0..40 {
         let mut world = World::new(validator());
-        world.node.metadata.creation_timestamp = Some(Time(fixture::at(-1)));
-        world.rival = Some(rival(&world));
-        world.rival_started = true;
+        world.start_rival();
         world.pass_crashing_after(calls);
         run(&mut world, 8);
-        assert_eq!(world.statefulset, None, "after {calls} calls");
+        assert!(world.set().is_none(), "after {calls} calls");
         // The rival is deleted, and its last pod has ended.
-        (world.rival, world.rival_started) = (None, false);
+        world.remove_rival();
         world.converge();
     }
 }
@@ -315,68 +344,68 @@ fn crashing_after_any_call_never_starts_a_signer_beside_another() {
 #[test]
 fn an_eviction_while_an_update_waits_opens_the_gate_again() {
     let mut world = running(validator());
-    world.signing_secret_missing = true;
-    image(&mut world, "seid:2");
+    set_secret_terminating(&mut world, true);
+    image(&mut world, 2);
     run(&mut world, 3);
     world.evict();
     run(&mut world, 8);
     assert!(
-        world.pod.as_ref().unwrap().gate_open,
+        world.pod().unwrap().gate_open,
         "the gate of the old pod is open while the update waits"
     );
-    assert!(world.deleted.is_empty());
-    world.signing_secret_missing = false;
+    assert!(world.deleted() == 0);
+    set_secret_terminating(&mut world, false);
     world.converge();
-    assert_eq!(world.deleted.len(), 1);
+    assert_eq!(world.deleted(), 1);
 }
 
 #[test]
 fn a_bad_configuration_fails_only_on_the_new_pod_and_backs_off() {
     let mut world = running(full_node());
-    world.failing.insert("config-validate".to_owned());
-    image(&mut world, "seid:2");
+    world.cluster.faults.failing_tasks.insert("config-validate".to_owned());
+    image(&mut world, 2);
     run(&mut world, 8);
     let status = world.status();
-    assert_eq!(world.deleted.len(), 1, "a failure on the old pod does not block the new image");
+    assert_eq!(world.deleted(), 1, "a failure on the old pod does not block the new image");
     let pending = status.pending_update.expect("still pending");
     assert!(pending.attempts.unwrap_or(0) >= 1, "{pending:?}");
-    world.failing.clear();
+    world.cluster.faults.failing_tasks.clear();
     world.converge();
-    assert_eq!(world.deleted.len(), 1, "a retry restarts nothing");
+    assert_eq!(world.deleted(), 1, "a retry restarts nothing");
 }
 
 #[test]
 fn paused_updates_hold_and_an_eviction_restores_the_running_template() {
     let mut world = running(full_node());
     pause_updates(&mut world, true);
-    image(&mut world, "seid:2");
+    image(&mut world, 2);
     run(&mut world, 3);
     assert_eq!(drift_reason(&world), "Paused");
     world.evict();
     run(&mut world, 5);
-    assert_eq!(world.pod.as_ref().unwrap().image(), "seid:1");
-    assert!(world.pod.as_ref().unwrap().gate_open);
+    assert_eq!(world.pod().unwrap().view.seid.image, fixture::image(1));
+    assert!(world.pod().unwrap().gate_open);
     pause_updates(&mut world, false);
     world.converge();
-    assert_eq!(world.deleted.len(), 1);
+    assert_eq!(world.deleted(), 1);
 }
 
 #[test]
 fn pausing_after_the_apply_restores_the_running_template() {
     let mut world = running(full_node());
-    image(&mut world, "seid:2");
+    image(&mut world, 2);
     world.pass();
-    while world.statefulset.as_ref().unwrap().generation == 1 {
+    while world.set().unwrap().generation == 1 {
         world.pass();
         world.step(Move::Kubelet);
     }
-    assert!(world.deleted.is_empty(), "the controller has not observed it yet");
+    assert!(world.deleted() == 0, "the controller has not observed it yet");
     pause_updates(&mut world, true);
     run(&mut world, 4);
     world.evict();
     run(&mut world, 5);
-    assert_eq!(world.pod.as_ref().unwrap().image(), "seid:1");
-    assert!(world.deleted.is_empty());
+    assert_eq!(world.pod().unwrap().view.seid.image, fixture::image(1));
+    assert!(world.deleted() == 0);
     pause_updates(&mut world, false);
     world.converge();
 }
@@ -386,33 +415,35 @@ fn a_stopped_node_starts_with_the_newest_template() {
     let mut world = running(full_node());
     world.edit(|spec| spec.paused = Some(true));
     run(&mut world, 3);
-    assert!(world.pod.is_none(), "paused means no pod");
-    image(&mut world, "seid:2");
+    assert!(world.pod().is_none(), "paused means no pod");
+    image(&mut world, 2);
     run(&mut world, 3);
     world.edit(|spec| spec.paused = Some(false));
     world.converge();
-    assert!(world.deleted.is_empty(), "the first pod is already the right one");
+    assert!(world.deleted() == 0, "the first pod is already the right one");
 }
 
 #[test]
 fn a_deleted_statefulset_is_created_again() {
     let mut world = running(full_node());
-    world.statefulset = None;
-    world.pod = None;
+    lose_set(&mut world);
     world.converge();
-    assert!(world.deleted.is_empty());
+    assert!(world.deleted() == 0);
 }
 
 #[test]
 fn manually_changed_replicas_and_strategy_are_repaired() {
     let mut world = running(full_node());
-    let set = world.statefulset.as_mut().unwrap();
-    set.replicas = Some(2);
-    set.on_delete = false;
+    let key = world.key.clone();
+    world.cluster.change_set(&key, true, |set| {
+        set.replicas = Some(2);
+        set.on_delete = false;
+    });
+    world.cluster.excuse(&key);
     run(&mut world, 3);
-    let set = world.statefulset.as_ref().unwrap();
+    let set = world.set().unwrap();
     assert_eq!((set.replicas, set.on_delete), (Some(1), true));
-    assert!(world.deleted.is_empty());
+    assert!(world.deleted() == 0);
 }
 
 #[test]
@@ -420,14 +451,13 @@ fn a_lost_volume_is_never_replaced_without_approval() {
     for spec in [full_node(), validator()] {
         let signs = spec.signs();
         let mut world = running(spec);
-        let lost = world.claim.take().unwrap();
+        let lost = world.lose_claim().unwrap();
         world.evict();
         run(&mut world, 6);
-        assert_eq!(world.claim, None, "nothing is recreated");
-        let replicas = world.statefulset.as_ref().unwrap().replicas;
+        assert!(!world.has_claim(), "nothing is recreated");
+        let replicas = world.set().unwrap().replicas;
         assert_eq!(replicas, Some(i32::from(!signs)), "a node that signs is held at zero");
-        let approval = BTreeMap::from([(annotation::RECREATE_VOLUME.to_owned(), lost)]);
-        world.node.metadata.annotations = Some(approval);
+        world.annotate(annotation::RECREATE_VOLUME, &lost);
         world.converge();
     }
 }
@@ -439,18 +469,17 @@ fn a_volume_lost_during_any_plan_is_reported_at_once() {
             let mut world =
                 if from_scratch { World::new(validator()) } else { running(validator()) };
             if !from_scratch {
-                image(&mut world, "seid:2");
+                image(&mut world, 2);
             }
             run(&mut world, passes);
-            let Some(lost) = world.claim.take() else { continue };
+            let Some(lost) = world.lose_claim() else { continue };
             world.evict();
             run(&mut world, 3);
-            assert_eq!(world.claim, None, "nothing is recreated");
+            assert!(!world.has_claim(), "nothing is recreated");
             let conditions = world.status().conditions;
             let stalled = condition::find(&conditions, ConditionType::Stalled).unwrap();
             assert_eq!(stalled.reason, "DataVolumeLost", "after {passes} passes");
-            let approval = BTreeMap::from([(annotation::RECREATE_VOLUME.to_owned(), lost)]);
-            world.node.metadata.annotations = Some(approval);
+            world.annotate(annotation::RECREATE_VOLUME, &lost);
             world.converge();
         }
     }
@@ -459,9 +488,9 @@ fn a_volume_lost_during_any_plan_is_reported_at_once() {
 #[test]
 fn a_platform_change_rolls_and_its_revert_before_the_roll_does_nothing() {
     let mut world = running(full_node());
-    world.platform = "b".to_owned();
+    world.cluster.platforms.in_force = 1;
     world.converge();
-    assert_eq!(world.deleted.len(), 1);
+    assert_eq!(world.deleted(), 1);
     assert_eq!(
         world.status().last_update.unwrap().cause,
         sei_api::status::Cause::Operator,
@@ -487,7 +516,6 @@ enum Event {
     Pause(bool),
     LoseStatefulSet,
     FailConfig(bool),
-    TakeSlot(bool),
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -509,14 +537,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => any::<bool>().prop_map(Event::Pause),
         1 => Just(Event::LoseStatefulSet),
         1 => any::<bool>().prop_map(Event::FailConfig),
-        1 => any::<bool>().prop_map(Event::TakeSlot),
     ]
-}
-
-/// Image 3 cannot be pulled and image 4 crashes.
-fn broken_images(world: &mut World) {
-    world.unpullable.insert("seid:3".to_owned());
-    world.crashing.insert("seid:4".to_owned());
 }
 
 fn apply_event(world: &mut World, event: &Event) {
@@ -525,31 +546,26 @@ fn apply_event(world: &mut World, event: &Event) {
         Event::CrashingPass(calls) => drop(world.pass_crashing_after(*calls)),
         Event::Move(step) => world.step(*step),
         Event::Wait(seconds) => world.wait(*seconds),
-        Event::Image(number) => image(world, &format!("seid:{number}")),
+        Event::Image(number) => image(world, *number),
         Event::Label(number) => label(world, &number.to_string()),
-        Event::Platform(number) => world.platform = number.to_string(),
+        Event::Platform(number) => world.cluster.platforms.in_force = usize::from(*number),
         Event::Evict => world.evict(),
         Event::LoseSidecar => {
-            if let Some(pod) = world.pod.as_mut() {
-                pod.sidecar_lost = true;
-            }
+            world.change_pod(|pod| pod.sidecar_lost = true);
         }
-        Event::Halt(halted) => world.halted = *halted,
-        Event::TakeSlot(taken) => world.slot_taken = *taken,
-        Event::WipeStatus => world.node.status = None,
+        Event::Halt(halted) => halt(world, *halted),
+        Event::WipeStatus => wipe_status(world),
         Event::PauseUpdates(paused) => pause_updates(world, *paused),
         Event::Pause(paused) => world.edit(|spec| spec.paused = Some(*paused)),
         Event::LoseStatefulSet => {
-            // The garbage collector deletes its pod too.
-            world.statefulset = None;
-            world.pod = None;
+            lose_set(world);
         }
         Event::FailConfig(fails) => {
             for task in ["config-patch", "config-validate"] {
                 if *fails {
-                    world.failing.insert(task.to_owned());
+                    world.cluster.faults.failing_tasks.insert(task.to_owned());
                 } else {
-                    world.failing.remove(task);
+                    world.cluster.faults.failing_tasks.remove(task);
                 }
             }
         }
@@ -560,30 +576,23 @@ fn apply_event(world: &mut World, event: &Event) {
 fn heal(world: &mut World) {
     pause_updates(world, false);
     world.edit(|spec| spec.paused = Some(false));
-    world.failing.clear();
-    world.signing_secret_missing = false;
-    world.slot_taken = false;
-    if let Some(pod) = world.pod.as_mut() {
-        // The kubelet restarts the container; its memory is empty.
-        pod.gate_open &= !pod.sidecar_lost;
-        pod.sidecar_lost = false;
+    world.cluster.faults.failing_tasks.clear();
+    restore_secret(world);
+    if world.pod().is_some_and(|pod| pod.sidecar_lost) {
+        world.change_pod(sei_model::pod::Pod::restart_sidecar);
     }
-    if ["seid:3", "seid:4"].contains(&world.node.spec.image.as_str()) {
-        image(world, "seid:1");
+    if [3, 4].map(fixture::image).contains(&world.node().spec.image) {
+        image(world, 1);
     }
     // A difference whose cause is no longer known waits for an approval.
-    let desired = fixture::desired(&world.node.spec, &world.platform);
+    let hash = world.rendered().desired.hash.clone();
+    world.annotate(annotation::APPROVE_UPDATE, &hash);
     // A node that failed while it was new needs a retry annotation.
-    let annotations = BTreeMap::from([
-        (annotation::APPROVE_UPDATE.to_owned(), desired.hash),
-        (annotation::RETRY.to_owned(), "healed".to_owned()),
-    ]);
-    world.node.metadata.annotations = Some(annotations);
+    world.annotate(annotation::RETRY, "healed");
 }
 
 fn check_convergence(spec: SeiNodeSpec, from_scratch: bool, events: &[Event]) {
     let mut world = if from_scratch { World::new(spec) } else { running(spec) };
-    broken_images(&mut world);
     for event in events {
         apply_event(&mut world, event);
     }
@@ -610,7 +619,6 @@ proptest! {
         signs in any::<bool>(),
     ) {
         let mut world = World::new(if signs { validator() } else { full_node() });
-        broken_images(&mut world);
         for event in &events {
             // Every stored status is checked, including its plan.
             apply_event(&mut world, event);
@@ -623,7 +631,6 @@ proptest! {
         signs in any::<bool>(),
     ) {
         let mut world = World::new(if signs { validator() } else { full_node() });
-        broken_images(&mut world);
         for event in &events {
             apply_event(&mut world, event);
             let (once, twice) = world.decide_twice();
@@ -637,37 +644,35 @@ proptest! {
 fn nothing_is_done_in_the_pass_that_builds_a_plan() {
     let mut world = World::new(full_node());
     let trace = world.pass();
-    assert_eq!((trace.requests.len(), trace.writes), (0, 1), "{trace:?}");
+    assert_eq!((trace.calls, trace.writes), (1, 1), "{trace:?}");
     assert!(world.status().plan.is_some());
     let mut world = running(full_node());
-    image(&mut world, "seid:2");
+    image(&mut world, 2);
     let trace = world.pass();
-    assert_eq!((trace.requests.len(), trace.writes), (0, 1), "{trace:?}");
+    assert_eq!((trace.calls, trace.writes), (1, 1), "{trace:?}");
 }
 
 #[test]
 fn a_sidecar_that_never_answers_is_skipped_and_reported() {
     let mut world = running(full_node());
-    let first = world.pod.clone().unwrap().uid;
-    image(&mut world, "seid:2");
+    let first = world.pod().unwrap().view.uid.clone();
+    image(&mut world, 2);
     world.pass();
-    world.pod.as_mut().unwrap().sidecar_lost = true;
+    world.change_pod(|pod| pod.sidecar_lost = true);
     for _ in 0..8 {
         world.pass();
-        for step in [Move::Observe, Move::Kubelet, Move::Scale, Move::Kubelet] {
-            world.step(step);
-        }
+        world.step_all();
         world.wait(5);
     }
-    assert_ne!(world.pod.as_ref().unwrap().uid, first, "the update continues without it");
+    assert_ne!(world.pod().unwrap().view.uid, first, "the update continues without it");
     world.converge();
 }
 
 #[test]
 fn a_wait_is_counted_from_its_first_observation_and_written_once() {
     let mut world = running(validator());
-    world.signing_secret_missing = true;
-    image(&mut world, "seid:2");
+    lose_secret(&mut world);
+    image(&mut world, 2);
     world.pass();
     world.pass();
     let since = world.status().blocked.unwrap().since;
