@@ -423,7 +423,7 @@ impl Scenario {
 
     /// Asks the server whose tokens the pods were shown: all must be those of the powerless account,
     /// with the audience of the pod's own node if its proxy requires one.
-    async fn check_tokens(&self) -> Result<()> {
+    pub async fn check_tokens(&self) -> Result<()> {
         let namespace = self.namespace();
         // In the namespace of the operator, which is not that of every scenario.
         let account = format!(":{SIDECAR_CALLER}");

@@ -115,11 +115,18 @@ pub struct Options {
     /// The range of Service addresses if pods run on a [`crate::RealNode`]. The plane then has the
     /// controllers and the admission that real pods need.
     pub service_range: Option<String>,
+    /// More arguments of the API server, for example to serve a beta API.
+    pub apiserver_arguments: Vec<String>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { ready_within: Duration::from_secs(60), definitions: Vec::new(), service_range: None }
+        Self {
+            ready_within: Duration::from_secs(60),
+            definitions: Vec::new(),
+            service_range: None,
+            apiserver_arguments: Vec::new(),
+        }
     }
 }
 
@@ -283,7 +290,11 @@ impl ControlPlane {
         let range = self.options.service_range.as_deref();
         let arguments = match part {
             Part::Etcd => files::etcd_arguments(folder, &self.ports),
-            Part::Apiserver => files::apiserver_arguments(folder, &self.ports, range),
+            Part::Apiserver => {
+                let mut arguments = files::apiserver_arguments(folder, &self.ports, range);
+                arguments.extend(self.options.apiserver_arguments.iter().cloned());
+                arguments
+            }
             Part::ControllerManager => {
                 files::controller_manager_arguments(folder, &self.ports, range)
             }

@@ -37,6 +37,7 @@ mod recovery_by_edit;
 mod removed_finalizer;
 mod request_count;
 mod restarts;
+mod rewritten_images;
 mod rig_kubelet;
 mod rig_world;
 mod rollback;

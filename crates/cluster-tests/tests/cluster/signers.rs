@@ -4,7 +4,8 @@ use anyhow::{Context as _, Result, bail};
 use cluster_tests::scenario::{Scenario, condition_text, rpc, validator};
 use cluster_tests::wait_for;
 use jiff::Timestamp;
-use kube::api::{DeleteParams, PropagationPolicy};
+use kube::ResourceExt as _;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PropagationPolicy};
 use sei_api::condition::ConditionType;
 use sei_rig::Behaviour;
 use serde_json::json;
@@ -89,7 +90,22 @@ async fn nothing_of_an_orphaned_node_is_deleted() -> Result<()> {
         let pod = scenario.pods().get(&format!("{name}-0")).await?;
         assert!(pod.metadata.deletion_timestamp.is_none(), "{name}");
     }
+    // The pod of the signer signs on: a copy of its key does not start beside it.
+    until_next_second().await?;
+    scenario.copy_validator_keys("signing", "copy", "p2p-copy").await?;
+    scenario.create("copy", validator("seid:v1", "copy", "p2p-copy")).await?;
+    scenario.until_stalled("copy", "SigningStateLost").await?;
+    assert_eq!(scenario.pods_seen("copy").await?, 0);
     scenario.close().await
+}
+
+/// Waits until what is created from now on is younger: times of the server have no fractions.
+async fn until_next_second() -> Result<()> {
+    let second = Timestamp::now().as_second();
+    wait_for("the next second begins", async || {
+        Ok((Timestamp::now().as_second() > second).then_some(()))
+    })
+    .await
 }
 
 /// How many attempts there are: a busy machine may need more than a second for the first node.
@@ -302,12 +318,7 @@ async fn a_signer_recreated_without_its_volume_is_held_until_that_is_accepted() 
     scenario.edit("a", policy).await?;
     scenario.nodes().delete("a", &DeleteParams::default()).await?;
     scenario.until_deleted("a").await?;
-    // Times of the server have no fractions.
-    let deleted = Timestamp::now().as_second();
-    wait_for("the next second begins", async || {
-        Ok((Timestamp::now().as_second() > deleted).then_some(()))
-    })
-    .await?;
+    until_next_second().await?;
     scenario.create("a", validator("seid:v1", "signing", "p2p")).await?;
     let status = scenario.until_stalled("a", "SigningStateLost").await?;
     assert_eq!(scenario.pods_seen("a").await?, 1, "only the pod of the deleted node");
@@ -318,8 +329,18 @@ async fn a_signer_recreated_without_its_volume_is_held_until_that_is_accepted() 
         json!({ "metadata": { "annotations": {
         "sei.io/accept-blank-signing-state": identity } } })
     };
+    // A later edit of the record by a person is not its time.
+    until_next_second().await?;
+    for record in scenario.config_maps().list(&ListParams::default()).await? {
+        let patch = Patch::Merge(json!({ "metadata": { "labels": { "team": "a" } } }));
+        let person = PatchParams { field_manager: Some("person".into()), ..PatchParams::default() };
+        scenario.config_maps().patch(&record.name_any(), &person, &patch).await?;
+    }
     scenario.edit("a", accept("another")).await?;
+    // Any start is complete once another node has been created.
+    scenario.run("later", rpc("seid:v1")).await?;
     scenario.until_stalled("a", "SigningStateLost").await?;
+    assert_eq!(scenario.pods_seen("a").await?, 1, "the edit of the record let it start");
     scenario.edit("a", accept(&identity)).await?;
     scenario.settled("a").await?;
     scenario.until_not_stalled("a").await?;

@@ -197,9 +197,9 @@ mod tests {
         let events = status_events(&before, &after).into_iter();
         assert_eq!(events.map(|event| event.reason).collect::<Vec<_>>(), ["RevisionMoved"]);
         assert_eq!(status_events(&after, &after).len(), 0);
-        for other in ["", "config.peers has changed; the next roll applies it"] {
-            condition::set(&mut after.conditions, &in_sync(other), 1, now);
-            assert_eq!(status_events(&before, &after).len(), 0, "{other}");
+        for message in ["", "config.peers has changed; the next roll applies it"] {
+            condition::set(&mut after.conditions, &in_sync(message), 1, now);
+            assert_eq!(status_events(&before, &after).len(), 0, "{message}");
         }
     }
 }

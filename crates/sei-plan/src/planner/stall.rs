@@ -146,7 +146,7 @@ fn crash_continues(pod: &PodView, snapshot: &Snapshot) -> Option<(Reason, String
         .then(|| (Reason::CrashLooping, seen.message.clone()))
 }
 
-/// Whether a pod that is Ready has been for as long as tells a start from a crash loop.
+/// Whether a pod that is Ready has been for longer than between two crashes.
 fn ready_lasts(pod: &PodView, snapshot: &Snapshot) -> bool {
     let Some(since) = pod.ready_since else { return true };
     wait_until(later(since, snapshot.timing.halt()), snapshot.now, snapshot.timing.halt()).is_none()

@@ -19,14 +19,14 @@ const BY_TASKS: [ConditionType; 4] = [
     ConditionType::OperatorKeyringReady,
 ];
 
-fn secret(files: &[(&str, &Value)]) -> Option<SecretView> {
+fn secret(files: &[(&str, &Value)]) -> SecretView {
     let data = files.iter().map(|(name, text)| ((*name).to_owned(), text.to_string().into()));
-    Some(SecretView { terminating: false, data: data.collect() })
+    SecretView { terminating: false, data: data.collect() }
 }
 
 /// The task with a usable Secret, with an empty one, and without one.
-fn key_worlds(task: TaskType, usable: Option<SecretView>) -> impl Iterator<Item = World> {
-    [usable, secret(&[]), None].into_iter().map(move |found| {
+fn key_worlds(task: TaskType, usable: SecretView) -> impl Iterator<Item = World> {
+    [Some(usable), Some(secret(&[])), None].into_iter().map(move |found| {
         let params = json!({
             "secretName": "key", "keyName": "admin",
             "passphraseSecretName": "passphrase", "passphraseSecretKey": "text",
@@ -34,7 +34,7 @@ fn key_worlds(task: TaskType, usable: Option<SecretView>) -> impl Iterator<Item 
         let mut world = World::only(task, params);
         world.seen.secrets.insert("key".to_owned(), Reading::Live(found));
         let passphrase = secret(&[("text", &json!("open"))]);
-        world.seen.secrets.insert("passphrase".to_owned(), Reading::Live(passphrase));
+        world.seen.secrets.insert("passphrase".to_owned(), Reading::Live(Some(passphrase)));
         world
     })
 }
