@@ -39,7 +39,7 @@ const TASKS: &[(&str, &str)] = &[
         "bench",
         "what the operator costs; `bench cost` (the default) counts allocations and instructions, \
          `bench fleet` CPU time, memory and requests on a real control plane: --nodes 100,300, \
-         --operator NAME=COMMAND, --out docs, --kubernetes 1.34|1.37; --help lists all",
+         --operator NAME=COMMAND, --rollout, --out docs, --kubernetes 1.34|1.37; --help lists all",
     ),
     (
         "codegen",

@@ -78,8 +78,13 @@ async fn snapshot(
 }
 
 fn text(fleet: &str, forecast: &Forecast) -> String {
-    let Forecast { creates, deletes, updates, hands_off, max_unavailable, is_held } = forecast;
+    let Forecast { creates, deletes, updates, hands_off, max_unavailable, is_held, ceremony } =
+        forecast;
     let mut text = format!("Fleet {fleet}\n");
+    if let Some(nodes) = ceremony {
+        let nodes = count(*nodes, "node");
+        text.extend([format!("  stays at {nodes} until the genesis ceremony is complete\n")]);
+    }
     if !hands_off.is_empty() {
         let names = hands_off.join(", ");
         text.extend([format!("  hands-off, by annotation {}: {names}\n", annotation::HANDS_OFF)]);
@@ -150,6 +155,7 @@ mod tests {
             hands_off: vec!["edge-3".into()],
             max_unavailable: Some(1),
             is_held: false,
+            ceremony: None,
         };
         expect![[r#"
             Fleet edge
@@ -167,5 +173,11 @@ mod tests {
               nothing would change
         "#]]
         .assert_eq(&text("edge", &Forecast::default()));
+        expect![[r#"
+            Fleet edge
+              stays at 4 nodes until the genesis ceremony is complete
+              nothing would change
+        "#]]
+        .assert_eq(&text("edge", &Forecast { ceremony: Some(4), ..Forecast::default() }));
     }
 }

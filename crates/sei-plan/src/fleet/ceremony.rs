@@ -517,8 +517,13 @@ impl FleetSnapshot {
         self.nodes.iter().find(named).filter(|node| self.controls(node) && super::is_alive(node))
     }
 
-    /// How many nodes the ceremony has begun with: a node more or less would not fit its genesis.
-    pub(super) fn nodes_of_ceremony(&self) -> Option<usize> {
+    /// How many nodes the fleet has to have now: `spec.replicas`, or as many as the ceremony has begun
+    /// with. A node more or less would not fit its genesis.
+    pub(super) fn nodes_now(&self) -> usize {
+        self.nodes_of_ceremony().unwrap_or_else(|| self.replicas())
+    }
+
+    fn nodes_of_ceremony(&self) -> Option<usize> {
         let plan = self.status()?.plan.as_ref()?;
         (plan.is_active() && is_ceremony(plan) && !self.has_chain())
             .then(|| node_names(plan).len())

@@ -22,6 +22,8 @@ pub struct Forecast {
     pub max_unavailable: Option<usize>,
     /// No node gets the template: the fleet or its rollout is paused.
     pub is_held: bool,
+    /// The number of nodes of a ceremony, which holds `replicas` until it is complete.
+    pub ceremony: Option<usize>,
 }
 
 /// What a node would get.
@@ -40,7 +42,7 @@ pub struct NodeForecast {
 pub fn forecast(snapshot: FleetSnapshot) -> Forecast {
     let pass = FleetPass::begin(snapshot);
     let (snapshot, survey) = (&pass.snapshot, pass.survey());
-    let (own, replicas) = (snapshot.own(), snapshot.replicas());
+    let (own, replicas) = (snapshot.own(), snapshot.nodes_now());
     let names = (0..replicas).map(|ordinal| fleet_node(&snapshot.name(), ordinal));
     let surplus = own.iter().rev().filter(|(at, node)| *at >= replicas && pass.may_write(node));
     let changes = |ordinal: usize| {
@@ -63,6 +65,7 @@ pub fn forecast(snapshot: FleetSnapshot) -> Forecast {
         hands_off: snapshot.hands_off(),
         max_unavailable: survey.limits.max_unavailable(),
         is_held: snapshot.is_paused() || snapshot.fleet.spec.rollouts_are_paused(),
+        ceremony: Some(replicas).filter(|replicas| *replicas != snapshot.replicas()),
     }
 }
 

@@ -457,8 +457,7 @@ impl FleetPass {
     fn next_node(&mut self, nodes: &[(usize, Shared<SeiNode>)]) -> Option<FleetRequest> {
         let target = &self.target;
         let namespace = self.snapshot.fleet.metadata.namespace.clone().unwrap_or_default();
-        let replicas =
-            self.snapshot.nodes_of_ceremony().unwrap_or_else(|| self.snapshot.replicas());
+        let replicas = self.snapshot.nodes_now();
         for ordinal in 0..replicas {
             let name = fleet_node(&self.snapshot.name(), ordinal);
             if self.node(&name).is_none() && !self.refused.contains_key(&name) {

@@ -486,6 +486,8 @@ fn the_nodes_of_a_ceremony_stay_as_many_as_they_are() {
         let mut model = begins(3);
         model.until(TaskType::AssembleAndUploadGenesis);
         model.edit(|spec| spec.replicas = replicas);
+        let preview = forecast(model.snapshot());
+        assert_eq!((preview.creates, preview.deletes, preview.ceremony), (vec![], vec![], Some(3)));
         model.complete();
         assert_eq!(model.sidecars.genesis[0].len(), 3);
         model.pass(1000);
