@@ -20,7 +20,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use crate::sidecar::{Received, Sidecars};
 
 /// Port of the RPC.
-const PORT: u16 = 26657;
+pub(crate) const PORT: u16 = 26657;
 
 /// The time between two blocks.
 const BLOCK: Duration = Duration::from_millis(400);
