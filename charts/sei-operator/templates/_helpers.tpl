@@ -1,5 +1,5 @@
 {{- define "sei-operator.name" -}}
-{{- default "sei-operator" .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- default (default "sei-operator" .Values.nameOverride) .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
 {{- end -}}
 
 {{- define "sei-operator.serviceAccount" -}}
@@ -7,11 +7,14 @@
 {{- end -}}
 
 {{- define "sei-operator.selector" -}}
-app.kubernetes.io/name: sei-operator
+app.kubernetes.io/name: {{ default "sei-operator" .Values.nameOverride }}
 app.kubernetes.io/instance: {{ include "sei-operator.name" . }}
 {{- end -}}
 
 {{- define "sei-operator.labels" -}}
+{{- with .Values.commonLabels }}
+{{- toYaml . }}
+{{ end -}}
 {{ include "sei-operator.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
@@ -40,5 +43,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- include "sei-operator.name" . }}-platform
 {{- else -}}
 {{- fail "set platform.config (config/samples/install/platform.yaml is an example) or platform.existingConfigMap" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The annotations of an object: its own, and those of all objects. */}}
+{{- define "sei-operator.annotations" -}}
+{{- with merge (dict) (default dict .own) .root.Values.commonAnnotations -}}
+annotations:
+  {{- toYaml . | nindent 2 }}
 {{- end -}}
 {{- end -}}

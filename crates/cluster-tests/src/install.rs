@@ -43,7 +43,7 @@ pub fn prometheus_definitions() -> Result<Vec<String>> {
         let path = folder.join(format!("monitoring.coreos.com_{kind}.yaml"));
         fs::read_to_string(&path).with_context(|| format!("failed to read {}", path.display()))
     };
-    ["servicemonitors", "prometheusrules"].into_iter().map(read).collect()
+    ["servicemonitors", "podmonitors", "prometheusrules"].into_iter().map(read).collect()
 }
 
 /// An administrator's shell on a control plane: helm and kubectl are in `PATH`, and the working

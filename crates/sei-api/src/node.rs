@@ -131,11 +131,12 @@ pub struct SeiNodeSpec {
     pub pod_annotations: Option<BTreeMap<String, String>>,
     /// Where the pod may run, in addition to or in place of the platform configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub scheduling: Option<SchedulingSpec>,
+    // Few nodes have these two, and every node is held in memory.
+    pub scheduling: Option<Box<SchedulingSpec>>,
     /// Requests and limits of the chain process. A resource that is named here, in either list, is used
     /// as it is written; for all others the platform configuration decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub resources: Option<ChainResources>,
+    pub resources: Option<Box<ChainResources>>,
     /// Secrets with credentials of registries, in addition to the platform's and those of the
     /// service account.
     #[serde(default, skip_serializing_if = "Option::is_none")]

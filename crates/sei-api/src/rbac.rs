@@ -126,6 +126,21 @@ pub const METRICS_RULES: &[Rule] = &[
     rule("authorization.k8s.io", "subjectaccessreviews", &["create"], "whether they may"),
 ];
 
+/// What the role `view` of Kubernetes gets with the optional aggregated roles: nodes and fleets, and
+/// nothing that it does not have already.
+pub const VIEW_RULES: &[Rule] = &[
+    rule("sei.io", "seinodes", &["get", "list", "watch"], "nodes"),
+    rule("sei.io", "seinodes/status", &["get"], "their status"),
+    rule("sei.io", "seinodedeployments", &["get", "list", "watch"], "fleets"),
+    rule("sei.io", "seinodedeployments/status", &["get"], "their status"),
+];
+
+/// What the roles `edit` and `admin` get. Not `seinodetasks`: that permission allows calls to sidecars.
+pub const EDIT_RULES: &[Rule] = &[
+    rule("sei.io", "seinodes", &["create", "delete", "patch", "update"], "nodes"),
+    rule("sei.io", "seinodedeployments", &["create", "delete", "patch", "update"], "fleets"),
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -155,7 +155,7 @@ impl TemplateInputs {
         let limits = resources.and_then(|resources| resources.limits.as_ref());
         let requests = resources.and_then(|resources| resources.requests.as_ref());
         let SchedulingSpec { node_pool, node_selector, tolerations, priority_class_name } =
-            spec.scheduling.clone().unwrap_or_default();
+            spec.scheduling.as_deref().cloned().unwrap_or_default();
         Ok(Self {
             chain_id: spec.chain_id.clone(),
             dedicated: is_dedicated(node),

@@ -24,6 +24,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 pub use self::addresses::Addresses;
+pub(crate) use self::addresses::PORT as SIDECAR_PORT;
 pub use self::claims::ClaimRule;
 use self::claims::Claims;
 use self::lifecycle::{Command, Deletion};

@@ -24,7 +24,7 @@ use crate::digest::{hex, sha256};
 use crate::sidecar::{Received, Sidecars};
 
 /// Port of the RPC.
-const PORT: u16 = 26657;
+pub(crate) const PORT: u16 = 26657;
 
 /// The time between two blocks.
 const BLOCK: Duration = Duration::from_millis(400);

@@ -1,5 +1,6 @@
 //! The fleet: a control plane, a kubelet, an operator, and eight nodes.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,13 +15,15 @@ use sei_api::{SeiNode, SeiNodeDeployment};
 use sei_operator::runtime::client;
 use sei_operator::runtime::controller::InFlight;
 use sei_operator::runtime::metrics::Metrics;
+use sei_operator::runtime::serve;
 use sei_operator::{Operator, Options, TokenSource};
 use sei_plan::fingerprint::Algorithm;
 use sei_plan::platform::Platform;
 use sei_plan::timing::Timing;
 use sei_plan::view::PodView;
-use sei_rig::{AuditEntry, AuditLog, ControlPlane, Kubelet, Lane, User};
+use sei_rig::{AuditEntry, AuditLog, Behaviour, ControlPlane, Kubelet, Lane, Rule, User};
 use serde_json::{Value, json};
+use tokio::net::TcpListener;
 
 pub(crate) const NAMESPACE: &str = "sandbox";
 /// The number of nodes.
@@ -28,6 +31,13 @@ pub(crate) const SIZE: usize = 8;
 pub(crate) const CHAIN: &str = "sandbox-1";
 pub(crate) const OLD: &str = "registry.example.org/seid:v6.5.1";
 pub(crate) const NEW: &str = "registry.example.org/seid:v6.6.0";
+
+/// Parts of the names of images that misbehave in a sandbox that keeps running.
+pub(crate) const MISSING: &str = "missing";
+pub(crate) const CRASH: &str = "crash";
+pub(crate) const HALT: &str = "halt";
+/// An image to try that with.
+pub(crate) const BAD: &str = "registry.example.org/seid:missing";
 
 /// The name of the `SeiNodeDeployment`.
 const DEPLOYMENT: &str = "edge";
@@ -46,6 +56,8 @@ pub(crate) struct Fleet {
     _operator: Operator,
     audit: std::sync::Mutex<AuditLog>,
     pub(crate) version: String,
+    /// Where the operator's metrics are served.
+    pub(crate) metrics_address: SocketAddr,
 }
 
 /// A node with its pod.
@@ -82,10 +94,11 @@ impl Fleet {
             metrics: Metrics::new(),
         };
         let metrics = options.metrics.clone();
+        let metrics_address = serve_metrics(metrics.clone()).await?;
         let make_client = move || Ok(client::counted(config, &metrics)?);
         let mut operator = Operator::start(make_client, options)?;
         operator.ready().await?;
-        Ok(Self { lane, admin, _operator: operator, audit, version })
+        Ok(Self { lane, admin, _operator: operator, audit, version, metrics_address })
     }
 
     pub(crate) fn kubelet(&self) -> &Kubelet {
@@ -94,6 +107,29 @@ impl Fleet {
 
     pub(crate) fn kubeconfig(&self) -> PathBuf {
         self.lane.plane().kubeconfig(User::Admin)
+    }
+
+    /// A kubeconfig whose namespace is that of the nodes. It is removed with the control plane.
+    pub(crate) fn write_user_kubeconfig(&self) -> Result<PathBuf> {
+        let mut config = Kubeconfig::read_from(self.kubeconfig())?;
+        for context in config.contexts.iter_mut().filter_map(|named| named.context.as_mut()) {
+            context.namespace = Some(NAMESPACE.to_owned());
+        }
+        let path = self.kubeconfig().with_file_name("sandbox.kubeconfig");
+        std::fs::write(&path, serde_saphyr::to_string(&config)?)
+            .with_context(|| format!("failed to write {}", path.display()))?;
+        Ok(path)
+    }
+
+    /// From now on images misbehave by their names.
+    pub(crate) fn let_images_misbehave(&self) {
+        for (text, behaviour) in [
+            (MISSING, Behaviour::ImageUnpullable),
+            (CRASH, Behaviour::Crashes),
+            (HALT, Behaviour::Halted),
+        ] {
+            self.kubelet().behave(NAMESPACE, Rule::new(behaviour).of_images_containing(text));
+        }
     }
 
     fn nodes(&self) -> Api<SeiNode> {
@@ -216,6 +252,15 @@ impl Fleet {
         let entries = audit.read_new()?;
         Ok(entries.into_iter().filter(|entry| entry.verb != "watch").collect())
     }
+}
+
+/// Serves the metrics on a free port of this machine, until the process ends.
+async fn serve_metrics(metrics: Metrics) -> Result<SocketAddr> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    let router = serve::metrics_router(metrics, None);
+    tokio::spawn(serve::serve_on(listener, router, None, std::future::pending()));
+    Ok(address)
 }
 
 /// Grants the operator the permissions of the installed role only.

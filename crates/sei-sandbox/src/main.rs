@@ -8,16 +8,16 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use clap::{Parser, ValueEnum};
 
 mod fleet;
 mod scenarios;
 mod view;
 
-use fleet::Fleet;
+use fleet::{CRASH, Fleet, HALT, MISSING};
 use view::View;
 
 /// Runs a scenario on four validators and four RPC nodes, or on a `SeiNodeDeployment`.
@@ -26,9 +26,12 @@ struct Flags {
     /// The scenario to run.
     #[arg(long, value_enum, default_value_t = Scenario::ChainUpgrade)]
     scenario: Scenario,
-    /// Keep the control plane running at the end, and print a kubeconfig for kubectl.
+    /// Keep the control plane running at the end, and print commands to try.
     #[arg(long)]
     keep: bool,
+    /// Show each step of the scenario for this many seconds, to follow it.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=600))]
+    pace: u64,
     /// Folder with etcd, kube-apiserver, kube-controller-manager and kubectl.
     #[arg(long, value_name = "DIR")]
     bin_dir: PathBuf,
@@ -68,21 +71,50 @@ async fn main() -> ExitCode {
 }
 
 async fn run(flags: &Flags) -> Result<()> {
+    let taken = sei_rig::taken_ports();
+    if !taken.is_empty() {
+        let taken: Vec<String> = taken.iter().map(ToString::to_string).collect();
+        bail!(
+            "{}. The pods of the sandbox need it on their addresses 127.x.y.z: stop that process, \
+             or let it listen on 127.0.0.1 only",
+            taken.join(", and ")
+        );
+    }
     let began = Instant::now();
     println!("starting etcd, kube-apiserver and kube-controller-manager");
     let fleet = Fleet::boot(&flags.bin_dir).await.context("failed to start the sandbox")?;
     println!("Kubernetes {} is up after {:.1} s", fleet.version, began.elapsed().as_secs_f64());
-    let mut view = View::new();
+    println!("metrics of the operator: http://{}/metrics", fleet.metrics_address);
+    let mut view = View::new(Duration::from_secs(flags.pace));
     let figures = scenarios::run(flags.scenario, &fleet, &mut view).await?;
     println!("\n{}", figures.summary(began.elapsed()));
     if flags.keep {
-        println!(
-            "\nkubectl --kubeconfig {} get seinodes -n {}",
-            fleet.kubeconfig().display(),
-            fleet::NAMESPACE
-        );
-        println!("Press Ctrl-C to stop.");
+        fleet.let_images_misbehave();
+        println!("\n{}\nPress Ctrl-C to stop.", next_commands(&fleet)?);
         std::future::pending::<()>().await;
     }
     Ok(())
+}
+
+/// What to try in a sandbox that keeps running.
+fn next_commands(fleet: &Fleet) -> Result<String> {
+    let kubeconfig = fleet.write_user_kubeconfig()?;
+    // The build of the sandbox does not build the plugin, but that of the tests does.
+    let beside = std::env::current_exe()?.with_file_name("kubectl-sei");
+    let (plugin, install) = if beside.exists() {
+        (beside.display().to_string(), "")
+    } else {
+        ("kubectl sei".to_owned(), "  cargo install --path crates/kubectl-sei\n")
+    };
+    Ok(format!(
+        "The operator keeps running. In another terminal:\n  \
+         export KUBECONFIG={}\n  kubectl get seinodes\n{install}  {plugin} status\n  \
+         {plugin} set image rpc-0 {}\n  {plugin} diff rpc-0\n\
+         Images whose names contain {MISSING} cannot be pulled, those with {CRASH} crash, and those \
+         with {HALT} run without becoming Ready.\n\
+         No containers run here, so there are no logs. Metrics: http://{}/metrics",
+        kubeconfig.display(),
+        fleet::BAD,
+        fleet.metrics_address,
+    ))
 }

@@ -87,7 +87,7 @@ async fn deployment(fleet: &Fleet, view: &mut View) -> Result<Figures> {
     let figures = Figures {
         title: "Fleet: the canary halted two bad rollouts, and no other node ran them.",
         nodes: after.len(),
-        took: began.elapsed(),
+        took: began.elapsed().saturating_sub(view.pace),
         pods_replaced: uids(&after).difference(&uids(&before)).count(),
         requests: fleet.requests()?.len(),
     };
@@ -114,7 +114,7 @@ async fn until_halted(fleet: &Fleet, view: &mut View, image: &str) -> Result<()>
         if let Some(why) = fleet.halt_reason().await? {
             ensure!(untouched == DEPLOYED - 1, "{untouched} nodes are as before, not all but one");
             view.heading(&format!("The rollout is halted by {why}."));
-            return Ok(());
+            return linger(fleet, view, untouched).await;
         }
         ensure!(Instant::now() < deadline, "timed out waiting until the rollout is halted");
         tokio::time::sleep(Duration::from_millis(150)).await;
@@ -207,7 +207,7 @@ async fn roll(
     let began = Instant::now();
     fleet.edit(&names(&before), spec).await?;
     let after = until(fleet, view, "every node is updated", is_updated).await?;
-    let took = began.elapsed();
+    let took = began.elapsed().saturating_sub(view.pace);
     let old = uids(&before);
     Ok(Figures {
         title,
@@ -242,6 +242,7 @@ async fn until_count(
         let done = members.iter().filter(|member| holds(member)).count();
         view.show(&members, done);
         if done >= count {
+            linger(fleet, view, done).await?;
             return Ok(members);
         }
         if Instant::now() > deadline {
@@ -249,6 +250,16 @@ async fn until_count(
         }
         tokio::time::sleep(Duration::from_millis(150)).await;
     }
+}
+
+/// Keeps showing the fleet for the time that each step is shown.
+async fn linger(fleet: &Fleet, view: &mut View, done: usize) -> Result<()> {
+    let until = Instant::now() + view.pace;
+    while Instant::now() < until {
+        view.show(&fleet.members().await?, done);
+        tokio::time::sleep(Duration::from_millis(150)).await;
+    }
+    Ok(())
 }
 
 fn names(members: &[Member]) -> Vec<String> {

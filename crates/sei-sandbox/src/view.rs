@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Write as _};
-use std::time::Instant;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use kube::ResourceExt as _;
@@ -19,6 +20,8 @@ pub(crate) struct View {
     /// The last text of each node, and since when it is unchanged.
     printed: BTreeMap<String, (String, Instant)>,
     began: Instant,
+    /// How long each step is shown.
+    pub(crate) pace: Duration,
 }
 
 /// The columns of one node.
@@ -32,12 +35,13 @@ struct Row {
 }
 
 impl View {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(pace: Duration) -> Self {
         Self {
             is_terminal: std::io::stdout().is_terminal(),
             drawn: 0,
             printed: BTreeMap::new(),
             began: Instant::now(),
+            pace,
         }
     }
 
@@ -74,16 +78,18 @@ impl View {
         if self.drawn > 0 {
             print!("\x1b[{}A\x1b[J", self.drawn);
         }
+        // A line that wraps would be left on the terminal by the next redraw.
+        let width = terminal_width().saturating_sub(BESIDE_REASON).max(REASON_MIN);
         println!(
-            "{:<12} {:<13} {:<8} {:<6} {:<20} {:<44} SINCE",
+            "{:<12} {:<13} {:<8} {:<6} {:<20} {:<width$} SINCE",
             "NODE", "PHASE", "IMAGE", "READY", "TASK", "REASON"
         );
         for row in rows {
             let since =
                 self.printed.get(&row.name).map_or(0, |(_, since)| since.elapsed().as_secs());
-            let reason: String = row.reason.chars().take(44).collect();
+            let reason: String = row.reason.chars().take(width).collect();
             println!(
-                "{:<12} {:<13} {:<8} {:<6} {:<20} {reason:<44} {since} s",
+                "{:<12} {:<13} {:<8} {:<6} {:<20} {reason:<width$} {since} s",
                 row.name, row.phase, row.image, row.ready, row.task
             );
         }
@@ -94,6 +100,20 @@ impl View {
         let _ = std::io::stdout().flush();
         self.drawn = rows.len() + 2;
     }
+}
+
+/// Characters of a line of the table without the reason.
+const BESIDE_REASON: usize = 72;
+const REASON_MIN: usize = 20;
+
+/// By `stty`: a call of the system would need unsafe code or another dependency.
+fn terminal_width() -> usize {
+    let size = std::fs::File::open("/dev/tty").ok().and_then(|terminal| {
+        Command::new("stty").arg("size").stdin(terminal).stderr(Stdio::null()).output().ok()
+    });
+    let text = size.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    let width = text.as_deref().and_then(|text| text.trim().split_once(' ')?.1.parse().ok());
+    width.filter(|width| *width > 0).unwrap_or(120)
 }
 
 fn row(member: &Member) -> Row {

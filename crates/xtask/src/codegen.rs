@@ -7,8 +7,8 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 use kube::CustomResourceExt;
 use sei_api::rbac::{
-    CLUSTER_SCOPED, LEADER_RULES, METRICS_RULES, RULES, Rule, SIDECAR_CALLER_RULES,
-    SIDECAR_TOKEN_RULES,
+    CLUSTER_SCOPED, EDIT_RULES, LEADER_RULES, METRICS_RULES, RULES, Rule, SIDECAR_CALLER_RULES,
+    SIDECAR_TOKEN_RULES, VIEW_RULES,
 };
 use sei_api::{SeiNode, SeiNodeDeployment};
 use serde::Serialize;
@@ -43,7 +43,7 @@ fn outputs() -> Result<Vec<Output>> {
     let alerting =
         |name: &str, spec: &str| wrapped("monitoring.coreos.com/v1", "PrometheusRule", name, spec);
     let output = |path, text: &String| Output { path, text: text.clone() };
-    Ok(vec![
+    let mut outputs = vec![
         output("config/crd/bases/seinodes.sei.io.yaml", &crd),
         output("config/crd/bases/seinodedeployments.sei.io.yaml", &fleet),
         output("config/rbac/cluster-role.yaml", &role),
@@ -82,7 +82,55 @@ fn outputs() -> Result<Vec<Output>> {
         output("docs/status.md", &docs::status(&serde_json::to_value(SeiNode::crd())?)?),
         output("docs/spec.md", &docs::spec(&serde_json::to_value(SeiNode::crd())?)?),
         output("docs/troubleshooting.md", &docs::troubleshooting()),
+    ];
+    outputs.extend(optional_parts()?);
+    Ok(outputs)
+}
+
+/// Parts that an installation may add, for helm and for kustomize.
+fn optional_parts() -> Result<Vec<Output>> {
+    let view = yaml(&aggregated("sei-operator-view", &["view"], VIEW_RULES))?;
+    let edit = yaml(&aggregated("sei-operator-edit", &["edit", "admin"], EDIT_RULES))?;
+    let dashboard = fs::read_to_string(crate::repository().join(DASHBOARD))
+        .with_context(|| format!("failed to read {DASHBOARD}"))?;
+    let monitor = wrapped(
+        "monitoring.coreos.com/v1",
+        "PodMonitor",
+        "sei-operator-nodes",
+        "charts/sei-operator/files/node-pod-monitor.yaml",
+    )?;
+    let policy = wrapped(
+        "networking.k8s.io/v1",
+        "NetworkPolicy",
+        "sei-operator-nodes",
+        "charts/sei-operator/files/node-network-policy.yaml",
+    )?;
+    let output = |path, text: &String| Output { path, text: text.clone() };
+    Ok(vec![
+        output("charts/sei-operator/files/rbac/aggregated-view.yaml", &view),
+        output("charts/sei-operator/files/rbac/aggregated-edit.yaml", &edit),
+        output("charts/sei-operator/files/dashboard.json", &dashboard),
+        output("config/components/aggregated-roles/view.yaml", &view),
+        output("config/components/aggregated-roles/edit.yaml", &edit),
+        output("config/components/node-pod-monitor/pod-monitor.yaml", &monitor),
+        output("config/samples/node-network-policy/policy.yaml", &policy),
     ])
+}
+
+const DASHBOARD: &str = "dashboards/sei-operator.json";
+
+/// A role whose rules these roles of Kubernetes get.
+fn aggregated(name: &str, to: &[&str], rules: &[Rule]) -> Value {
+    let mut role = role("ClusterRole", name, rules);
+    let mut labels = json!({
+        "app.kubernetes.io/name": "sei-operator",
+        "app.kubernetes.io/instance": "sei-operator",
+    });
+    for role in to {
+        labels[format!("rbac.authorization.k8s.io/aggregate-to-{role}")] = json!("true");
+    }
+    role["metadata"]["labels"] = labels;
+    role
 }
 
 /// The sources of objects that exist for helm and for kustomize: the chart adds names and labels to

@@ -93,7 +93,7 @@ fn stop_by_signal(sandbox: &mut Child, programs: &Path) -> Result<()> {
     let mut kubeconfig = None;
     for line in &mut output {
         let line = line?;
-        let arguments = line.split_once("--kubeconfig ").map(|(_, rest)| rest);
+        let arguments = line.split_once("KUBECONFIG=").map(|(_, rest)| rest);
         let path = arguments.and_then(|rest| rest.split_whitespace().next()).map(PathBuf::from);
         kubeconfig = kubeconfig.or(path);
         if line == STAYS {
@@ -102,7 +102,7 @@ fn stop_by_signal(sandbox: &mut Child, programs: &Path) -> Result<()> {
     }
     let kubeconfig = kubeconfig.context("the sandbox ended without printing a kubeconfig")?;
     let mut nodes = Command::new(programs.join("kubectl"));
-    nodes.arg("--kubeconfig").arg(&kubeconfig).args(["get", "seinodes", "--all-namespaces"]);
+    nodes.arg("--kubeconfig").arg(&kubeconfig).args(["get", "seinode/rpc-0"]);
     run_to_end(&mut nodes, "kubectl get seinodes")?;
     let folder = kubeconfig.parent().context("the kubeconfig has no parent folder")?;
     ensure!(!running_in(folder)?.is_empty(), "no process of the control plane was found");

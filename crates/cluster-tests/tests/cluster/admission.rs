@@ -106,9 +106,8 @@ struct Refusal {
 fn server_message(rule: &str) -> &str {
     match rule {
         "duplicate" => "Duplicate value",
-        "maxItems" => "must have at most",
         "maxLength" => "Too long: may not be more than",
-        "maxProperties" => "must have at most",
+        "maxItems" | "maxProperties" => "must have at most",
         "minItems" => "should have at least",
         "minLength" => "should be at least",
         "minimum" => "should be greater than or equal to",

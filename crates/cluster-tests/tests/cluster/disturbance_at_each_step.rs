@@ -72,7 +72,7 @@ async fn at_each_write(
         }
         interceptor.unblock();
         let pods = if is_update { 2 } else { 1 };
-        let checked = disturbance.check(&scenario, &before, effect, pods).await;
+        let checked = Box::pin(disturbance.check(&scenario, &before, effect, pods)).await;
         checked.with_context(|| format!("round {round}, {disturbance:?} after {write:?}"))?;
         disturbed_writes.insert(write);
     }

@@ -32,6 +32,15 @@ const EVERYTHING: &str = "--set metrics.serviceMonitor.enabled=true \
     --set admissionPolicy.enabled=true --set podLabelPolicy.enabled=true \
     --set 'podLabelPolicy.extraUsers={system:serviceaccount:a:b}' \
     --set sidecarToken.existingSecret=sidecar-caller \
+    --set metrics.nodePodMonitor.enabled=true --set metrics.serviceMonitor.namespace=sei-operator-system \
+    --set metrics.serviceMonitor.scrapeTimeout=10s --set rbac.aggregateRoles=true \
+    --set dashboard.enabled=true --set dashboard.annotations.grafana_folder=Sei \
+    --set 'nodeNetworkPolicy.namespaces={sei-operator-system}' \
+    --set commonLabels.team=core --set commonAnnotations.example/owner=core \
+    --set deploymentAnnotations.example/reload=auto --set nameOverride=sei \
+    --set revisionHistoryLimit=3 --set terminationGracePeriodSeconds=20 \
+    --set 'extraVolumes[0].name=more' --set 'extraVolumes[0].configMap.name=more' \
+    --set 'extraVolumeMounts[0].name=more' --set 'extraVolumeMounts[0].mountPath=/more' \
     --set metrics.prometheusRule.runbookBase=https://git.example.org/sei-operator/";
 
 /// Values that disable everything that can be left out.
@@ -128,7 +137,7 @@ fn helm_and_kustomize_install_the_same() -> Result<()> {
     let shell = Shell::without_cluster()?;
     let names = |objects: &BTreeMap<String, Value>| objects.keys().cloned().collect::<Vec<_>>();
     shell.run("cp -r charts config $HOME")?;
-    for (prepare, parts) in [("true", 20), (UNCOMMENT, 28)] {
+    for (prepare, parts) in [("true", 20), (UNCOMMENT, 31)] {
         let run = |command: &str| shell.run(&format!("cd $HOME; {prepare}; {command}"));
         let helm = by_name(&run(&template("--values config/samples/install/values.yaml"))?)?;
         let mut kustomize = by_name(&run("kubectl kustomize config/samples/install")?)?;
@@ -196,6 +205,45 @@ fn runbook_urls_follow_the_values() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn optional_parts_of_the_chart_follow_the_values() -> Result<()> {
+    let shell = Shell::without_cluster()?;
+    let objects = by_name(&shell.run(&template(&format!("{PLATFORM} {EVERYTHING}")))?)?;
+    for (name, object) in &objects {
+        assert_eq!(object["metadata"]["labels"]["team"], "core", "{name}");
+        assert_eq!(object["metadata"]["annotations"]["example/owner"], "core", "{name}");
+    }
+    let deployment = &objects["Deployment sei"];
+    assert_eq!(deployment["metadata"]["annotations"]["example/reload"], "auto");
+    let pod = &deployment["spec"]["template"]["spec"];
+    let named = |list: &Value| list.as_array().into_iter().flatten().any(|it| it["name"] == "more");
+    assert!(named(&pod["volumes"]) && named(&pod["containers"][0]["volumeMounts"]));
+    let monitor = &objects["ServiceMonitor sei"]["spec"];
+    assert_eq!(monitor["endpoints"][0]["scrapeTimeout"], "10s");
+    assert_eq!(monitor["namespaceSelector"]["matchNames"][0], NAMESPACE);
+    let ports = &objects["PodMonitor sei-nodes"]["spec"]["podMetricsEndpoints"];
+    assert_eq!(
+        (&ports[0]["port"], &ports[1]["port"]),
+        (&json!("metrics"), &json!("cosmos-metrics"))
+    );
+    let dashboard = &objects["ConfigMap sei-dashboard"];
+    assert_eq!(dashboard["metadata"]["labels"]["grafana_dashboard"], "1");
+    let text = dashboard["data"]["sei-operator.json"].as_str().context("no dashboard")?;
+    let source = fs::read_to_string(repository().join("dashboards/sei-operator.json"))?;
+    assert_eq!(text.trim(), source.trim());
+    let sidecars = &objects["NetworkPolicy sei-nodes"]["spec"]["ingress"][0];
+    assert_eq!(sidecars["ports"], json!([{ "port": 8443 }]));
+    assert_eq!(
+        sidecars["from"][0]["podSelector"]["matchLabels"],
+        deployment["spec"]["selector"]["matchLabels"],
+    );
+    let roles = ["sei-view", "sei-edit"].map(|name| &objects[&format!("ClusterRole {name}")]);
+    let to = |role: &str| format!("rbac.authorization.k8s.io/aggregate-to-{role}");
+    assert_eq!(roles[0]["metadata"]["labels"][to("view")], "true");
+    assert_eq!(roles[1]["metadata"]["labels"][to("edit")], "true");
+    Ok(())
+}
+
 /// Samples are installed together, so each must select a peer among the others.
 #[test]
 fn every_sample_finds_peers_among_the_others() -> Result<()> {
@@ -260,7 +308,15 @@ fn a_wrong_value_is_refused_by_name() -> Result<()> {
         ("--set admissionPolicy.enabled=please", "at '/admissionPolicy/enabled': got string"),
         ("--set \"podLabelPolicy.extraUsers={a'b}\"", "at '/podLabelPolicy/extraUsers/0'"),
         ("--set rbac.nodeServiceAccounts[0].name=a", "missing property 'namespace'"),
-        ("--set platform.config.a=b", "set platform.config or platform.existingConfigMap, not"),
+        (
+            "--set platform.config.images.sidecar=b",
+            "set platform.config or platform.existingConfigMap, not",
+        ),
+        ("--set platform.config.imges.sidecar=b", "additional properties 'imges' not allowed"),
+        (
+            "--set platform.config.rollout.adoption=Later",
+            "at '/platform/config/rollout/adoption': value must be one of 'Hold', 'Auto'",
+        ),
         ("--set platform.existingConfigMap=", "set platform.config (config/samples/install/"),
     ] {
         let outcome = shell.run(&template(&format!("{PLATFORM} {arguments}")));
@@ -277,8 +333,9 @@ fn every_value_that_may_be_set_is_explained() -> Result<()> {
         let Some(properties) = schema["properties"].as_object() else { return };
         for (name, schema) in properties {
             let path = format!("{path}.{name}");
-            // Two exceptions: a value of helm itself, and a rarely used field of Kubernetes.
-            if [".global", ".resources.claims"].contains(&path.as_str()) {
+            // Exceptions: a value of helm itself, a rarely used field of Kubernetes, and the keys of
+            // the platform configuration, which docs/configuration.md explains.
+            if [".global", ".resources.claims", ".platform.config"].contains(&path.as_str()) {
                 continue;
             }
             assert!(values.get(name).is_some(), "values.yaml has no {path}");

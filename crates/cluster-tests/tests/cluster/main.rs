@@ -53,4 +53,5 @@ mod unanswered_requests;
 mod unmanaged_node;
 mod update_backoff;
 mod updates;
+mod volumes_as_documented;
 mod watched_namespaces;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::fleets;
 
-/// A PriorityClass that every cluster has.
+/// A priority class that every cluster has.
 const PRIORITY: &str = "system-node-critical";
 
 fn placed() -> Value {

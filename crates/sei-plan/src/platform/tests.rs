@@ -3,6 +3,7 @@
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 use sei_api::node::{OnImageChange, OnOperatorChange};
+use serde_json::Value;
 
 use super::*;
 
@@ -466,5 +467,21 @@ fn every_key_is_in_the_docs() {
     for key in keys {
         let is_a_key = sections.iter().any(|section| key.starts_with(&format!("{section}.")));
         assert!(!is_a_key || is_known(key), "the docs name the unknown key {key}");
+    }
+}
+
+/// The chart refuses a misspelt key before anything is installed, and no key that exists.
+#[test]
+fn the_schema_of_the_chart_has_every_key() {
+    let values = include_str!("../../../../charts/sei-operator/values.schema.json");
+    let values: Value = serde_json::from_str(values).unwrap();
+    let config = &values["properties"]["platform"]["properties"]["config"];
+    for (section, names) in reader::SCHEMA {
+        let parts = section.split('.').filter(|part| !part.is_empty());
+        let schema = parts.fold(config, |schema, part| &schema["properties"][part]);
+        assert_eq!(schema["additionalProperties"], false, "{section}");
+        let found: BTreeSet<&str> =
+            schema["properties"].as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(found, names.iter().copied().collect(), "{section}");
     }
 }

@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 const NETWORKS: std::ops::Range<u8> = 64..250;
 
 /// Port of the sidecars.
-const PORT: u16 = 8443;
+pub(crate) const PORT: u16 = 8443;
 
 /// A network that only this process uses, and its free addresses.
 #[derive(Debug)]

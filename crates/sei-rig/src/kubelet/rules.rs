@@ -10,7 +10,24 @@ use crate::rpc::RpcFault;
 pub struct Rule {
     behaviour: Behaviour,
     node: Option<String>,
-    image: Option<String>,
+    image: Option<Images>,
+}
+
+/// The images that a rule applies to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Images {
+    One(String),
+    /// All whose name contains this text.
+    Containing(String),
+}
+
+impl Images {
+    fn include(&self, image: &str) -> bool {
+        match self {
+            Self::One(name) => name == image,
+            Self::Containing(text) => image.contains(text.as_str()),
+        }
+    }
 }
 
 /// A fault or a delay of a pod.
@@ -65,7 +82,14 @@ impl Rule {
     /// image that cannot be pulled, in any container.
     #[must_use]
     pub fn of_image(mut self, image: &str) -> Self {
-        self.image = Some(image.to_owned());
+        self.image = Some(Images::One(image.to_owned()));
+        self
+    }
+
+    /// The same for all images whose name contains this text.
+    #[must_use]
+    pub fn of_images_containing(mut self, text: &str) -> Self {
+        self.image = Some(Images::Containing(text.to_owned()));
         self
     }
 }
@@ -165,10 +189,13 @@ impl Rules {
                 Behaviour::ImageVanishes => !pod.is_pre_pull,
                 _ => false,
             })
-            .any(|rule| rule.image.as_deref().unwrap_or(pod.image) == image)
+            .any(|rule| match &rule.image {
+                Some(images) => images.include(image),
+                None => pod.image == image,
+            })
     }
 }
 
 fn is_of_image(rule: &Rule, image: &str) -> bool {
-    rule.image.as_deref().is_none_or(|rule_image| rule_image == image)
+    rule.image.as_ref().is_none_or(|images| images.include(image))
 }
