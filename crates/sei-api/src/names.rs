@@ -72,7 +72,8 @@ pub mod annotation {
     pub const RESTARTED_AT: &str = "sei.io/restarted-at";
     /// A new value makes a failed node try again.
     pub const RETRY: &str = "sei.io/retry";
-    /// Approves a start on an empty volume; its value is the uid of the lost claim.
+    /// Approves a start on an empty volume; its value is the uid of the lost claim, or of the node if the
+    /// claim is not known any more.
     pub const RECREATE_VOLUME: &str = "sei.io/recreate-volume";
     /// `"true"`: of everything that belongs to the node, only its status is written.
     pub const HANDS_OFF: &str = "sei.io/hands-off";

@@ -26,7 +26,7 @@ fn step_own(seen: &Seen) -> Next {
     let found = match &seen.claim {
         Reading::Live(found) => found,
         // No claim is recorded or cached, and the server refuses a second one of this name.
-        Reading::Cached(None) if recorded(seen).is_none() => &None,
+        Reading::Cached(None) if recorded(seen).is_none() && !has_started(seen) => &None,
         Reading::Cached(_) | Reading::Unread => return read(Read::Claim(name)),
     };
     match found {
@@ -56,10 +56,29 @@ fn create(name: &str, seen: &Seen) -> Next {
     {
         return wait(Reason::DataVolumeLost, lost_text(name, &lost.uid, "not found"));
     }
+    if recorded(seen).is_none()
+        && has_started(seen)
+        && let Some(uid) = seen.node.metadata.uid.as_deref()
+        && !approves_recreation(seen, uid)
+    {
+        let approval = annotation::RECREATE_VOLUME;
+        let message = format!(
+            "claim {name} not found, although the node has a StatefulSet; to start on an empty \
+             volume, set annotation {approval} to the uid of the node: {uid}"
+        );
+        return wait(Reason::DataVolumeLost, message);
+    }
     match &seen.desired.claim {
         Some(claim) => request(Request::CreateClaim(Box::new(claim.unpack()))),
         None => fail("no claim is rendered for this node"),
     }
+}
+
+/// Whether the node has a StatefulSet, which is created after its claim: then its claim was lost, even
+/// if the status that recorded it was lost too.
+fn has_started(seen: &Seen) -> bool {
+    let uid = seen.node.metadata.uid.as_deref().unwrap_or_default();
+    seen.statefulset.any().is_some_and(|set| set.is_controlled_by(uid))
 }
 
 /// The claim that the node has used.
@@ -74,7 +93,8 @@ fn lost_text(name: &str, uid: &str, what: &str) -> String {
     )
 }
 
-/// Whether a user approved to start this node without the data of that claim.
+/// Whether a user approved to start this node without the data of that claim, or of a claim that is not
+/// known any more, by the uid of the node.
 pub(crate) fn approves_recreation(seen: &Seen, lost_uid: &str) -> bool {
     let annotations = seen.node.metadata.annotations.as_ref();
     annotations

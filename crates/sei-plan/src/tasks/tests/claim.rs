@@ -4,7 +4,7 @@ use serde_json::json;
 use crate::request::{ClaimView, Failure, Outcome, VolumeView};
 use crate::seen::Reading;
 use crate::tasks::fixture::{NODE_UID, World, assert_transcript, from, node};
-use crate::view::ObjectView;
+use crate::view::{ObjectView, StatefulSetView};
 
 type Case = (&'static str, fn(&mut World), &'static str);
 
@@ -196,6 +196,52 @@ fn a_lost_volume_is_replaced_only_with_approval_for_that_claim() {
                     world.seen.claim = claim_of(Some(NODE_UID));
                 },
                 "done claim data-n/claim-uid",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn a_volume_that_is_lost_with_the_status_is_replaced_only_with_approval() {
+    const WAITS: &str = "wait DataVolumeLost: claim data-n not found, although the node has a \
+                         StatefulSet; …recreate-volume to the uid of the node: …";
+    fn started(world: &mut World, controller: &str) {
+        let controller = Some(controller.to_owned());
+        let set = StatefulSetView { controller, ..StatefulSetView::default() };
+        world.seen.statefulset = Reading::Cached(Some(set.into()));
+    }
+    check(
+        own,
+        &[
+            ("no approval", |world| started(world, NODE_UID), WAITS),
+            (
+                "approval for another node",
+                |world| {
+                    started(world, NODE_UID);
+                    approve(world, "earlier");
+                },
+                WAITS,
+            ),
+            (
+                "approval",
+                |world| {
+                    started(world, NODE_UID);
+                    approve(world, NODE_UID);
+                },
+                "create claim data-n",
+            ),
+            (
+                "a cache does not prove it",
+                |world| {
+                    started(world, NODE_UID);
+                    world.seen.claim = Reading::Cached(None);
+                },
+                "read Claim(\"data-n\")",
+            ),
+            (
+                "the StatefulSet of another node",
+                |world| started(world, "another"),
+                "create claim data-n",
             ),
         ],
     );
