@@ -3,7 +3,7 @@
 use anyhow::Result;
 use cluster_tests::scenario::{Scenario, condition_text, rpc, validator};
 use sei_api::condition::ConditionType;
-use sei_api::status::UpdateOutcome;
+use sei_api::status::{SeiNodeStatus, UpdateOutcome};
 use sei_plan::view::PodView;
 use sei_rig::Behaviour;
 
@@ -151,7 +151,12 @@ async fn a_revert_before_the_template_was_applied_restarts_nothing() -> Result<(
     let before = scenario.uid("rpc").await?;
     scenario.sidecars().hold(&namespace, "rpc", "config-validate");
     scenario.set_image("rpc", "seid:v2").await?;
-    scenario.until("rpc", "an update has started", |status| status.plan.is_some()).await?;
+    // By its target: a watch may begin with an older status, which still has the first plan.
+    let has_started = |status: &SeiNodeStatus| {
+        let target = status.plan.as_ref().and_then(|plan| plan.target.as_ref());
+        target.is_some_and(|target| target.image == "seid:v2")
+    };
+    scenario.until("rpc", "an update has started", has_started).await?;
     scenario.set_image("rpc", "seid:v1").await?;
     let status = scenario.until("rpc", "the update is superseded", |status| {
         let outcome = status.last_update.as_ref().map(|update| update.outcome);
