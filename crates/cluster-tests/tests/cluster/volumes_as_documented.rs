@@ -5,6 +5,7 @@ use cluster_tests::docs;
 use cluster_tests::install::Shell;
 use cluster_tests::scenario::{Scenario, rpc};
 use sei_plan::signing_key;
+use sei_rig::ClaimRule;
 use serde_json::json;
 
 fn follow(shell: &Shell, document: &str, heading: &str) -> Result<String> {
@@ -14,6 +15,7 @@ fn follow(shell: &Shell, document: &str, heading: &str) -> Result<String> {
 #[tokio::test]
 async fn a_validator_moves_in_as_documented() -> Result<()> {
     let scenario = Scenario::open("moved-in").await?;
+    scenario.kubelet().treat_claims(scenario.namespace(), ClaimRule::BindToVolume);
     let keys = tempfile::tempdir()?;
     let key =
         json!({ "priv_key": { "type": "tendermint/PrivKeyEd25519", "value": "c2VpLXJpZw==" } });
