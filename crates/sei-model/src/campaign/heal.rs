@@ -196,13 +196,12 @@ impl Run {
                 | (Mode::Imported { claim: mine }, Mode::Imported { claim: theirs }) => {
                     mine == theirs
                 }
-
                 _ => false,
             };
-            let other = self.cluster.nodes.get(&theirs.key);
+            let rival = self.cluster.nodes.get(&theirs.key);
             is_same
                 && theirs.key != *key
-                && other.is_some_and(|other| self.matches(&theirs.key, other))
+                && rival.is_some_and(|rival| self.matches(&theirs.key, rival))
         });
         let conditions = node.status.as_ref().map(|status| status.conditions.clone());
         let conditions = conditions.unwrap_or_default();
