@@ -27,6 +27,14 @@ pub struct Subject {
     pub chain: &'static str,
 }
 
+/// What a script begins with.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    pub subjects: Vec<Subject>,
+    /// The nodes run when the script begins; otherwise they were just created.
+    pub is_running: bool,
+}
+
 /// A cluster with an operator, in the middle of a script.
 #[derive(Clone, Debug)]
 pub struct Run {
@@ -48,29 +56,30 @@ pub struct Report {
 
 /// Runs a seed.
 pub fn run_seed(seed: u64) -> Result<Report, String> {
-    let (subjects, events) = plan_of(seed);
-    run_script(&subjects, &events)
+    let (scenario, events) = plan_of(seed);
+    run_script(&scenario, &events)
 }
 
 /// Runs a seed that fails, and returns its shortest script that fails, with the failure.
 pub fn explain_seed(seed: u64) -> String {
-    let (subjects, events) = plan_of(seed);
-    let events = shrink(&subjects, events);
-    let error = run_script(&subjects, &events).err().unwrap_or_default();
-    explain(seed, &subjects, &events, &error)
+    let (scenario, events) = plan_of(seed);
+    let events = shrink(&scenario, events);
+    let error = run_script(&scenario, &events).err().unwrap_or_default();
+    explain(seed, &scenario, &events, &error)
 }
 
 /// The nodes and the script of a seed.
-pub fn plan_of(seed: u64) -> (Vec<Subject>, Vec<Event>) {
+pub fn plan_of(seed: u64) -> (Scenario, Vec<Event>) {
     let mut random = Random::new(seed);
     let subjects = subjects(&mut random);
+    let scenario = Scenario { subjects, is_running: random.chance(75) };
     let events = script(&mut random);
-    (subjects, events)
+    (scenario, events)
 }
 
-fn explain(seed: u64, subjects: &[Subject], events: &[Event], error: &str) -> String {
-    let mut text = format!("seed {seed}: {error}\nnodes:\n");
-    for subject in subjects {
+fn explain(seed: u64, scenario: &Scenario, events: &[Event], error: &str) -> String {
+    let mut text = format!("seed {seed}: {error}\nnodes, running: {}\n", scenario.is_running);
+    for subject in &scenario.subjects {
         let _ = writeln!(text, "  {} of {}: {:?}", subject.key, subject.chain, subject.mode);
     }
     text.push_str("events:\n");
@@ -105,8 +114,11 @@ fn subjects(random: &mut Random) -> Vec<Subject> {
 }
 
 /// Runs a script, then heals everything.
-pub fn run_script(subjects: &[Subject], events: &[Event]) -> Result<Report, String> {
-    let mut run = Run::new(subjects);
+pub fn run_script(scenario: &Scenario, events: &[Event]) -> Result<Report, String> {
+    let mut run = Run::new(&scenario.subjects);
+    if scenario.is_running {
+        run.start()?;
+    }
     for event in events {
         run.apply(event);
         run.check()?;
@@ -117,14 +129,14 @@ pub fn run_script(subjects: &[Subject], events: &[Event]) -> Result<Report, Stri
 }
 
 /// A shorter script that fails too: events are removed as long as that is so.
-fn shrink(subjects: &[Subject], mut events: Vec<Event>) -> Vec<Event> {
+fn shrink(scenario: &Scenario, mut events: Vec<Event>) -> Vec<Event> {
     let mut size = events.len().div_ceil(2);
     while size > 0 {
         let mut start = 0;
         while start < events.len() {
             let mut fewer = events.clone();
             fewer.drain(start..(start + size).min(events.len()));
-            if run_script(subjects, &fewer).is_err() {
+            if run_script(scenario, &fewer).is_err() {
                 events = fewer;
             } else {
                 start += size;
@@ -196,6 +208,11 @@ impl Run {
             Event::ClockAhead(seconds) => self.operator.clock_ahead = *seconds,
             Event::User(which, act) => self.act(*which, *act),
             Event::Fault(which, fault) => self.fault(*which, *fault),
+            Event::Round => {
+                self.late = None;
+                // A violation is found by the check that follows.
+                let _ = self.round(20);
+            }
             environment => self.run_environment(environment),
         }
     }

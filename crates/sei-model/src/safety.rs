@@ -16,7 +16,7 @@ use sei_plan::hands_off::is_hands_off;
 use sei_plan::request::{Request, SidecarCall};
 use sei_plan::timing::Timing;
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, pod_key};
 use crate::server::Caller;
 
 /// What was seen, and what should not have been.
@@ -33,6 +33,8 @@ pub struct Safety {
     ran: BTreeSet<(ObjectKey, String, String)>,
     /// The uid of the claim that the chain process of a node, by its uid, has written to.
     volumes: BTreeMap<String, String>,
+    /// The owners of StatefulSets, by uid.
+    set_owners: BTreeMap<String, Option<String>>,
     /// The newest revisions of each StatefulSet, by uid, with the version since which they are.
     newest: BTreeMap<String, Vec<(u64, String)>>,
     /// Nodes that users have scaled to more pods than one: these count as one.
@@ -142,7 +144,8 @@ impl Cluster {
         let annotations = caller.node.metadata.annotations.as_ref();
         let approved = annotations.and_then(|all| all.get(annotation::RECREATE_VOLUME)).cloned();
         let is_known = recorded.is_some() || self.sets.contains_key(&caller.key);
-        self.require(!is_known || approved == recorded && recorded.is_some(), || {
+        let lost = recorded.clone().or_else(|| Some(uid.clone()));
+        self.require(!is_known || approved == lost, || {
             format!("{}: a new claim in place of {used} ({recorded:?})", caller.key)
         });
     }
@@ -168,10 +171,9 @@ impl Cluster {
         self.check_planned(caller, &[TaskType::ReplacePod, TaskType::ObserveImage]);
         let pod = self.pods[at].clone();
         let key = &caller.key;
-        let set = self.sets.get(key).cloned();
-        let is_own = set.as_ref().is_some_and(|set| {
-            sei_plan::view::is_owned(&pod.view, set) && set.controller == caller.node.metadata.uid
-        });
+        // A user may have deleted the StatefulSet since it was read; the garbage collector follows.
+        let set = pod.view.controller.as_ref().map(|set| set.uid.clone()).unwrap_or_default();
+        let is_own = self.safety.set_owners.get(&set) == Some(&caller.node.metadata.uid);
         self.require(is_own, || format!("{key}: pod {at} of another owner was deleted"));
         let repeated = self.safety.deleted.contains(&pod.view.uid);
         self.require(!repeated, || format!("{key}: pod {} was deleted twice", pod.view.uid));
@@ -179,8 +181,7 @@ impl Cluster {
         let status = caller.node.status.clone().unwrap_or_default();
         let target = status.plan.as_ref().and_then(|plan| plan.target.clone());
         let replaces = target.as_ref().and_then(|target| target.replaces_pod.clone());
-        let set_uid = set.map(|set| set.uid.clone()).unwrap_or_default();
-        let was_stale = self.was_stale(&set_uid, pod.view.revision.as_deref(), caller.began);
+        let was_stale = self.was_stale(&set, pod.view.revision.as_deref(), caller.began);
         self.require(was_stale || replaces.as_ref() == Some(&pod.view.uid), || {
             format!("{key}: the fresh pod {} was deleted", pod.view.uid)
         });
@@ -198,6 +199,13 @@ impl Cluster {
         log[last_before.min(log.len())..]
             .iter()
             .any(|(_, newest)| Some(newest.as_str()) != revision)
+    }
+
+    /// A StatefulSet was created.
+    pub(crate) fn note_set(&mut self, key: &ObjectKey) {
+        let set = &self.sets[key];
+        let (uid, owner) = (set.uid.clone(), set.controller.clone());
+        self.safety.set_owners.insert(uid, owner);
     }
 
     pub(crate) fn note_revision(&mut self, key: &ObjectKey) {
@@ -251,8 +259,8 @@ impl Cluster {
         let pod = self.pods[at].clone();
         let node = ObjectKey::new(&at.namespace, &pod.label);
         let (image, sidecar) = (pod.view.seid.image.clone(), pod.view.sidecar.image.clone());
-        let is_own = self.own_pod(&node).is_some_and(|own| own.view.uid == pod.view.uid);
-        if is_own {
+        // Also a pod whose StatefulSet was deleted meanwhile: the next one adopts it.
+        if *at == pod_key(&node) {
             self.safety.ran.insert((node, image, sidecar));
         }
         self.check_signers();

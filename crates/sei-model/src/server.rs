@@ -273,6 +273,7 @@ impl Cluster {
             ..StatefulSetView::from(object)
         };
         self.sets.insert(key.clone(), Shared::new(view));
+        self.note_set(key);
         Outcome::Applied(self.sets[key].clone())
     }
 

@@ -17,14 +17,14 @@
 //! - A template that renders differently than before is a choice, never an accident. Guarded by
 //!   `rendered_templates_are_as_pinned`.
 //! - A decision that was carried out is not made again. Guarded by
-//!   `deciding_again_changes_nothing` in `sei-model`.
+//!   `deciding_again_changes_nothing`.
 //! - No plan that the planner builds breaks the rules of plans. Guarded by
-//!   `no_reachable_plan_breaks_a_rule` in `sei-model`.
+//!   `no_reachable_plan_breaks_a_rule`.
 //! - Nothing but the status of a node with `sei.io/hands-off` is written. Guarded by
 //!   `only_the_status_of_a_hands_off_node_is_written`, `a_deleted_node_that_is_hands_off_is_kept` and
 //!   `a_fleet_leaves_a_hands_off_node_as_it_is`.
 //! - From every reachable state the last edit arrives. Guarded by
-//!   `the_last_edit_is_applied_from_every_state` in `sei-model`.
+//!   `the_last_edit_is_applied_from_every_state`.
 
 pub mod adoption;
 pub mod budget;

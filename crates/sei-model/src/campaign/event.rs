@@ -37,6 +37,8 @@ pub enum Event {
     Job(usize),
     /// Every controller and kubelet takes a step.
     RunAll,
+    /// Watches deliver, every node is reconciled, and everything takes a step.
+    Round,
     User(usize, Act),
     Fault(usize, Fault),
 }
@@ -122,7 +124,7 @@ fn event(random: &mut Random, intensity: usize, faulty: usize) -> Event {
         21..=22 => Event::Sync(random.pick(&Kind::ALL)),
         23..=25 => Event::SyncAll,
         26 => Event::Probe(which),
-        27..=28 => Event::Wait(random.pick(&[1, 5, 20, 60, 130, 700])),
+        27..=28 => Event::Wait(random.pick(&[1, 5, 20, 60, 130, 700, 2000])),
         29 => match random.below(3) {
             0 => Event::ClockAhead(random.pick(&[-3600, -40, 40, 3600, 0])),
             _ => Event::Wait(10),
@@ -136,7 +138,8 @@ fn event(random: &mut Random, intensity: usize, faulty: usize) -> Event {
         33 => Event::Kubelet(which),
         34 => Event::Sidecar(which),
         35 => random.pick(&[Event::CollectGarbage, Event::Pull(which), Event::Job(which)]),
-        _ => Event::RunAll,
+        36..=37 => Event::RunAll,
+        _ => Event::Round,
     }
 }
 

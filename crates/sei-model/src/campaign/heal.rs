@@ -15,7 +15,7 @@ use crate::pod::Pod;
 use crate::render::Rendered;
 
 /// Rounds of 20 s within which everything converges.
-const ROUNDS_MAX: usize = 400;
+const ROUNDS_MAX: usize = 200;
 
 impl Run {
     /// Heals everything, and returns the rounds until every node had converged.
@@ -29,6 +29,17 @@ impl Run {
             }
         }
         Err(format!("not converged after {ROUNDS_MAX} rounds:\n{}", self.describe()))
+    }
+
+    /// Runs the cluster until every node has started, or another one has its key or volume.
+    pub(super) fn start(&mut self) -> Result<(), String> {
+        for _ in 0..ROUNDS_MAX {
+            self.round(20)?;
+            if self.has_converged() {
+                return Ok(());
+            }
+        }
+        Err(format!("not started after {ROUNDS_MAX} rounds:\n{}", self.describe()))
     }
 
     /// The faults end; the last edits stay, except images that cannot run.
@@ -45,7 +56,8 @@ impl Run {
             if pod.sidecar_lost {
                 self.cluster.change_pod(at, Pod::restart_sidecar);
             }
-            if is_forged(&pod) {
+            // An orphan is adopted, unless another node waits for it to end.
+            if is_forged(&pod) || pod.view.controller.is_none() {
                 self.cluster.delete_pod(at);
             }
         }
@@ -75,10 +87,10 @@ impl Run {
             self.approve(&key);
             let blocked = status.blocked.as_ref().map(|blocked| blocked.reason.clone());
             let is = |reason: Reason| blocked.as_deref() == Some(reason.as_str());
-            if is(Reason::DataVolumeLost)
-                && let Some(claim) = &status.data_claim
-            {
-                self.cluster.annotate(&key, annotation::RECREATE_VOLUME, Some(&claim.uid));
+            if is(Reason::DataVolumeLost) {
+                let lost = status.data_claim.as_ref().map(|claim| claim.uid.clone());
+                let lost = lost.or_else(|| node.metadata.uid.clone());
+                self.cluster.annotate(&key, annotation::RECREATE_VOLUME, lost.as_deref());
             }
             if is(Reason::SigningStateLost)
                 && let Some(identity) = &status.signing_identity
@@ -115,7 +127,7 @@ impl Run {
     }
 
     /// Everything takes a step, and every node is reconciled.
-    fn round(&mut self, seconds: i64) -> Result<(), String> {
+    pub(super) fn round(&mut self, seconds: i64) -> Result<(), String> {
         self.operator.caches.sync_all(&self.cluster);
         for key in self.operator.running() {
             self.finish(&key);
@@ -184,13 +196,12 @@ impl Run {
                 | (Mode::Imported { claim: mine }, Mode::Imported { claim: theirs }) => {
                     mine == theirs
                 }
-
                 _ => false,
             };
-            let other = self.cluster.nodes.get(&theirs.key);
+            let rival = self.cluster.nodes.get(&theirs.key);
             is_same
                 && theirs.key != *key
-                && other.is_some_and(|other| self.matches(&theirs.key, other))
+                && rival.is_some_and(|rival| self.matches(&theirs.key, rival))
         });
         let conditions = node.status.as_ref().map(|status| status.conditions.clone());
         let conditions = conditions.unwrap_or_default();
