@@ -15,7 +15,8 @@ use sei_api::{SeiNode, condition};
 use super::ceremony;
 use super::child::stamp;
 use super::rollout::{Comparison, Flight, Member, Next};
-use super::{FleetEvent, FleetSnapshot, Survey, name_of};
+use super::survey::Survey;
+use super::{FleetEvent, FleetSnapshot, name_of};
 
 /// How many nodes a message names.
 const NAMED_MAX: usize = 3;
