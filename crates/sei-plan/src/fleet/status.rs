@@ -337,7 +337,9 @@ fn record(
     let released_at = match member.state {
         NodeState::Healthy => None,
         // It got an earlier template, and is not healthy since.
-        NodeState::Outdated => before.filter(|_| member.flight != Flight::No || member.was_down),
+        NodeState::Outdated => before
+            .or_else(|| is_new.then_some(Time(snapshot.now)))
+            .filter(|_| member.flight != Flight::No || member.was_down),
         _ if !is_rolling => None,
         _ if is_new => Some(before.filter(|_| is_target).unwrap_or(Time(snapshot.now))),
         _ => before,

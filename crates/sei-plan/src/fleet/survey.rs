@@ -99,6 +99,16 @@ impl FleetPass {
             return Some(Release { at: snapshot.now, is_of_target: true, was_down: true });
         }
         let record = snapshot.record(node)?;
+        let (known, given) = (record.template_hash.as_deref(), stamp(node));
+        if known.is_some() && known != given {
+            // The operator ended before it wrote the status.
+            let is_of_target = given == Some(self.target.hash.as_str());
+            return Some(Release {
+                at: snapshot.now,
+                is_of_target,
+                was_down: was_released_down(node),
+            });
+        }
         Some(Release {
             at: record.released_at.as_ref()?.0,
             is_of_target: snapshot.target_hash() == Some(self.target.hash.as_str()),
