@@ -462,6 +462,9 @@ pub struct FleetNode {
     /// How far the template has reached it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<NodeState>,
+    /// Hash of the template that the fleet gave it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template_hash: Option<String>,
     /// When it got the current template; absent before, and once it is healthy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub released_at: Option<Time>,

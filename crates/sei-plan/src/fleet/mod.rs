@@ -9,12 +9,10 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Service;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use sei_api::SeiNode;
-use sei_api::fleet::{
-    AppHashComparison, DeletionPolicy, SeiNodeDeployment, SeiNodeDeploymentStatus,
-};
-use sei_api::names::{FLEET_FINALIZER, ORPHAN_FINALIZER, fleet_node, label};
+use sei_api::fleet::{DeletionPolicy, SeiNodeDeployment, SeiNodeDeploymentStatus};
+use sei_api::names::{FLEET_FINALIZER, ORPHAN_FINALIZER, fleet_node};
 use serde_json::{Value, json};
 
 use crate::chain::{AppHash, NoFacts, NoHeader};
@@ -23,7 +21,6 @@ use crate::planner::later;
 use crate::request::{Failure, Outcome, Purpose, Request, Write};
 use crate::shared::Shared;
 use crate::timing::Timing;
-use crate::view::controller_of;
 
 mod app_hash;
 mod ceremony;
@@ -31,14 +28,16 @@ mod child;
 mod forecast;
 mod rollout;
 mod service;
+mod snapshot;
 mod status;
+mod survey;
 
 use app_hash::Comparisons;
 use ceremony::Ceremony;
 pub use ceremony::NodeObjects;
-use child::{Target, guarded, ordinal_in, stamp, was_released_down};
+use child::{Target, guarded, ordinal_in};
 pub use forecast::{Forecast, NodeForecast, forecast, previous_template};
-use rollout::{Comparison, Context, Flight, Limits, Member, Next, Release};
+use rollout::{Flight, Next};
 pub use service::ServiceView;
 
 #[cfg(test)]
@@ -534,212 +533,6 @@ impl FleetPass {
         let finalizers = finalizers.into_iter().filter(|name| !is_ours(name)).collect();
         let resource_version = fleet.metadata.resource_version.clone();
         Some(FleetRequest::PatchFinalizers { resource_version, finalizers })
-    }
-
-    /// How far the template has reached the nodes.
-    fn survey(&self) -> Survey {
-        let snapshot = &self.snapshot;
-        let hash = self.target.hash.clone();
-        let replicas = snapshot.replicas();
-        let limits = Limits::of(&snapshot.fleet.spec.update_strategy, replicas);
-        let nodes: BTreeMap<usize, Shared<SeiNode>> =
-            snapshot.own().into_iter().filter(|(at, _)| *at < replicas).collect();
-        let order = rollout::in_order(&limits, nodes.keys().copied());
-        // In a halted chain nothing can be compared, and afterwards no node is left to compare with.
-        let is_unopposed = nodes.values().all(|node| self.current.contains(&name_of(node)))
-            && nodes.values().filter(|node| !was_released_down(node)).count() <= limits.canaries();
-        let mut places = 0;
-        let members = order.iter().filter_map(|ordinal| {
-            let node = nodes.get(ordinal)?;
-            let (place, has_template) = (places, self.current.contains(&name_of(node)));
-            // The next node takes the place of one that cannot get the template.
-            let is_refused = self.refused.contains_key(&name_of(node));
-            places += usize::from((has_template || !is_hands_off(node)) && !is_refused);
-            let is_of_target = snapshot.target_hash() == Some(hash.as_str());
-            let record = snapshot.record(node).and_then(|record| {
-                let at = record.released_at.as_ref()?.0;
-                let was_down = record.was_down == Some(true) && was_released_down(node);
-                Some(Release { at, is_of_target, was_down })
-            });
-            let comparison = match self.comparisons.of(&name_of(node)) {
-                _ if !self.comparisons.is_needed() || !limits.is_canary(place) => {
-                    Comparison::NotNeeded
-                }
-                // Another operator gave it this template.
-                _ if has_template && stamp(node).is_none() => Comparison::NotNeeded,
-                Comparison::Waiting(_) if is_unopposed => Comparison::Passed,
-                comparison => comparison,
-            };
-            let now = self.released_down.contains(&name_of(node)).then_some(Release {
-                at: snapshot.now,
-                is_of_target: true,
-                was_down: true,
-            });
-            let mut member = Member::of(
-                node,
-                *ordinal,
-                &Context {
-                    limits: &limits,
-                    has_template,
-                    is_stamped: stamp(node).is_some(),
-                    release: now.or(record),
-                    comparison,
-                    place,
-                    now: snapshot.now,
-                },
-            );
-            if let Some(why) = self.refused.get(&member.name) {
-                member.message.clone_from(why);
-            }
-            Some(member)
-        });
-        let members: Vec<Member> = members.collect();
-        // A node whose write the server refuses would be released again and again.
-        let open: Vec<Member> = members
-            .iter()
-            .filter(|member| !self.refused.contains_key(&member.name))
-            .cloned()
-            .collect();
-        let next = rollout::next(&open, &limits);
-        let app_hashes = self.comparisons.records(&members);
-        Survey { hash, members, next, limits, has_limits: snapshot.has_limits(), app_hashes }
-    }
-}
-
-/// How far the template has reached the nodes, and what comes next.
-#[derive(Clone, Debug)]
-struct Survey {
-    /// Hash of the target.
-    hash: String,
-    /// The nodes below `spec.replicas`, in the order of the rollout.
-    members: Vec<Member>,
-    next: Next,
-    limits: Limits,
-    has_limits: bool,
-    /// The app hashes of canaries.
-    app_hashes: Vec<AppHashComparison>,
-}
-
-impl FleetSnapshot {
-    fn name(&self) -> String {
-        self.fleet.metadata.name.clone().unwrap_or_default()
-    }
-
-    fn replicas(&self) -> usize {
-        usize::try_from(self.fleet.spec.replicas).unwrap_or(0)
-    }
-
-    fn is_deleted(&self) -> bool {
-        self.fleet.metadata.deletion_timestamp.is_some()
-    }
-
-    fn is_paused(&self) -> bool {
-        self.fleet.spec.paused == Some(true)
-    }
-
-    fn has_limits(&self) -> bool {
-        self.fleet.spec.update_strategy.in_place.is_some()
-    }
-
-    fn status(&self) -> Option<&SeiNodeDeploymentStatus> {
-        self.fleet.status.as_ref()
-    }
-
-    fn condition(&self, kind: &str) -> Option<&Condition> {
-        self.status()?.conditions.iter().find(|present| present.type_ == kind)
-    }
-
-    /// The hash that the records of nodes in the status are about.
-    fn target_hash(&self) -> Option<&str> {
-        let status = self.status()?;
-        let rollout = status.rollout.as_ref().map(|rollout| rollout.target_hash.as_str());
-        rollout.or(status.template_hash.as_deref())
-    }
-
-    fn record(&self, node: &SeiNode) -> Option<&sei_api::fleet::FleetNode> {
-        let name = node.metadata.name.as_deref()?;
-        self.status()?.nodes.iter().find(|record| record.name == name)
-    }
-
-    /// The nodes that the fleet controls, by ordinal.
-    fn own(&self) -> Vec<(usize, Shared<SeiNode>)> {
-        let name = self.name();
-        let mut own: Vec<_> = self
-            .nodes
-            .iter()
-            .filter(|node| self.controls(node))
-            .filter_map(|node| Some((ordinal_in(&name, node)?, node.clone())))
-            .collect();
-        own.sort_by_key(|(ordinal, _)| *ordinal);
-        own
-    }
-
-    fn controls(&self, node: &SeiNode) -> bool {
-        let uid = self.fleet.metadata.uid.as_deref();
-        uid.is_some() && controller_of(&node.metadata).map(|owner| owner.uid.as_str()) == uid
-    }
-
-    /// The fleet's nodes that only their user changes.
-    fn hands_off(&self) -> Vec<String> {
-        let own = self.own().into_iter();
-        own.filter(|(_, node)| is_hands_off(node)).map(|(_, node)| name_of(&node)).collect()
-    }
-
-    /// Nodes of this fleet without a controller: a fleet of this name retained them.
-    fn orphans(&self) -> impl Iterator<Item = &Shared<SeiNode>> {
-        let name = self.name();
-        self.nodes.iter().filter(move |node| {
-            let labels = node.metadata.labels.as_ref();
-            let of = labels.and_then(|labels| labels.get(label::NODE_DEPLOYMENT));
-            let ordinal = ordinal_in(&name, node);
-            controller_of(&node.metadata).is_none()
-                && is_alive(node)
-                && of == Some(&name)
-                && ordinal.is_some_and(|ordinal| ordinal < self.replicas())
-        })
-    }
-
-    /// Nodes with the names of this fleet's nodes that others control.
-    fn foreign(&self) -> Vec<String> {
-        let name = self.name();
-        let foreign = self.nodes.iter().filter(|node| {
-            let ordinal = ordinal_in(&name, node);
-            ordinal.is_some_and(|ordinal| ordinal < self.replicas()) && !self.controls(node)
-        });
-        let describe = |node: &Shared<SeiNode>| match controller_of(&node.metadata) {
-            Some(owner) => {
-                format!("{} is controlled by {} {}", name_of(node), owner.kind, owner.name)
-            }
-            None => format!("{} is not of this fleet", name_of(node)),
-        };
-        foreign.map(describe).collect()
-    }
-
-    /// An object of another owner has the name of one of the fleet's.
-    fn has_conflict(&self) -> bool {
-        let uid = self.fleet.metadata.uid.as_deref();
-        let service = self.service.as_ref();
-        service.is_some_and(|service| !service.is_controlled_by(uid)) || !self.foreign().is_empty()
-    }
-
-    /// Whether the node was given the target, and still has it.
-    fn has_template(&self, target: &Target, ordinal: usize, node: &SeiNode) -> bool {
-        if let Some(stamp) = stamp(node) {
-            return stamp == target.hash && target.matches(ordinal, node);
-        }
-        // Another operator made it: what that one never passed on waits for the next template.
-        let adopted = self.status().and_then(|status| status.adopted_template.as_deref());
-        adopted.is_none_or(|adopted| adopted == target.hash)
-            && target.matches_as_passed_on(ordinal, node)
-    }
-
-    /// Replaces a node, or adds it.
-    fn put(&mut self, node: SeiNode) {
-        let name = node.metadata.name.clone();
-        match self.nodes.iter_mut().find(|known| known.metadata.name == name) {
-            Some(known) => *known = Shared::new(node),
-            None => self.nodes.push(Shared::new(node)),
-        }
     }
 }
 

@@ -15,7 +15,8 @@ use sei_api::{SeiNode, condition};
 use super::ceremony;
 use super::child::stamp;
 use super::rollout::{Comparison, Flight, Member, Next};
-use super::{FleetEvent, FleetSnapshot, Survey, name_of};
+use super::survey::Survey;
+use super::{FleetEvent, FleetSnapshot, name_of};
 
 /// How many nodes a message names.
 const NAMED_MAX: usize = 3;
@@ -320,18 +321,28 @@ fn record(
         name: name.clone(),
         phase: phase_of(node),
         current_image: status.and_then(|status| status.current_image.clone()),
+        template_hash: stamp(node).map(str::to_owned),
         ..FleetNode::default()
     };
     let Some(member) = survey.members.iter().find(|member| member.name == name) else {
         return plain;
     };
     let is_target = snapshot.target_hash() == Some(survey.hash.as_str());
-    let before = snapshot.record(node).and_then(|before| before.released_at.clone());
+    let known = snapshot.record(node);
+    let before = known.and_then(|known| known.released_at.clone());
+    // A node that had the template all along may be unhealthy for another reason: it is not released.
+    let is_new = known.is_none_or(|known| {
+        known.template_hash.is_none() || known.template_hash != plain.template_hash
+    });
     let released_at = match member.state {
         NodeState::Healthy => None,
         // It got an earlier template, and is not healthy since.
-        NodeState::Outdated => before.filter(|_| member.flight != Flight::No || member.was_down),
-        _ => is_rolling.then(|| before.filter(|_| is_target).unwrap_or(Time(snapshot.now))),
+        NodeState::Outdated => before
+            .or_else(|| is_new.then_some(Time(snapshot.now)))
+            .filter(|_| member.flight != Flight::No || member.was_down),
+        _ if !is_rolling => None,
+        _ if is_new => Some(before.filter(|_| is_target).unwrap_or(Time(snapshot.now))),
+        _ => before,
     };
     FleetNode {
         state: Some(member.state),

@@ -9,7 +9,7 @@ use sei_api::fleet::{
     Canary, FleetPhase, InPlace, NodeTemplate, Order, READY_REASONS, RolloutState,
     SeiNodeDeploymentSpec, TemplateMetadata, UpdateStrategy, condition_type,
 };
-use sei_api::names::annotation;
+use sei_api::names::{annotation, label};
 use sei_api::node::{FullNodeSpec, SeiNodeSpec};
 use sei_api::status::{SeiNodePhase, SeiNodeStatus};
 
