@@ -52,7 +52,7 @@ pub enum RpcFault {
     Hangs,
     /// The application computes another hash than the others, and continues.
     Diverges,
-    /// It has only its latest block.
+    /// It has none of its blocks any more.
     Pruned,
 }
 
@@ -179,7 +179,7 @@ fn body(chain: &str, uri: &Uri, state: &State) -> Option<String> {
     let network = if has(RpcFault::OtherNetwork) { "other-1" } else { chain };
     let answer = match uri.path() {
         "/status" => {
-            let earliest = if has(RpcFault::Pruned) { latest } else { 1 };
+            let earliest = if has(RpcFault::Pruned) { latest + 1 } else { 1 };
             status(network, (earliest, latest), time, has(RpcFault::CatchesUp), wrong)
         }
         "/net_info" if wrong => json!({ "n_peers": { "many": true } }),

@@ -107,3 +107,39 @@ async fn validators_begin_a_chain_and_every_task_runs_once() -> Result<()> {
     assert_eq!((submissions(&scenario, "edge-0")[ASSEMBLE], after.plan), (1, None));
     scenario.close().await
 }
+
+#[tokio::test]
+async fn a_failing_assembly_is_shown_and_begins_one_chain_in_the_end() -> Result<()> {
+    let scenario = Scenario::open_at_speed("ceremony-fails", 50).await?;
+    let namespace = scenario.namespace().to_owned();
+    for node in NODES {
+        scenario.sidecars().hold(&namespace, node, CONFIGURE);
+    }
+    scenario.sidecars().fail(&namespace, "edge-0", ASSEMBLE, "the bucket is read-only");
+    create(&scenario, validators()).await?;
+    let failed = "False/InProgress assemble-and-upload-genesis failed and is run again: the bucket is \
+                  read-only";
+    wait_for("the failure is shown", async || {
+        let text = condition(&status(&scenario).await?, "GenesisCeremonyComplete");
+        Ok((text == failed).then_some(()))
+    })
+    .await?;
+    scenario.until_submitted("edge-0", ASSEMBLE, 1).await?;
+    assert_eq!(status(&scenario).await?.genesis_hash, None);
+    scenario.sidecars().release(&namespace, "edge-0", ASSEMBLE);
+    let has_peers = async || {
+        let all = nodes(&scenario).await?.values().all(|node| node.spec.peers.is_some());
+        Ok(all.then_some(()))
+    };
+    wait_for("every node has its peers", has_peers).await?;
+    for node in NODES {
+        scenario.sidecars().release(&namespace, node, CONFIGURE);
+    }
+    let ready = until_ready(&scenario, 4).await?;
+    assert!(condition(&ready, "GenesisCeremonyComplete").starts_with("True/Complete genesis "));
+    for node in NODES {
+        assert_eq!(submissions(&scenario, node)["upload-genesis-artifacts"], 1, "{node}");
+        assert_eq!(submissions(&scenario, node)[CONFIGURE], 1, "{node} has one genesis");
+    }
+    scenario.close().await
+}

@@ -88,12 +88,12 @@ async fn others_follow_a_canary_that_computes_the_app_hash_of_the_chain() -> Res
         };
         let status = until(&scenario, why, waits).await?;
         assert_eq!(status.updated_replicas, Some(1));
-        for rule in std::mem::take(&mut rules) {
-            scenario.lift(rule);
-        }
         let nodes = ["edge-1", "edge-2"].into_iter().zip(fault.into_iter().cycle());
         let set = |(node, fault)| scenario.set_node_behaviour(node, Behaviour::Rpc(fault));
-        rules = nodes.map(set).collect();
+        // Set before the others are lifted: a short time without a fault is enough to compare.
+        for rule in std::mem::replace(&mut rules, nodes.map(set).collect()) {
+            scenario.lift(rule);
+        }
     }
     let compared = until(&scenario, "the canary is compared", |status| {
         status.rollout.as_ref().is_some_and(|rollout| {

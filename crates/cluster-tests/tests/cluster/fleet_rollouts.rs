@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -14,12 +15,14 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kubectl_sei::flags::Flags;
 use kubectl_sei::{CommandContext, Exit, run};
 use sei_api::fleet::{FleetPhase, NodeState};
-use sei_rig::Behaviour;
+use sei_rig::{Behaviour, Lane, User};
 use serde_json::{Value, json};
 
 use crate::fleets::{
     condition, create, edit, edit_fleet, fleets, image, manifest, nodes, until, until_ready,
 };
+
+use crate::process::{allow_leader_election, holder, program, start_as};
 
 /// The most nodes that were down at once: all, and those of fleet `edge`.
 struct Watched {
@@ -133,6 +136,91 @@ async fn a_node_edited_deleted_or_stopped_during_a_rollout_ends_on_the_template(
     .await?;
     for (name, node) in nodes(&scenario).await? {
         assert_eq!(node.spec.image, "seid:v2", "{name}");
+    }
+    scenario.close().await
+}
+
+#[tokio::test]
+async fn a_fleet_scaled_during_a_rollout_ends_on_the_template() -> Result<()> {
+    let scenario = Scenario::open("fleet-scaled").await?;
+    create(&scenario, manifest(4, &json!({ "maxUnavailable": 1 }))).await?;
+    until_ready(&scenario, 4).await?;
+    let images = async || -> Result<Vec<String>> {
+        Ok(nodes(&scenario).await?.into_values().map(|node| node.spec.image).collect())
+    };
+    // The first node holds the rollout, so that the fleet is scaled in the middle of it.
+    scenario.edit("edge-0", json!({ "spec": { "update": { "paused": true } } })).await?;
+    edit(&scenario, image("seid:v2")).await?;
+    until(&scenario, "edge-0 has the template", |status| {
+        status.nodes.iter().any(|node| node.state == Some(NodeState::Updating))
+    })
+    .await?;
+    edit(&scenario, json!({ "replicas": 6 })).await?;
+    for added in ["edge-4", "edge-5"] {
+        let created = async || Ok(scenario.nodes().get_opt(added).await?);
+        let created = wait_for(&format!("{added} is created"), created).await?;
+        assert_eq!(created.spec.image, "seid:v2", "a new node gets the current template");
+    }
+    assert_eq!(images().await?[1..4], ["seid:v1"; 3], "the limit is taken by edge-0");
+    edit(&scenario, json!({ "replicas": 2 })).await?;
+    for removed in ["edge-5", "edge-4", "edge-3", "edge-2"] {
+        scenario.until_deleted(removed).await?;
+    }
+    assert_eq!(images().await?, ["seid:v2", "seid:v1"], "scaling releases no node");
+    scenario.edit("edge-0", json!({ "spec": { "update": { "paused": null } } })).await?;
+    until_ready(&scenario, 2).await?;
+    assert_eq!(images().await?, ["seid:v2"; 2]);
+    scenario.close().await
+}
+
+/// The leader is killed while the limit of a rollout is taken; another process takes its lease.
+#[tokio::test]
+async fn a_leader_change_during_a_batch_keeps_the_limit() -> Result<()> {
+    let lane = Arc::new(Lane::start(cluster_tests::boot().await?)?);
+    allow_leader_election(lane.plane()).await?;
+    let program = program()?;
+    let context = cluster_tests::test_context_on(lane.clone(), "fleet-leader").await?;
+    let scenario = Scenario::open_on(context);
+    let leader = start_as(User::Operator, &program, lane.plane(), "first")?;
+    let leads =
+        async |name: &str| Ok((holder(lane.plane()).await?.as_deref() == Some(name)).then_some(()));
+    wait_for("the first process leads", async || leads("first").await).await?;
+    // The limit of the fleet alone: the budget of the chain would allow one node.
+    let mut fleet = manifest(4, &json!({ "maxUnavailable": 2 }));
+    fleet["spec"]["template"]["spec"]["update"] = json!({ "onImageChange": "AtOnce" });
+    create(&scenario, fleet).await?;
+    until_ready(&scenario, 4).await?;
+    let _next = start_as(User::Operator, &program, lane.plane(), "second")?;
+    let watched = Watched::start(&scenario, 4);
+    for node in ["edge-0", "edge-1"] {
+        scenario.sidecars().hold(scenario.namespace(), node, "mark-ready");
+    }
+    edit(&scenario, image("seid:v2")).await?;
+    for node in ["edge-0", "edge-1"] {
+        scenario.until_submitted(node, "mark-ready", 1).await?;
+    }
+    drop(leader);
+    wait_for("the second process leads", async || leads("second").await).await?;
+    // A template on which no node may end, and the last one.
+    edit(&scenario, image("seid:v3")).await?;
+    let observed = until(&scenario, "the new leader has seen the template", |status| {
+        let rollout = status.rollout.as_ref();
+        rollout.is_some_and(|rollout| rollout.batch.len() == 2)
+            && condition(status, "RolloutInProgress").contains("0 of 4 nodes are updated")
+    });
+    observed.await?;
+    for node in ["edge-0", "edge-1"] {
+        scenario.sidecars().release(scenario.namespace(), node, "mark-ready");
+    }
+    until(&scenario, "the last template is on every node", |status| {
+        status.rollout.is_none()
+            && status.nodes.iter().all(|node| node.current_image.as_deref() == Some("seid:v3"))
+    })
+    .await?;
+    let (_, moving) = watched.end().await?;
+    assert_eq!(moving, 2, "the limit of the fleet");
+    for node in ["edge-2", "edge-3"] {
+        assert_eq!(scenario.pods_seen(node).await?, 2, "{node} was replaced once");
     }
     scenario.close().await
 }

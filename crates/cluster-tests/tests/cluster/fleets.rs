@@ -275,6 +275,43 @@ async fn objects_of_others_are_left_alone_and_named() -> Result<()> {
     scenario.close().await
 }
 
+/// Names of nodes have one fleet each, so two fleets meet at a node only if one was made its owner.
+#[tokio::test]
+async fn a_node_of_another_fleet_is_changed_by_neither() -> Result<()> {
+    let scenario = Scenario::open("fleet-same-node").await?;
+    let mut core = manifest(1, &Value::Null);
+    core["metadata"]["name"] = json!("core");
+    create(&scenario, core).await?;
+    let created = async || Ok(scenario.nodes().get_opt("core-0").await?);
+    let owner = wait_for("core-0 is created", created).await?.owner_references().to_vec();
+    let node = serde_json::from_value(json!({
+        "apiVersion": "sei.io/v1alpha1", "kind": "SeiNode",
+        "metadata": { "name": "edge-1", "ownerReferences": owner },
+        "spec": { "chainId": "fleet-1", "image": "seid:theirs", "fullNode": {} },
+    }))?;
+    let made = scenario.nodes().create(&PostParams::default(), &node).await?;
+    create(&scenario, manifest(2, &Value::Null)).await?;
+    let status = until(&scenario, "the conflict is reported", |status| {
+        condition(status, "Ready").starts_with("False/NodeConflict")
+    })
+    .await?;
+    let conflict =
+        "edge-1 is controlled by SeiNodeDeployment core; delete or rename it, or the fleet";
+    assert!(condition(&status, "Ready").contains(conflict), "{status:?}");
+    edit(&scenario, image("seid:v2")).await?;
+    edit_fleet(&scenario, "core", image("seid:v2")).await?;
+    for name in ["edge-0", "core-0"] {
+        let runs = scenario.until(name, "runs the new image", |status| {
+            status.current_image.as_deref() == Some("seid:v2")
+        });
+        runs.await?;
+    }
+    let node = scenario.node("edge-1").await?;
+    assert_eq!((node.spec, node.metadata.generation), (made.spec, made.metadata.generation));
+    assert_eq!(node.metadata.owner_references, made.metadata.owner_references);
+    scenario.close().await
+}
+
 #[tokio::test]
 async fn an_operator_killed_during_a_rollout_keeps_its_limit() -> Result<()> {
     let mut scenario = Scenario::open("fleet-crash").await?;
@@ -326,7 +363,7 @@ async fn the_server_refuses_fleets_that_cannot_work() -> Result<()> {
         change(&mut fleet);
         fleet
     };
-    let refused: [(&str, Change); 9] = [
+    let refused: [(&str, Change); 12] = [
         ("spec.replicas", |fleet| fleet["spec"]["replicas"] = json!(-1)),
         ("spec.replicas", |fleet| fleet["spec"]["replicas"] = json!(10_000)),
         ("maxUnavailable must be", |fleet| {
@@ -337,6 +374,17 @@ async fn the_server_refuses_fleets_that_cannot_work() -> Result<()> {
         }),
         ("maxUnavailable must be", |fleet| {
             fleet["spec"]["updateStrategy"]["inPlace"] = json!({ "maxUnavailable": "some" });
+        }),
+        ("spec.replicas", |fleet| fleet["spec"]["replicas"] = json!(0)),
+        ("more replicas than canaries", |fleet| {
+            fleet["spec"]["updateStrategy"]["inPlace"] = json!({
+                "health": { "requireSameAppHash": true }, "canary": { "replicas": 2 },
+            });
+        }),
+        ("more replicas than canaries", |fleet| {
+            fleet["spec"]["replicas"] = json!(1);
+            fleet["spec"]["updateStrategy"]["inPlace"] =
+                json!({ "health": { "requireSameAppHash": true } });
         }),
         ("at most 49 characters", |fleet| fleet["metadata"]["name"] = json!("n".repeat(50))),
         ("replicas: 1", |fleet| {

@@ -125,7 +125,8 @@ pub(crate) async fn allow_leader_election(plane: &ControlPlane) -> Result<()> {
     Ok(())
 }
 
-async fn holder(plane: &ControlPlane) -> Result<Option<String>> {
+/// The process that holds the lease.
+pub(crate) async fn holder(plane: &ControlPlane) -> Result<Option<String>> {
     let leases: Api<Lease> = Api::namespaced(plane.client(User::Admin)?, "default");
     let lease = leases.get_opt(LEASE_NAME).await?;
     Ok(lease.and_then(|lease| lease.spec?.holder_identity).filter(|name| !name.is_empty()))
