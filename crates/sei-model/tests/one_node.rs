@@ -168,7 +168,7 @@ fn an_image_that_cannot_be_pulled_leaves_the_pod_alone_until_it_is_corrected() {
     run(&mut world, 5);
     assert_eq!(world.pod().unwrap().view.seid.image, fixture::image(1));
     assert_eq!(world.deleted(), 0);
-    image(&mut world, 4);
+    image(&mut world, 5);
     world.converge();
     assert_eq!(world.deleted(), 1);
 }
