@@ -3,8 +3,8 @@
 use anyhow::{Context as _, Result};
 use cluster_tests::scenario::{Scenario, condition_text, rpc, validator};
 use cluster_tests::wait_for;
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::api::{DeleteParams, PostParams};
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim};
+use kube::api::{Api, DeleteParams, PostParams};
 use sei_api::condition::ConditionType;
 use sei_rig::{Behaviour, ClaimRule};
 use serde_json::{Value, json};
@@ -74,6 +74,21 @@ async fn deleting_a_node_deletes_its_volume() -> Result<()> {
     scenario.until_deleted("rpc").await?;
     until_claim_deleted(&scenario, "data-rpc").await?;
     assert!(scenario.statefulsets().get_opt("rpc").await?.is_none());
+    scenario.close().await
+}
+
+/// A terminating namespace takes no record of the signer, and must end without it.
+#[tokio::test]
+async fn the_namespace_of_a_signer_can_be_deleted() -> Result<()> {
+    let scenario = Scenario::open("namespace-deleted").await?;
+    scenario.create_validator_keys("signing", "p2p").await?;
+    scenario.run("val", validator("seid:v1", "signing", "p2p")).await?;
+    let namespaces: Api<Namespace> = Api::all(scenario.admin());
+    namespaces.delete(scenario.namespace(), &DeleteParams::default()).await?;
+    wait_for("the namespace is deleted", async || {
+        Ok(namespaces.get_opt(scenario.namespace()).await?.is_none().then_some(()))
+    })
+    .await?;
     scenario.close().await
 }
 

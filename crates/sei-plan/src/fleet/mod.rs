@@ -130,9 +130,8 @@ impl FleetRequest {
                 of("patch", "Service", name, patch["metadata"]["uid"].as_str())
             }
             Self::PatchFinalizers { .. } => of("patch", "SeiNodeDeployment", fleet, None),
-            Self::ReadFleet => None,
+            Self::ReadFleet | Self::ReadAppHash { .. } | Self::ReadHeader { .. } => None,
             Self::OfNode { node, request } => request.write(node),
-            Self::ReadAppHash { .. } | Self::ReadHeader { .. } => None,
         }
     }
 
