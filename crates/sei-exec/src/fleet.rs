@@ -69,15 +69,7 @@ impl FleetCluster {
                 let patched = nodes.patch(name, &params, &patch);
                 Ok(FleetOutcome::Node(Box::new(call("patch seinode", patched).await?.0)))
             }
-            FleetRequest::DeleteNode { name, uid } => {
-                let preconditions =
-                    Some(Preconditions { uid: Some(uid.clone()), resource_version: None });
-                let delete = DeleteParams { preconditions, ..DeleteParams::default() };
-                match call("delete seinode", nodes.delete(name, &delete)).await {
-                    Ok(_) | Err(Failure::NotFound) => Ok(FleetOutcome::Deleted),
-                    Err(failure) => Err(failure),
-                }
-            }
+            FleetRequest::DeleteNode { name, uid } => self.delete_node(name, uid).await,
             FleetRequest::CreateService(service) => {
                 let found = match call("create service", services.create(&create, service)).await {
                     Err(Failure::AlreadyExists) => {
@@ -105,12 +97,7 @@ impl FleetCluster {
                 Ok(FleetOutcome::Fleet(Box::new(found.0)))
             }
             FleetRequest::OfNode { node, request } => {
-                let namespace = &self.key.namespace;
-                let (client, sidecar) = (self.client.clone(), self.sidecar.clone());
-                let key = ObjectKey::new(namespace, node);
-                let scope = Arc::from([namespace.clone()]);
-                let cluster = Cluster::new(client, sidecar, &key, &scope);
-                Ok(FleetOutcome::OfNode(cluster.perform(request).await))
+                Ok(FleetOutcome::OfNode(self.node(node).perform(request).await))
             }
             FleetRequest::ReadAppHash { ip, chain_id, .. } => {
                 Ok(FleetOutcome::AppHash(self.sidecar.app_hash(ip, chain_id).await))
@@ -118,6 +105,24 @@ impl FleetCluster {
             FleetRequest::ReadHeader { ip, chain_id, height, .. } => {
                 Ok(FleetOutcome::Header(self.sidecar.header(ip, chain_id, *height).await))
             }
+        }
+    }
+
+    /// The objects of a node of this fleet.
+    fn node(&self, name: &str) -> Cluster {
+        let namespace = &self.key.namespace;
+        let (client, sidecar) = (self.client.clone(), self.sidecar.clone());
+        let (key, scope) = (ObjectKey::new(namespace, name), Arc::from([namespace.clone()]));
+        Cluster::new(client, sidecar, &key, &scope)
+    }
+
+    async fn delete_node(&self, name: &str, uid: &str) -> Result<FleetOutcome, Failure> {
+        let preconditions =
+            Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None });
+        let delete = DeleteParams { preconditions, ..DeleteParams::default() };
+        match call("delete seinode", self.api::<Lean<SeiNode>>().delete(name, &delete)).await {
+            Ok(_) | Err(Failure::NotFound) => Ok(FleetOutcome::Deleted),
+            Err(failure) => Err(failure),
         }
     }
 
