@@ -33,7 +33,7 @@ pub struct Safety {
     ran: BTreeSet<(ObjectKey, String, String)>,
     /// The uid of the claim that the chain process of a node, by its uid, has written to.
     volumes: BTreeMap<String, String>,
-    /// The owners of StatefulSets, by uid.
+    /// The owner of each StatefulSet, by uid.
     set_owners: BTreeMap<String, Option<String>>,
     /// The newest revisions of each StatefulSet, by uid, with the version since which they are.
     newest: BTreeMap<String, Vec<(u64, String)>>,
