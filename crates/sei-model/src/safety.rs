@@ -41,6 +41,8 @@ pub struct Safety {
     excused: BTreeSet<ObjectKey>,
     /// Plans that a former leader stored after another one had taken over.
     late_plans: BTreeSet<String>,
+    /// Nodes whose Ready pod was deleted by the last roll that held a slot.
+    taken_down: BTreeSet<ObjectKey>,
     /// Writes of the operator, without status writes.
     pub writes: usize,
     pub status_writes: usize,
@@ -187,8 +189,11 @@ impl Cluster {
         });
         let plan = status.plan.and_then(|plan| plan.id).unwrap_or_default();
         let is_late = self.safety.late_plans.contains(&plan);
-        if pod.view.ready && target.is_some_and(|target| target.slot == Some(true)) && !is_late {
+        let has_slot = target.is_some_and(|target| target.slot == Some(true)) && !is_late;
+        if pod.view.ready && has_slot {
             self.check_budget(caller);
+        } else if has_slot {
+            self.safety.taken_down.remove(&caller.key);
         }
     }
 
@@ -220,7 +225,8 @@ impl Cluster {
         Budget::of(&self.platforms.platform().rollout, Timing::default())
     }
 
-    /// Rolls that hold a slot, beside the node's own, are fewer than the limit of its chain.
+    /// Rolls that hold a slot and have taken their node down, beside the node's own, are fewer than the
+    /// limit of its chain. A roll of a node that was down before costs the chain nothing.
     fn check_budget(&mut self, caller: &Caller) {
         let budget = self.budget();
         let chain = self.chain_of(&caller.key);
@@ -236,10 +242,13 @@ impl Cluster {
                 let member = Member::of(node, pod, &budget, self.now);
                 let plan = node.status.as_ref().and_then(|status| status.plan.as_ref());
                 let id = plan.and_then(|plan| plan.id.clone()).unwrap_or_default();
-                member.standing == Standing::Rolls && !self.safety.late_plans.contains(&id)
+                member.standing == Standing::Rolls
+                    && self.safety.taken_down.contains(*key)
+                    && !self.safety.late_plans.contains(&id)
             })
             .map(|(key, _)| key.to_string())
             .collect();
+        self.safety.taken_down.insert(caller.key.clone());
         let of_chain = self.nodes.keys().filter(|key| self.chain_of(key) == chain).count();
         let limit = budget.limit.max(budget.images.of(of_chain));
         self.require(rolling.len() < limit, || {
