@@ -83,13 +83,14 @@ async fn the_namespace_of_a_signer_can_be_deleted() -> Result<()> {
     let scenario = Scenario::open("namespace-deleted").await?;
     scenario.create_validator_keys("signing", "p2p").await?;
     scenario.run("val", validator("seid:v1", "signing", "p2p")).await?;
+    // The account of these tokens is deleted with the namespace.
+    scenario.check_tokens().await?;
     let namespaces: Api<Namespace> = Api::all(scenario.admin());
     namespaces.delete(scenario.namespace(), &DeleteParams::default()).await?;
     wait_for("the namespace is deleted", async || {
         Ok(namespaces.get_opt(scenario.namespace()).await?.is_none().then_some(()))
     })
-    .await?;
-    scenario.close().await
+    .await
 }
 
 async fn create_claim(scenario: &Scenario, name: &str) -> Result<PersistentVolumeClaim> {
