@@ -16,6 +16,7 @@ use sei_plan::diff::lacks_rendered;
 use sei_plan::pass::{Ask, Carried, Ending, Pass};
 use sei_plan::platform::{Adoption, PodCheck, PrePull};
 use sei_plan::pre_pull::PrePullView;
+use sei_plan::pre_pull::machine::Pulls;
 use sei_plan::request::{Failure, MountView, Outcome, Read, Request};
 use sei_plan::shared::Shared;
 use sei_plan::signers;
@@ -45,6 +46,8 @@ pub struct Operator {
     running: BTreeMap<ObjectKey, Reconcile>,
     /// The node whose checks for other signers are under way.
     start_lock: Option<ObjectKey>,
+    /// Pulls of images, which nodes on one machine share.
+    pulls: Pulls,
     leads_since: Timestamp,
 }
 
@@ -158,6 +161,7 @@ impl Operator {
             granted: BTreeSet::new(),
             running: BTreeMap::new(),
             start_lock: None,
+            pulls: Pulls::default(),
             leads_since: cluster.now,
         }
     }
@@ -215,6 +219,9 @@ impl Operator {
                 }
                 let caller = caller(key, &reconcile);
                 let outcome = self.perform(cluster, &caller, &request, fault);
+                if let (Request::CreatePrePull(pod), None) = (&*request, outcome.failure()) {
+                    self.pulls.begin(pod, self.now(cluster));
+                }
                 self.remember(key, &request, &outcome);
                 let conversation = &mut reconcile.conversation;
                 conversation.absorb(outcome);
@@ -496,10 +503,17 @@ impl Operator {
             Err(_) => Current::default(),
         };
         let config = ObjectKey::new(&key.namespace, proxy_config(&key.name));
+        let pre_pull = self.pre_pull(key, node);
+        let now = self.now(cluster);
+        if let Some(pull) = &pre_pull {
+            self.pulls.observe(&key.namespace, pull, now);
+        }
+        let host = own.as_ref().and_then(|pod| pod.host.as_deref());
+        let pulls = host.map(|host| self.pulls.on(&key.namespace, host, now)).unwrap_or_default();
         Snapshot {
             node: node.clone(),
             peers: Some(Vec::new()),
-            now: self.now(cluster),
+            now,
             plan_id: format!("00000000-0000-4000-8000-{serial:012}"),
             operator_version: "1.0.0".to_owned(),
             timing: Timing::default(),
@@ -520,7 +534,8 @@ impl Operator {
                 .get(key)
                 .filter(|job| job.controller == node.metadata.uid)
                 .cloned(),
-            pre_pull: self.pre_pull(key, node),
+            pulls,
+            pre_pull,
             claim: self.claim(key, node),
             service: self.caches.services.get(key).map(|found| found.view.clone()),
             proxy_config: self.caches.config_maps.get(&config).map(|found| found.view.clone()),

@@ -702,6 +702,7 @@ fn seen_in(snapshot: &Snapshot) -> Seen {
     }
     seen.pre_pulls = snapshot.rollout.pre_pulls;
     seen.pre_pull = Reading::Cached(snapshot.pre_pull.clone());
+    seen.pulls.clone_from(&snapshot.pulls);
     seen.operator_version.clone_from(&snapshot.operator_version);
     seen.statefulset = Reading::Cached(snapshot.statefulset.clone());
     seen.pods = Reading::Cached(Some(snapshot.pods.clone()));

@@ -16,6 +16,7 @@ use sei_api::names::{self, annotation, label};
 use crate::desired::Desired;
 use crate::view::{TroubleKind, controller_of, statuses, troubles};
 
+pub mod machine;
 #[cfg(test)]
 mod tests;
 
@@ -55,6 +56,11 @@ pub enum Pull {
 /// The purpose of a pod: another plan, or a pod on another machine, needs another pull.
 pub fn purpose(plan: &str, host: &str) -> String {
     format!("{plan}/{host}")
+}
+
+/// The machine in a purpose.
+fn host_of(purpose: &str) -> Option<&str> {
+    purpose.split_once('/').map(|(_, host)| host)
 }
 
 impl PrePullView {

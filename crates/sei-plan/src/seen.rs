@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::desired::Desired;
 use crate::pre_pull::PrePullView;
+use crate::pre_pull::machine::NodePull;
 use crate::request::{
     ClaimView, Failure, Outcome, Read, Request, SecretView, SidecarCall, TaskRecord, VolumeView,
 };
@@ -82,6 +83,8 @@ pub struct Seen {
     /// Whether the platform lets the images of updates be pulled first.
     pub pre_pulls: bool,
     pub pre_pull: Reading<PrePullView>,
+    /// Pulls on the machine of the node's pod, also for other nodes.
+    pub pulls: Vec<NodePull>,
     /// Why the server refused to create that pod in this pass.
     pub pre_pull_refused: Option<String>,
     /// The generation of the node, read again before its pod is deleted.
@@ -141,6 +144,7 @@ impl Seen {
             pod_try: PodTry::Off,
             pre_pulls: false,
             pre_pull: Reading::Cached(None),
+            pulls: Vec::new(),
             pre_pull_refused: None,
             newest_generation: None,
             stored: Stored { identity: true, replay: true },

@@ -12,6 +12,7 @@ use crate::adoption::Comparison;
 use crate::chain::Blocks;
 use crate::desired::Desired;
 use crate::pre_pull::PrePullView;
+use crate::pre_pull::machine::NodePull;
 use crate::request::ClaimView;
 use crate::shared::Shared;
 use crate::tasks::Waiting;
@@ -43,6 +44,8 @@ pub struct Snapshot {
     pub job: Option<JobView>,
     /// The node's own pod that pulls the images of an update.
     pub pre_pull: Option<PrePullView>,
+    /// Pulls on the machine of the node's pod, also for other nodes.
+    pub pulls: Vec<NodePull>,
     pub claim: Claim,
     pub sidecar: Sidecar,
     /// Whether the node sees new blocks, by the last probes of its RPC.

@@ -70,6 +70,11 @@ impl Timing {
         Duration::from_secs(5)
     }
 
+    /// How often a node looks whether the pull that it shares with others has ended.
+    pub fn pre_pull_shared(self) -> Duration {
+        Duration::from_millis(500)
+    }
+
     /// How long the pull is awaited for a node that is not Ready, and for a pod that cannot be
     /// scheduled.
     pub fn pre_pull_short(self) -> Duration {

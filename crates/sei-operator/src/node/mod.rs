@@ -225,6 +225,7 @@ pub(crate) async fn run(
         states: Arc::default(),
         ledger: ledger::Ledger::default(),
         start_lock: tokio::sync::Mutex::default(),
+        pulls: std::sync::Mutex::default(),
         platform_file: PlatformFile::new(options.platform_path.clone(), options.platform.clone()),
         events: Events::start(Recorder::new(client.clone(), reporter)),
         peer_ids: peer_ids::PeerIds::default(),

@@ -1,6 +1,6 @@
 //! One reconcile of a node: take a snapshot, run the pass, perform what it asks for.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kube::runtime::reflector::Store;
@@ -14,6 +14,7 @@ use sei_exec::sidecar::Sidecar;
 use sei_exec::status::{WriteError, write_status};
 use sei_plan::deletion::Deletion;
 use sei_plan::pass::{Ask, Ending, Pass};
+use sei_plan::pre_pull::machine::Pulls;
 use sei_plan::request::{Outcome, Purpose, Read, Request, Write};
 use sei_plan::shared::Shared;
 
@@ -42,6 +43,8 @@ pub(crate) struct NodeController {
     pub(crate) ledger: Ledger,
     /// Held from the checks for other signers until a start is written: one start at a time.
     pub(crate) start_lock: tokio::sync::Mutex<()>,
+    /// Pulls of images, which nodes on one machine share.
+    pub(crate) pulls: Mutex<Pulls>,
     pub(crate) platform_file: PlatformFile,
     pub(crate) events: Events,
     pub(crate) peer_ids: PeerIds,
@@ -179,7 +182,7 @@ impl NodeController {
                     if let Some(logged) = logged {
                         logged.end(key, outcome.failure().map(ToString::to_string).as_deref());
                     }
-                    self.states.with(key, |state| state.performed(&request, &outcome));
+                    self.performed(key, &request, &outcome);
                     conversation.absorb(outcome);
                     if !conversation.is_exclusive() {
                         starting = None;
@@ -213,6 +216,15 @@ impl NodeController {
                 }
             }
         }
+    }
+
+    /// Keeps what a request of ours has changed: caches lag behind.
+    fn performed(&self, key: &ObjectKey, request: &Request, outcome: &Outcome) {
+        if let (Request::CreatePrePull(pod), None) = (request, outcome.failure()) {
+            let mut pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
+            pulls.begin(pod, jiff::Timestamp::now());
+        }
+        self.states.with(key, |state| state.performed(request, outcome));
     }
 
     /// Writes a status, and reports the change to people and metrics.

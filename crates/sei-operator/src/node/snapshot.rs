@@ -2,7 +2,7 @@
 //! changed since the last time.
 
 use std::cell::Cell;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use kube::Resource as _;
@@ -17,6 +17,7 @@ use sei_plan::peers;
 use sei_plan::planner::state_sync::check_state_sync;
 use sei_plan::platform::{Adoption, Platform, PodCheck, PrePull};
 use sei_plan::pre_pull::PrePullView;
+use sei_plan::pre_pull::machine::NodePull;
 use sei_plan::request::MountView;
 use sei_plan::shared::Shared;
 use sei_plan::signers;
@@ -149,6 +150,7 @@ impl NodeController {
             Err(_) => Current::default(),
         };
         let signing_conflict = self.signing_conflict(node, &status);
+        let pre_pull = self.pre_pull(node, key);
         Snapshot {
             node: node.clone(),
             status,
@@ -166,7 +168,8 @@ impl NodeController {
             signing_conflict,
             dropped_field: self.states.with(key, |state| state.dropped_field.clone()),
             job: self.bootstrap_job(node, key),
-            pre_pull: self.pre_pull(node, key),
+            pulls: self.pulls(own.and_then(|pod| pod.host.as_deref()), key, pre_pull.as_ref()),
+            pre_pull,
             claim: self.claim(node, key),
             adoption: None,
             waiting: None,
@@ -296,6 +299,21 @@ impl NodeController {
         let is_deleted = found.deleted_at.is_none()
             && self.states.with(key, |state| state.has_deleted(&found.uid));
         (found.controller == node.metadata.uid && !is_deleted).then(|| (*found).clone())
+    }
+
+    /// The pulls on the machine of the node's pod, after its own pull has been recorded.
+    fn pulls(
+        &self,
+        host: Option<&str>,
+        key: &ObjectKey,
+        own: Option<&PrePullView>,
+    ) -> Vec<NodePull> {
+        let now = jiff::Timestamp::now();
+        let mut pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = own {
+            pulls.observe(&key.namespace, own, now);
+        }
+        host.map(|host| pulls.on(&key.namespace, host, now)).unwrap_or_default()
     }
 
     /// The node's own claim, if the cache shows it.

@@ -192,6 +192,7 @@ pub(crate) fn new_node(spec: SeiNodeSpec) -> Snapshot {
         pods: Vec::new(),
         job: None,
         pre_pull: None,
+        pulls: Vec::new(),
         claim: Claim::Unknown,
         sidecar: Sidecar::Unknown,
         blocks: Blocks::Unknown,

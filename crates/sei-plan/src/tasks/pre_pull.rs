@@ -15,6 +15,7 @@ use sei_api::task::TaskType;
 
 use super::{Next, Waiting, kind_of, read, request};
 use crate::planner::{later, wait_until};
+use crate::pre_pull::machine::Credentials;
 use crate::pre_pull::{PrePullView, Pull, pod, purpose};
 use crate::request::{Read, Request};
 use crate::seen::{Reading, Seen};
@@ -39,7 +40,9 @@ pub(super) fn step(plan: &TaskPlan, statefulset: &StatefulSetView, seen: &Seen) 
         let found = seen.pre_pull.any().filter(|found| is_own(found, seen))?;
         return plan.id.as_deref().filter(|id| found.is_of(id)).and(wait_for(found, None, seen));
     };
-    let images = changed_images(running, statefulset, seen);
+    let mut images = changed_images(running, statefulset, seen);
+    let shared = shared_pulls(seen);
+    images.retain(|(_, image)| !shared.complete.contains(image));
     if images.is_empty() {
         return None;
     }
@@ -49,6 +52,11 @@ pub(super) fn step(plan: &TaskPlan, statefulset: &StatefulSetView, seen: &Seen) 
         Reading::Cached(found) | Reading::Live(found) => found.as_ref(),
     };
     let Some(found) = found else {
+        if images.iter().all(|(_, image)| shared.begun.contains(image)) {
+            let message = format!("another node's pull of the same images on {host} is under way");
+            let again = Some(seen.timing.pre_pull_shared());
+            return Some(Next::Wait(Waiting { message, again, ..Waiting::default() }));
+        }
         let pod = pod(seen.name(), &seen.desired, &images, &purpose, host);
         return Some(request(Request::CreatePrePull(Box::new(pod))));
     };
@@ -161,6 +169,31 @@ fn changed_images(
         .filter(|container| known.insert(container.image.clone()))
         .map(|container| (container.name, container.image))
         .collect()
+}
+
+/// Images that nodes of the same namespace pull with the same credentials on the same machine.
+#[derive(Default)]
+struct SharedPulls<'a> {
+    complete: BTreeSet<&'a String>,
+    /// By other nodes.
+    begun: BTreeSet<&'a String>,
+}
+
+fn shared_pulls(seen: &Seen) -> SharedPulls<'_> {
+    let mut shared = SharedPulls::default();
+    if seen.pulls.is_empty() {
+        return shared;
+    }
+    let template = seen.desired.statefulset.unpack().spec.template.spec;
+    let credentials = template.as_ref().map(Credentials::of).unwrap_or_default();
+    for pull in seen.pulls.iter().filter(|pull| pull.credentials == credentials) {
+        if pull.is_complete {
+            shared.complete.extend(&pull.images);
+        } else if seen.node.metadata.uid.as_ref() != Some(&pull.node) {
+            shared.begun.extend(&pull.images);
+        }
+    }
+    shared
 }
 
 /// Reports that an update has continued without the proof that its images can be pulled.

@@ -4,6 +4,7 @@ use sei_api::condition::{ConditionStatus, set};
 use sei_api::plan::PlanKind;
 
 use super::*;
+use crate::pre_pull::machine::NodePull;
 use crate::request::{Failure, Outcome};
 use crate::shared::Shared;
 use crate::tasks::fixture::{
@@ -100,6 +101,35 @@ fn only_an_update_with_another_image_needs_a_pull() {
     let mut applied = old_statefulset();
     applied.template = template("seid:new").into();
     assert_eq!(step(&plan(&UPDATE), &applied, &rewritten), None);
+}
+
+#[test]
+fn nodes_on_one_machine_share_a_pull() {
+    let images = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    let shared = |names: &[&str], is_complete: bool| NodePull {
+        node: "another".to_owned(),
+        images: images(names),
+        credentials: Credentials::default(),
+        is_complete,
+        since: now(),
+    };
+    let with = |pulls: Vec<NodePull>| shown(stepped(&Seen { pulls, ..before(true) }));
+    let all = ["seid:new", "another:1"];
+    assert_eq!(with(vec![shared(&all, true)]), "continue");
+    assert_eq!(with(vec![shared(&all, false)]), "wait - 0");
+    assert_eq!(with(vec![shared(&all, false), shared(&all, true)]), "continue");
+    assert_eq!(with(vec![shared(&all[1..], true)]), "create", "its image is missing");
+    assert_eq!(with(vec![shared(&all[1..], false)]), "create", "nobody pulls its image");
+    let own = NodePull { node: NODE_UID.to_owned(), ..shared(&all, false) };
+    assert_eq!(with(vec![own]), "create", "it was begun and is gone");
+    let spec = serde_json::from_value(serde_json::json!({
+        "serviceAccountName": "another", "containers": [] }));
+    let credentials = Credentials::of(&spec.unwrap());
+    assert_eq!(with(vec![NodePull { credentials, ..shared(&all, true) }]), "create");
+    let mut seen = before(true);
+    seen.pulls = vec![shared(&all, false)];
+    seen.pre_pull = Reading::Cached(Some(pulling(failed(), 1)));
+    assert_eq!(shown(stepped(&seen)), "wait ImageNotPullable -", "its own pull tells more");
 }
 
 #[test]
