@@ -19,7 +19,7 @@ use crate::call::call;
 use crate::lean::Lean;
 
 /// Objects per page of a list.
-const PAGE: u32 = 250;
+const PAGE: u32 = 100;
 
 #[derive(Deserialize)]
 struct Page<T> {

@@ -40,7 +40,7 @@ use super::metrics::{ControllerMetrics, Metrics};
 use super::namespaces;
 
 /// How many reconciles work at once, over all kinds.
-pub(super) const CONCURRENCY: usize = 32;
+pub(super) const CONCURRENCY: usize = 8;
 
 /// How long a reconcile can take: 64 requests, of which each ends within 15 s. One that takes longer
 /// is stuck, and so is what waits for it.
