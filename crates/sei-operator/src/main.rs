@@ -27,7 +27,7 @@ use tokio::task::JoinSet;
 use tracing_subscriber::EnvFilter;
 
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// Prints the error that ends the process as one line, also if backtraces are enabled.
 ///

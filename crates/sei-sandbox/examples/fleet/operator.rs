@@ -55,8 +55,6 @@ impl Candidate {
             .env("SEI_CONTROLLER_CONFIG", config)
             .env("POD_NAMESPACE", "default")
             .env("POD_NAME", holder.unwrap_or("alone"))
-            // As in the image of this operator; others do not read it.
-            .env("MIMALLOC_ALLOW_THP", "0")
             .stdout(File::create(log.with_extension("out"))?)
             .stderr(File::create(log)?)
             .spawn()
