@@ -516,7 +516,7 @@ async fn a_watch_prints_each_change() -> Result<()> {
 }
 
 /// The plugin's program, built by cargo into the folder of this test.
-fn program() -> Result<PathBuf> {
+pub(crate) fn program() -> Result<PathBuf> {
     // Once: a second build replaces the file under the tests that run it.
     static BUILT: OnceLock<bool> = OnceLock::new();
     let build = || sei_rig::cargo().args(["build", "--quiet", "--package", "kubectl-sei"]).status();
