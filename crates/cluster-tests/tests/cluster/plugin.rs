@@ -42,7 +42,7 @@ fn file(text: &str) -> Result<NamedTempFile> {
 }
 
 /// Runs the plugin as this user, in the scenario's namespace.
-async fn sei_as(user: User, scenario: &Scenario, line: &str) -> Result<(String, Exit)> {
+pub(crate) async fn sei_as(user: User, scenario: &Scenario, line: &str) -> Result<(String, Exit)> {
     let context = CommandContext {
         client: Some(scenario.plane().client(user)?),
         namespace: scenario.namespace().to_owned(),
