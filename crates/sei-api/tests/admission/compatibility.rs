@@ -158,7 +158,7 @@ const ADDED: &[(&str, &str, bool)] = &[
     ("spec.scheduling.tolerations[].effect", "enum NoExecute NoSchedule PreferNoSchedule", false),
     ("spec.scheduling.tolerations[].tolerationSeconds", "int64", false),
     ("spec.scheduling.priorityClassName", "string", false),
-    ("spec.scheduling.topologySpreadConstraints", "list by topologyKey whenUnsatisfiable", false),
+    ("spec.scheduling.topologySpreadConstraints", "list by topologyKey", false),
     ("spec.scheduling.topologySpreadConstraints[].labelSelector", "object", true),
     (
         "spec.scheduling.topologySpreadConstraints[].labelSelector.matchLabels",
