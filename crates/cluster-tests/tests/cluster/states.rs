@@ -65,7 +65,7 @@ impl Seen {
         let claim = format!("every view shows {}", state.reason);
         let differs = std::cell::RefCell::new(String::new());
         let agreed = wait_for(&claim, async || {
-            let difference = self.difference(state).await?;
+            let difference = Box::pin(self.difference(state)).await?;
             let agrees = difference.is_none();
             differs.replace(difference.unwrap_or_default());
             Ok(agrees.then_some(()))

@@ -213,7 +213,8 @@ mod tests {
         let (first, next) =
             (with_phase(SeiNodePhase::Initializing), with_phase(SeiNodePhase::Running));
         let note = |before, after| phase(before, after).and_then(|event| event.note);
-        let created = note(&SeiNodeStatus::default(), &first);
+        let new = SeiNodeStatus::default();
+        let created = note(&new, &first);
         assert_eq!(created.as_deref(), Some("created, Initializing"));
         assert_eq!(note(&first, &next).as_deref(), Some("Initializing -> Running"));
     }
