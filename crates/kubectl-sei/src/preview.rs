@@ -49,7 +49,9 @@ struct NodePreview {
     /// `None` if they are unknown.
     changes: Option<Vec<FieldChange>>,
     /// Size of the data volume, if the configuration sets another one for new volumes.
-    volume: Option<VolumeSize>,
+    volume: Option<VolumeSetting>,
+    /// Storage class of the data volume, likewise.
+    storage_class: Option<VolumeSetting>,
     /// The nodes that share its budget: those of its chain, in all namespaces or in its own.
     #[serde(skip)]
     budget: String,
@@ -73,6 +75,7 @@ impl NodePreview {
             target_hash: None,
             changes: None,
             volume: None,
+            storage_class: None,
             budget: "?".to_owned(),
             might_roll: false,
         }
@@ -84,6 +87,11 @@ impl NodePreview {
         self.cause == Some(Cause::Spec) && changes.any(|change| change.path == SEID_IMAGE)
     }
 
+    /// Whether its volume differs from the one that it would get now.
+    fn keeps_volume(&self) -> bool {
+        self.volume.is_some() || self.storage_class.is_some()
+    }
+
     fn name(&self) -> String {
         format!("{}/{}", self.namespace, self.node)
     }
@@ -92,9 +100,9 @@ impl NodePreview {
 /// The field that `spec.image` sets.
 const SEID_IMAGE: &str = "containers[seid].image";
 
-/// The size of a volume, and the one that a new volume would get.
+/// Size or storage class of a volume, and the one that a new volume would get.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct VolumeSize {
+struct VolumeSetting {
     current: String,
     new: String,
 }
@@ -199,7 +207,7 @@ async fn preview_config(
     let would_roll = previews.iter().filter(|preview| preview.effect.rolls()).count();
     let show_all = flags.all || !flags.nodes.is_empty();
     let stays =
-        |preview: &NodePreview| preview.effect == Effect::Nothing && preview.volume.is_none();
+        |preview: &NodePreview| preview.effect == Effect::Nothing && !preview.keeps_volume();
     previews.retain(|preview| show_all || !stays(preview));
     let rollout = &platform.rollout;
     let report = Report {
@@ -284,6 +292,7 @@ async fn preview_node(
     }
     let member = Member::of(&updated, snapshot.pod(), &candidate.budget, candidate.now);
     let mut preview = node_preview(&snapshot, prediction);
+    preview.storage_class = storage_class(fleet.storage_class(node), &snapshot);
     if candidate.platform.rollout.budget_scope == BudgetScope::Namespace {
         preview.budget = format!("{} in namespace {}", preview.chain, preview.namespace);
     }
@@ -312,6 +321,7 @@ fn node_preview(snapshot: &Snapshot, prediction: Prediction) -> NodePreview {
         target_hash: update.map(|update| update.target_hash),
         changes: fleet_snapshot::known_changes(snapshot, changes),
         volume: volume(snapshot),
+        storage_class: None,
         budget: node.spec.chain_id.clone(),
         might_roll: might_roll(snapshot),
     }
@@ -319,13 +329,21 @@ fn node_preview(snapshot: &Snapshot, prediction: Prediction) -> NodePreview {
 
 /// The size of the volume and that of a new one, if they differ. The size of a volume never changes
 /// by configuration.
-fn volume(snapshot: &Snapshot) -> Option<VolumeSize> {
+fn volume(snapshot: &Snapshot) -> Option<VolumeSetting> {
     let (Claim::Present(claim), Ok(desired)) = (&snapshot.claim, &snapshot.desired) else {
         return None;
     };
     let (current, new) = (claim.capacity.clone()?, desired.claim_size.clone());
     let differ = Quantity::parse(&current).ok()? != Quantity::parse(&new).ok()?;
-    differ.then_some(VolumeSize { current, new })
+    differ.then_some(VolumeSetting { current, new })
+}
+
+/// The storage class of the volume and that of a new one, if they differ. A claim without one has
+/// that of the cluster.
+fn storage_class(current: Option<&String>, snapshot: &Snapshot) -> Option<VolumeSetting> {
+    let desired = snapshot.desired.as_ref().ok()?.claim.as_ref()?.unpack();
+    let (current, new) = (current?.clone(), desired.spec?.storage_class_name?);
+    (current != new).then_some(VolumeSetting { current, new })
 }
 
 /// Whether a pod that another operator created would roll if it differs.

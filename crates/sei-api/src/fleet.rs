@@ -39,6 +39,11 @@ pub const REPLICAS_MAX: usize = 100;
     printcolumn(name = "Replicas", type_ = "integer", json_path = ".status.replicas"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].reason"
+    ),
+    printcolumn(
         name = "Rollout",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"RolloutInProgress\")].reason"

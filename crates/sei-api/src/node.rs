@@ -137,6 +137,11 @@ pub struct SeiNodeSpec {
     /// as it is written; for all others the platform configuration decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<Box<ChainResources>>,
+    /// How long the pod may take to stop, in place of 120 s: a database that is not closed properly
+    /// is repaired, or restored, at the next start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 3600))]
+    pub termination_grace_period_seconds: Option<i32>,
     /// Secrets with credentials of registries, in addition to the platform's and those of the
     /// service account.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -192,7 +197,10 @@ pub struct UpdateSpec {
     pub on_image_change: Option<OnImageChange>,
 }
 
-/// How a changed image of a Ready node rolls.
+/// How a changed image rolls while the node is Ready: `InTurn` by default, nodes that do not sign
+/// first, or `AtOnce`, together with all other nodes whose image changed. A node that is not Ready
+/// rolls at once.
+// The schema of an enum has this text in place of that of the field.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnImageChange {
     /// In turn: nodes that do not sign first, within the chain's limit; nodes that sign last, one at
@@ -202,7 +210,9 @@ pub enum OnImageChange {
     AtOnce,
 }
 
-/// How to handle a change that does not come from the node's spec.
+/// What to do when a new operator or platform configuration renders a different pod: with `Auto`
+/// the node rolls by itself within the budget of its chain, with `Hold` the update waits for an
+/// approval or for the next change of the spec. By default the platform configuration decides.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnOperatorChange {
     /// The node rolls by itself, within the chain's budget.
@@ -612,7 +622,9 @@ pub struct DataVolumeSpec {
     pub size: Option<QuantityText>,
 }
 
-/// What happens to a claim with the deletion of its node.
+/// What happens to the claim that the operator created when the node is deleted: `Delete` deletes
+/// it, `Retain` keeps it without an owner. By default the claim of a node that signs is retained,
+/// because it has the record of what was signed; for others the platform configuration decides.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnDelete {
     /// The claim is deleted.

@@ -39,6 +39,56 @@ pub struct SchedulingSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub priority_class_name: Option<String>,
+    /// How pods are spread over machines or zones, as in a pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 8))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["topologyKey".into(), "whenUnsatisfiable".into()]))]
+    pub topology_spread_constraints: Option<Vec<TopologySpread>>,
+}
+
+/// How pods with some labels are spread over the values of a label of Kubernetes nodes.
+// In the order of the JSON names: digests of it are stored.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct TopologySpread {
+    pub label_selector: SpreadSelector,
+    /// How many more pods one place may have than another.
+    #[schemars(range(min = 1, max = 1000))]
+    pub max_skew: i32,
+    /// Label of Kubernetes nodes whose values are the places, e.g. `topology.kubernetes.io/zone`.
+    #[schemars(length(min = 1, max = 317))]
+    pub topology_key: String,
+    /// Whether a pod that no place suits waits, or runs anyway.
+    pub when_unsatisfiable: WhenUnsatisfiable,
+}
+
+/// The pods that are counted, in the namespace of the node.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct SpreadSelector {
+    /// Labels that a pod must all have; those of the node's own pod are `podLabels` and the
+    /// operator's, e.g. `sei.io/chain`.
+    #[schemars(extend("minProperties" = 1, "maxProperties" = 32, "additionalProperties" = serde_json::json!({
+        "type": "string", "maxLength": 63,
+        "pattern": "^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$",
+    })))]
+    pub match_labels: BTreeMap<String, String>,
+}
+
+/// What happens to a pod that no place suits.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhenUnsatisfiable {
+    DoNotSchedule,
+    ScheduleAnyway,
+}
+
+impl WhenUnsatisfiable {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::DoNotSchedule => "DoNotSchedule",
+            Self::ScheduleAnyway => "ScheduleAnyway",
+        }
+    }
 }
 
 /// A taint that a pod tolerates, as in a pod.

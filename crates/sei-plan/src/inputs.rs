@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use sei_api::node::{DEFAULT_SIDECAR_PORT, QuantityText, Resources};
-use sei_api::pod::{SchedulingSpec, Toleration};
+use sei_api::pod::{SchedulingSpec, Toleration, TopologySpread};
 use sei_api::{Mode, SeiNode, names};
 use serde::{Serialize, Serializer};
 
@@ -80,9 +80,14 @@ pub struct TemplateInputs {
     pub sidecar_resources: SidecarResources,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signing_secret: Option<String>,
+    /// None where the default is used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub termination_grace_seconds: Option<i32>,
     /// In addition to those of the platform.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tolerations: Vec<Toleration>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub topology_spread: Vec<TopologySpread>,
 }
 
 /// The data volume that the spec asks for. It is not rendered into a template: a volume that exists
@@ -154,8 +159,13 @@ impl TemplateInputs {
         let resources = spec.resources.as_ref();
         let limits = resources.and_then(|resources| resources.limits.as_ref());
         let requests = resources.and_then(|resources| resources.requests.as_ref());
-        let SchedulingSpec { node_pool, node_selector, tolerations, priority_class_name } =
-            spec.scheduling.as_deref().cloned().unwrap_or_default();
+        let SchedulingSpec {
+            node_pool,
+            node_selector,
+            tolerations,
+            priority_class_name,
+            topology_spread_constraints,
+        } = spec.scheduling.as_deref().cloned().unwrap_or_default();
         Ok(Self {
             chain_id: spec.chain_id.clone(),
             dedicated: is_dedicated(node),
@@ -194,7 +204,9 @@ impl TemplateInputs {
             sidecar_resources: sidecar
                 .map_or_else(|| Ok(SidecarResources::default()), SidecarResources::of)?,
             signing_secret: spec.signing_secret().map(str::to_owned),
+            termination_grace_seconds: spec.termination_grace_period_seconds,
             tolerations: tolerations.unwrap_or_default(),
+            topology_spread: topology_spread_constraints.unwrap_or_default(),
         })
     }
 }

@@ -121,8 +121,9 @@ impl Fleet {
         Ok(path)
     }
 
-    /// From now on images misbehave by their names.
+    /// From now on images misbehave by their names only: the images of the scenario work again.
     pub(crate) fn let_images_misbehave(&self) {
+        self.kubelet().lift_all(NAMESPACE);
         for (text, behaviour) in [
             (MISSING, Behaviour::ImageUnpullable),
             (CRASH, Behaviour::Crashes),

@@ -6,7 +6,7 @@
 
 #![allow(clippy::print_stdout, reason = "the output of this program is its purpose")]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,7 @@ use view::View;
 
 /// Runs a scenario on four validators and four RPC nodes, or on a `SeiNodeDeployment`.
 #[derive(Parser, Clone, Debug)]
+#[command(bin_name = "cargo xtask sandbox")]
 struct Flags {
     /// The scenario to run.
     #[arg(long, value_enum, default_value_t = Scenario::ChainUpgrade)]
@@ -33,7 +34,8 @@ struct Flags {
     #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=600))]
     pace: u64,
     /// Folder with etcd, kube-apiserver, kube-controller-manager and kubectl.
-    #[arg(long, value_name = "DIR")]
+    // `cargo xtask sandbox` sets it.
+    #[arg(long, value_name = "DIR", hide = true)]
     bin_dir: PathBuf,
 }
 
@@ -90,30 +92,31 @@ async fn run(flags: &Flags) -> Result<()> {
     println!("\n{}", figures.summary(began.elapsed()));
     if flags.keep {
         fleet.let_images_misbehave();
-        println!("\n{}\nPress Ctrl-C to stop.", next_commands(&fleet)?);
+        println!("\n{}\nPress Ctrl-C to stop.", next_commands(&fleet, &flags.bin_dir)?);
         std::future::pending::<()>().await;
     }
     Ok(())
 }
 
 /// What to try in a sandbox that keeps running.
-fn next_commands(fleet: &Fleet) -> Result<String> {
+fn next_commands(fleet: &Fleet, bin_dir: &Path) -> Result<String> {
     let kubeconfig = fleet.write_user_kubeconfig()?;
-    // The build of the sandbox does not build the plugin, but that of the tests does.
-    let beside = std::env::current_exe()?.with_file_name("kubectl-sei");
-    let (plugin, install) = if beside.exists() {
-        (beside.display().to_string(), "")
-    } else {
-        ("kubectl sei".to_owned(), "  cargo install --path crates/kubectl-sei\n")
-    };
+    // `cargo xtask sandbox --keep` builds the plugin into the same folder. kubectl is that of the
+    // control plane: a newcomer may have none.
+    let plugin = std::env::current_exe()?;
+    let plugin = plugin.parent().context("this program has no folder")?;
     Ok(format!(
-        "The operator keeps running. In another terminal:\n  \
-         export KUBECONFIG={}\n  kubectl get seinodes\n{install}  {plugin} status\n  \
-         {plugin} set image rpc-0 {}\n  {plugin} diff rpc-0\n\
+        "The operator keeps running. In another terminal, in this folder:\n  \
+         export KUBECONFIG={}\n  export PATH={}:{}:$PATH\n  \
+         kubectl get seinodes\n  kubectl sei status\n  \
+         kubectl sei set image rpc-0 {}\n  kubectl sei status rpc-0 --watch\n\
+         Then create a fleet and change its image: see README.md, A fleet of your own.\n\
          Images whose names contain {MISSING} cannot be pulled, those with {CRASH} crash, and those \
          with {HALT} run without becoming Ready.\n\
-         No containers run here, so there are no logs. Metrics: http://{}/metrics",
+         No containers run here, so there are no logs and no heights. Metrics: http://{}/metrics",
         kubeconfig.display(),
+        bin_dir.display(),
+        plugin.display(),
         fleet::BAD,
         fleet.metrics_address,
     ))

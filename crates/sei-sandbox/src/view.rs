@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use kube::ResourceExt as _;
-use sei_api::condition::{self, ConditionType};
+use sei_api::condition::{self, ConditionType, Reason};
+use sei_api::status::{SeiNodePhase, SeiNodeStatus};
 use sei_plan::summary::summarize;
 
 use crate::fleet::Member;
@@ -15,6 +16,7 @@ use crate::fleet::Member;
 /// A live table on a terminal, plain lines elsewhere.
 pub(crate) struct View {
     is_terminal: bool,
+    uses_color: bool,
     /// Lines of the table on the terminal.
     drawn: usize,
     /// The last text of each node, and since when it is unchanged.
@@ -38,6 +40,7 @@ impl View {
     pub(crate) fn new(pace: Duration) -> Self {
         Self {
             is_terminal: std::io::stdout().is_terminal(),
+            uses_color: std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
             drawn: 0,
             printed: BTreeMap::new(),
             began: Instant::now(),
@@ -88,10 +91,11 @@ impl View {
             let since =
                 self.printed.get(&row.name).map_or(0, |(_, since)| since.elapsed().as_secs());
             let reason: String = row.reason.chars().take(width).collect();
-            println!(
+            let line = format!(
                 "{:<12} {:<13} {:<8} {:<6} {:<20} {reason:<width$} {since} s",
                 row.name, row.phase, row.image, row.ready, row.task
             );
+            println!("{}", if self.uses_color { colored(row, &line) } else { line });
         }
         let total = rows.len().max(1);
         let filled = done * 40 / total;
@@ -100,6 +104,17 @@ impl View {
         let _ = std::io::stdout().flush();
         self.drawn = rows.len() + 2;
     }
+}
+
+/// The line of a node that is Ready in green, of one that is down in red, and of one that has a task
+/// in yellow.
+fn colored(row: &Row, line: &str) -> String {
+    let color = match (row.task.as_str(), row.ready) {
+        ("-", "yes") => 32,
+        ("-", _) => 31,
+        _ => 33,
+    };
+    format!("\x1b[{color}m{line}\x1b[0m")
 }
 
 /// Characters of a line of the table without the reason.
@@ -119,19 +134,28 @@ fn terminal_width() -> usize {
 fn row(member: &Member) -> Row {
     let summary = summarize(&member.node, Timestamp::now());
     let status = member.node.status.clone().unwrap_or_default();
-    let drift = condition::find(&status.conditions, ConditionType::PodTemplateDrift);
-    let reason = match drift {
-        Some(drift) if summary.why.is_empty() => drift.reason.clone(),
-        _ => summary.why,
-    };
+    let is_ready = member.pod.as_ref().is_some_and(|pod| pod.ready);
+    let reason = if summary.why.is_empty() { reason(&status, is_ready) } else { summary.why };
     Row {
         name: member.node.name_any(),
         phase: status.phase.map(|phase| phase.as_str().to_owned()).unwrap_or_default(),
         image: status.current_image.as_deref().map_or("-", tag).to_owned(),
-        ready: if member.pod.as_ref().is_some_and(|pod| pod.ready) { "yes" } else { "no" },
+        ready: if is_ready { "yes" } else { "no" },
         task: summary.task.map_or_else(|| "-".to_owned(), |task| task.name),
         reason,
     }
+}
+
+/// The reason of `Ready` while the pod is not, otherwise that of the drift. A pod is seen before the
+/// condition that reports it.
+fn reason(status: &SeiNodeStatus, is_ready: bool) -> String {
+    let find = |kind| condition::find(&status.conditions, kind);
+    let drift = find(ConditionType::PodTemplateDrift).map(|drift| drift.reason.clone());
+    if is_ready || status.phase != Some(SeiNodePhase::Running) {
+        return drift.unwrap_or_default();
+    }
+    let ready = find(ConditionType::Ready).filter(|ready| ready.status == "False");
+    ready.map_or_else(|| Reason::PodNotReady.as_str().to_owned(), |ready| ready.reason.clone())
 }
 
 fn tag(image: &str) -> &str {

@@ -25,6 +25,9 @@ pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<()> {
         return check(root);
     }
     let (program, programs) = build(root)?;
+    if arguments.iter().any(|argument| argument == "--keep") {
+        build_plugin(root)?;
+    }
     let mut command = Command::new(program);
     command.current_dir(root).arg("--bin-dir").arg(programs).args(arguments);
     run_to_end(&mut command, "sei-sandbox")
@@ -65,6 +68,10 @@ pub(crate) fn check(root: &Path) -> Result<()> {
 /// With `--package sei-sandbox` alone, tests would compile 120 more crates, k8s-openapi among them.
 const BUILD: [&str; 6] = ["build", "--workspace", "--bin", "sei-sandbox", "--example", "golden"];
 
+/// The build of the plugin, with the same features.
+const BUILD_PLUGIN: [&str; 6] =
+    ["build", "--workspace", "--bin", "kubectl-sei", "--example", "golden"];
+
 /// Builds the sandbox. Returns its path, and the folder of the control plane.
 fn build(root: &Path) -> Result<(PathBuf, PathBuf)> {
     let programs = control_plane::ensure(root, MINOR)?;
@@ -74,6 +81,14 @@ fn build(root: &Path) -> Result<(PathBuf, PathBuf)> {
     run_to_end(cargo_command().current_dir(root).args(BUILD), &line)?;
     println!("built in {}", seconds(started.elapsed()));
     Ok((target_folder(root).join("debug/sei-sandbox"), programs))
+}
+
+/// Builds the plugin beside the sandbox, which names it among the commands to try: one of an earlier
+/// build would not be that of this operator.
+fn build_plugin(root: &Path) -> Result<()> {
+    let line = format!("cargo {}", BUILD_PLUGIN.join(" "));
+    println!("building the kubectl plugin: {line}");
+    run_to_end(cargo_command().current_dir(root).args(BUILD_PLUGIN), &line)
 }
 
 /// The figures at the end of a scenario's output.

@@ -540,6 +540,56 @@ async fn a_silent_watch_and_a_long_queue_fire_alerts() -> Result<()> {
     scraped.scenario.close().await
 }
 
+#[tokio::test]
+async fn a_node_that_is_never_started_fires_an_alert() -> Result<()> {
+    let scraped = Scraped::open("alert-pending").await?;
+    let scenario = &scraped.scenario;
+    scenario.run("rpc", rpc("seid:v1")).await?;
+    let before = scraped.until(HEALTHY).await?;
+    // The platform has no witnesses for this chain.
+    let mut spec = rpc("seid:v1");
+    spec["chainId"] = json!("unknown-1");
+    spec["fullNode"] = json!({ "snapshot": { "stateSync": {} } });
+    scenario.create("new", spec).await?;
+    let pending =
+        "seinode_ready{NS,name=\"new\",chain=\"unknown-1\",role=\"node\",reason=\"Pending\"} 0";
+    let during = scraped.until(&[pending]).await?;
+    let witnesses = json!({ "rpcServers": ["a.example.org:26657", "b.example.org:26657"] });
+    scenario.edit("new", json!({ "spec": { "fullNode": { "snapshot": witnesses } } })).await?;
+    let started =
+        "seinode_ready{NS,name=\"new\",chain=\"unknown-1\",role=\"node\",reason=\"Ready\"} 1";
+    let after = scraped.until(&[HEALTHY, &[started]].concat()).await?;
+    let mut fires = of_node("SeiNodePending", scraped.namespace(), "new", "0");
+    fires.labels.push(("chain", "unknown-1".to_owned()));
+    check(before, during, after, vec![fires])?;
+    scraped.scenario.close().await
+}
+
+#[tokio::test]
+async fn a_full_volume_fires_an_alert() -> Result<()> {
+    let scraped = Scraped::open("alert-volume").await?;
+    scraped.scenario.run("rpc", rpc("seid:v1")).await?;
+    let scrape = scraped.until(HEALTHY).await?;
+    // The kubelet of the tests has no metrics: these are named as those of a real one.
+    let used = |claims: &[(&str, f64)]| {
+        let mut scrape = scrape.clone();
+        for (claim, used) in claims {
+            let namespace = scraped.namespace();
+            let labels = format!("{{namespace=\"{namespace}\",persistentvolumeclaim=\"{claim}\"}}");
+            scrape.insert(format!("kubelet_volume_stats_used_bytes{labels}"), *used);
+            scrape.insert(format!("kubelet_volume_stats_capacity_bytes{labels}"), 100.0);
+        }
+        scrape
+    };
+    // A volume that is no node's may be full.
+    let others = [("data-web", 99.0), ("rpc", 99.0)];
+    let before = used(&[&others[..], &[("data-rpc", 84.0)]].concat());
+    let during = used(&[&others[..], &[("data-rpc", 90.0)]].concat());
+    let fires = of_node("SeiNodeVolumeFull", scraped.namespace(), "rpc", "90%");
+    check(before.clone(), during, before, vec![fires])?;
+    scraped.scenario.close().await
+}
+
 /// An alert without a test here would never have been shown to fire.
 #[test]
 fn every_alert_has_a_test() -> Result<()> {

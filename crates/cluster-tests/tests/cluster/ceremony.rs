@@ -143,3 +143,41 @@ async fn a_failing_assembly_is_shown_and_begins_one_chain_in_the_end() -> Result
     }
     scenario.close().await
 }
+
+/// The record of the assembly stays `running`: its sidecar hangs.
+#[tokio::test]
+async fn a_hung_assembly_is_shown_and_tried_again_after_its_deadline() -> Result<()> {
+    // The deadline of 900 s is 9 s.
+    let scenario = Scenario::open_at_speed("ceremony-hangs", 100).await?;
+    let namespace = scenario.namespace().to_owned();
+    for node in NODES {
+        scenario.sidecars().hold(&namespace, node, CONFIGURE);
+    }
+    scenario.sidecars().hold(&namespace, "edge-0", ASSEMBLE);
+    create(&scenario, validators()).await?;
+    let hangs =
+        "False/InProgress assemble-and-upload-genesis failed and is run again: no end within 9 s";
+    wait_for("the deadline is shown", async || {
+        let text = condition(&status(&scenario).await?, "GenesisCeremonyComplete");
+        Ok((text == hangs).then_some(()))
+    })
+    .await?;
+    let now = status(&scenario).await?;
+    assert_eq!(now.phase, Some(FleetPhase::Initializing));
+    assert_eq!(now.genesis_hash, None);
+    let ready = condition(&now, "Ready");
+    assert!(ready.starts_with("False/NodesNotReady"), "{ready}");
+    scenario.sidecars().release(&namespace, "edge-0", ASSEMBLE);
+    let has_peers = async || {
+        let all = nodes(&scenario).await?.values().all(|node| node.spec.peers.is_some());
+        Ok(all.then_some(()))
+    };
+    wait_for("every node has its peers", has_peers).await?;
+    for node in NODES {
+        scenario.sidecars().release(&namespace, node, CONFIGURE);
+    }
+    let ready = until_ready(&scenario, 4).await?;
+    assert!(condition(&ready, "GenesisCeremonyComplete").starts_with("True/Complete genesis "));
+    assert!(submissions(&scenario, "edge-0")[ASSEMBLE] > 1, "there was another attempt");
+    scenario.close().await
+}

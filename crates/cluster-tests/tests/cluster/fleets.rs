@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use cluster_tests::install::Shell;
+use cluster_tests::operator::{PLATFORM, Setup};
 use cluster_tests::scenario::Scenario;
 use cluster_tests::wait_for;
 use kube::ResourceExt as _;
@@ -418,59 +420,90 @@ async fn the_server_refuses_fleets_that_cannot_work() -> Result<()> {
     Ok(())
 }
 
-/// Manifests for the Go operator of June 2026.
+/// Manifests as users of the Go operator wrote them in June 2026.
+const JUNE: &str = "
+apiVersion: sei.io/v1alpha1
+kind: SeiNodeDeployment
+metadata:
+  name: edge-rpc
+  namespace: chain-demo
+spec:
+  replicas: 3
+  updateStrategy:
+    type: InPlace
+  deletionPolicy: Delete
+  networking:
+    http: {}
+    tcp: {}
+  template:
+    metadata:
+      labels:
+        team: edge
+    spec:
+      chainId: demo-7
+      image: registry.example.net/seid:v6.5.0
+      sidecar:
+        image: registry.example.net/sidecar:v0.0.50
+      peers:
+        - label:
+            namespace: chain-demo
+            selector:
+              sei.io/chain: demo-7
+      overrides:
+        evm.http_port: \"8545\"
+      fullNode:
+        snapshot:
+          stateSync: {}
+          trustPeriod: 168h0m0s
+---
+apiVersion: sei.io/v1alpha1
+kind: SeiNodeDeployment
+metadata:
+  name: lab-validators
+  namespace: chain-demo
+spec:
+  replicas: 4
+  updateStrategy:
+    type: InPlace
+  genesis:
+    chainId: lab-1
+    stakingAmount: 25000000usei
+    accounts:
+      - address: sei1d3skyttyv4kk7ttpvd3k7atwwsknqvp3ch9vlr
+        balance: 5000000usei
+    overrides:
+      gov.voting_params.voting_period: \"45s\"
+  template:
+    spec:
+      chainId: lab-1
+      image: registry.example.net/seid:v6.5.0
+      validator: {}
+";
+
 #[tokio::test]
-async fn manifests_of_the_go_operator_apply_unchanged() -> Result<()> {
-    let scenario = Scenario::open("fleet-june").await?;
-    let fleet = json!({
-        "apiVersion": "sei.io/v1alpha1", "kind": "SeiNodeDeployment",
-        "metadata": { "name": "edge" },
-        "spec": {
-            "replicas": 2,
-            "updateStrategy": { "type": "InPlace" },
-            "deletionPolicy": "Delete",
-            "networking": { "http": {}, "tcp": {} },
-            "template": {
-                "metadata": { "labels": { "team": "edge" } },
-                "spec": {
-                    "chainId": "demo-1",
-                    "image": "seid:v1",
-                    "sidecar": { "image": "registry.example.net/sidecar:v0.0.50" },
-                    "peers": [{ "label": {
-                        "namespace": scenario.namespace(),
-                        "selector": { "sei.io/chain": "demo-1" },
-                    } }],
-                    "overrides": { "evm.http_port": "8545" },
-                    "fullNode": { "snapshot": { "stateSync": {}, "trustPeriod": "168h0m0s" } },
-                },
-            },
-        },
-    });
-    create(&scenario, fleet).await?;
-    let status = until_ready(&scenario, 2).await?;
+async fn manifests_of_the_go_operator_apply_unchanged_and_reach_ready() -> Result<()> {
+    let mut scenario = Scenario::open_without_operator("fleet-june").await?;
+    let platform = PLATFORM.replace("demo-1", "demo-7");
+    scenario.start_with(Setup { platform, ..Setup::default() }).await?;
+    let namespace = scenario.namespace();
+    let shell = Shell::on(scenario.plane())?;
+    shell.run_with("kubectl apply -f -", &JUNE.replace("chain-demo", namespace))?;
+    // Phase and condition, as scripts for the Go operator and for this one wait.
+    for wait in ["jsonpath='{.status.phase}'=Ready", "condition=Ready"] {
+        shell.run(&format!(
+            "kubectl -n {namespace} wait snd/edge-rpc snd/lab-validators --for={wait} --timeout=90s"
+        ))?;
+    }
+    let status = fleets(&scenario).get("edge-rpc").await?.status.unwrap_or_default();
+    assert_eq!((status.replicas, status.ready_replicas), (Some(3), Some(3)));
     assert!(condition(&status, "NetworkingReady").starts_with("False/NotSupported"));
     let urls = status.endpoints.unwrap_or_default();
-    let rpc = format!("http://edge-internal.{}.svc:26657", scenario.namespace());
+    let rpc = format!("http://edge-rpc-internal.{namespace}.svc:26657");
     assert_eq!(urls.tendermint_rpc.as_deref(), Some(rpc.as_str()));
-    let genesis = json!({
-        "apiVersion": "sei.io/v1alpha1", "kind": "SeiNodeDeployment",
-        "metadata": { "name": "lab" },
-        "spec": {
-            "replicas": 4,
-            "updateStrategy": { "type": "InPlace" },
-            "genesis": {
-                "chainId": "lab-1", "stakingAmount": "25000000usei",
-                "accounts": [{ "address": "sei1d3skyttyv4kk7ttpvd3k7atwwsknqvp3ch9vlr",
-                               "balance": "5000000usei" }],
-                "overrides": { "gov.voting_params.voting_period": "45s" },
-            },
-            "template": { "spec": { "chainId": "lab-1", "image": "seid:v1", "validator": {} } },
-        },
-    });
-    let params = PostParams { dry_run: true, ..PostParams::default() };
-    let lab: SeiNodeDeployment = serde_json::from_value(genesis)?;
-    let stored = fleets(&scenario).create(&params, &lab).await?;
-    let genesis = serde_json::to_value(stored.spec.genesis)?;
+    let lab = fleets(&scenario).get("lab-validators").await?;
+    let status = lab.status.unwrap_or_default();
+    assert!(condition(&status, "GenesisCeremonyComplete").starts_with("True/Complete"));
+    let genesis = serde_json::to_value(lab.spec.genesis)?;
     assert_eq!(genesis["overrides"]["gov.voting_params.voting_period"], "45s", "kept");
     scenario.close().await
 }

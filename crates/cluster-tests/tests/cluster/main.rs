@@ -48,6 +48,7 @@ mod sidecar_tokens;
 mod signers;
 mod signing_key_handover;
 mod statefulset_alert;
+mod states;
 mod status_history;
 mod unanswered_requests;
 mod unmanaged_node;

@@ -10,6 +10,14 @@ use crate::fleets;
 /// A priority class that every cluster has.
 const PRIORITY: &str = "system-node-critical";
 
+fn spread() -> Value {
+    json!([{
+        "maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": { "matchLabels": { "sei.io/chain": "demo-1" } },
+    }])
+}
+
 fn placed() -> Value {
     let mut spec = rpc("seid:v1");
     spec["podAnnotations"] = json!({ "example.org/profile": "heavy" });
@@ -18,7 +26,9 @@ fn placed() -> Value {
         "nodeSelector": { "topology.kubernetes.io/zone": "a" },
         "tolerations": [{ "key": "example.org/spot", "operator": "Exists" }],
         "priorityClassName": PRIORITY,
+        "topologySpreadConstraints": spread(),
     });
+    spec["terminationGracePeriodSeconds"] = json!(60);
     spec["resources"] = json!({ "requests": { "cpu": "1", "memory": "1Gi" } });
     spec["imagePullSecrets"] = json!([{ "name": "registry" }]);
     spec["dataVolume"] = json!({ "storageClassName": "local", "size": "70Gi" });
@@ -41,6 +51,8 @@ async fn a_pod_is_placed_by_the_spec_of_its_node_and_rolls_with_it() -> Result<(
     assert_eq!(spec["nodeSelector"], json!({ "topology.kubernetes.io/zone": "a" }));
     assert_eq!(spec["priorityClassName"], PRIORITY);
     assert_eq!(spec["imagePullSecrets"], json!([{ "name": "registry" }]));
+    assert_eq!(spec["topologySpreadConstraints"], spread());
+    assert_eq!(spec["terminationGracePeriodSeconds"], 60);
     let tolerations = spec["tolerations"].as_array().context("no tolerations")?;
     assert!(tolerations.contains(&json!({ "key": "example.org/spot", "operator": "Exists" })));
     let seid = spec["containers"][0]["resources"].clone();
@@ -69,6 +81,13 @@ async fn a_pod_is_placed_by_the_spec_of_its_node_and_rolls_with_it() -> Result<(
     assert_eq!(pod["spec"]["nodeSelector"], json!({ "topology.kubernetes.io/zone": "b" }));
     let last = scenario.status("rpc").await?.last_update.context("no update")?;
     assert_eq!(last.cause, Cause::Spec);
+
+    let before = scenario.uid("rpc").await?;
+    scenario.edit("rpc", json!({ "spec": { "terminationGracePeriodSeconds": null } })).await?;
+    scenario.until_pod("rpc", "is another pod", |pod| pod.uid != before && pod.ready).await?;
+    scenario.settled("rpc").await?;
+    let pod = json_of(scenario.pods().get("rpc-0").await?)?;
+    assert_eq!(pod["spec"]["terminationGracePeriodSeconds"], 120, "as without the field");
     scenario.close().await
 }
 

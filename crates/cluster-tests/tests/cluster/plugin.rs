@@ -42,7 +42,7 @@ fn file(text: &str) -> Result<NamedTempFile> {
 }
 
 /// Runs the plugin as this user, in the scenario's namespace.
-async fn sei_as(user: User, scenario: &Scenario, line: &str) -> Result<(String, Exit)> {
+pub(crate) async fn sei_as(user: User, scenario: &Scenario, line: &str) -> Result<(String, Exit)> {
     let context = CommandContext {
         client: Some(scenario.plane().client(user)?),
         namespace: scenario.namespace().to_owned(),
@@ -516,7 +516,7 @@ async fn a_watch_prints_each_change() -> Result<()> {
 }
 
 /// The plugin's program, built by cargo into the folder of this test.
-fn program() -> Result<PathBuf> {
+pub(crate) fn program() -> Result<PathBuf> {
     // Once: a second build replaces the file under the tests that run it.
     static BUILT: OnceLock<bool> = OnceLock::new();
     let build = || sei_rig::cargo().args(["build", "--quiet", "--package", "kubectl-sei"]).status();

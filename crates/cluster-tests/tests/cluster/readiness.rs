@@ -11,7 +11,7 @@ use sei_rig::{Behaviour, ClaimRule};
 use serde_json::json;
 
 /// A line of `kubectl get seinodes`, by the names of its columns; without name and age.
-fn shown(shell: &Shell, scenario: &Scenario, name: &str) -> Result<String> {
+pub(crate) fn shown(shell: &Shell, scenario: &Scenario, name: &str) -> Result<String> {
     let namespace = scenario.namespace();
     let text = shell.run(&format!("kubectl -n {namespace} get seinodes {name}"))?;
     let mut lines = text.lines();

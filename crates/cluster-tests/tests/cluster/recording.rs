@@ -171,7 +171,8 @@ impl Rule {
 fn expanded(template: &str, fires: &Fires) -> String {
     let mut text = template
         .replace("{{ $value }}", &fires.value)
-        .replace("{{ $value | humanizeDuration }}", &fires.value);
+        .replace("{{ $value | humanizeDuration }}", &fires.value)
+        .replace("{{ $value | humanizePercentage }}", &fires.value);
     for (name, value) in &fires.labels {
         text = text.replace(&format!("{{{{ $labels.{name} }}}}"), value);
     }

@@ -1,10 +1,13 @@
 //! The commands of the operational documents, run as written.
 
 use anyhow::{Context as _, Result, ensure};
-use cluster_tests::docs::sections;
+use cluster_tests::docs::{commands, sections};
 use cluster_tests::install::Shell;
+use cluster_tests::operator::{PLATFORM, Setup};
 use cluster_tests::scenario::{Scenario, rpc};
 use sei_rig::Behaviour;
+
+use crate::plugin;
 
 /// A command with its placeholders in capitals replaced.
 fn filled(block: &str, namespace: &str) -> String {
@@ -68,5 +71,31 @@ async fn the_gitops_commands_work_as_written() -> Result<()> {
     scenario.run("rpc", rpc("seid:v1")).await?;
     let shell = Shell::on(scenario.plane())?;
     follow_all(&shell, "docs/gitops.md", scenario.namespace())?;
+    scenario.close().await
+}
+
+#[tokio::test]
+async fn the_fleet_of_the_readme_works_as_written() -> Result<()> {
+    let mut scenario = Scenario::open_without_operator("readme-fleet").await?;
+    // The sandbox has witnesses for the chain of the samples too.
+    let platform = PLATFORM.replace("demo-1", "pacific-1");
+    scenario.start_with(Setup { platform, ..Setup::default() }).await?;
+    let shell = Shell::on(scenario.plane())?;
+    let plugin = plugin::program()?;
+    let folder = plugin.parent().context("the plugin has no folder")?;
+    // As in the sandbox: a kubeconfig with the namespace, and the plugin on the PATH.
+    let set_up = format!(
+        "cp \"$KUBECONFIG\" \"$HOME/kubeconfig\"; export KUBECONFIG=\"$HOME/kubeconfig\"
+         kubectl config set-context --current --namespace={}
+         export PATH={}:$PATH\n",
+        scenario.namespace(),
+        folder.display(),
+    );
+    let output = shell.run(&(set_up + &commands("README.md", "A fleet of your own")?))?;
+    assert!(output.contains("complete, 3 of 3 nodes run the template"), "{output}");
+    for node in ["edge-0", "edge-1", "edge-2"] {
+        let image = scenario.status(node).await?.current_image;
+        assert_eq!(image.as_deref(), Some("registry.example.org/seid:v6.6.0"), "{node}");
+    }
     scenario.close().await
 }

@@ -41,6 +41,8 @@ pub(super) struct FleetSnapshot {
     pub(super) pods: BTreeMap<Key, Vec<PodView>>,
     /// By namespace and name of the claim; `None` if claims were not read.
     pub(super) claims: Option<BTreeMap<Key, ClaimView>>,
+    /// Storage classes by namespace and name of the claim.
+    pub(super) classes: BTreeMap<Key, String>,
 }
 
 impl FleetSnapshot {
@@ -66,6 +68,10 @@ impl FleetSnapshot {
         }
         fleet.claims =
             Some(claims.iter().map(|claim| (key_of(claim), claim_view(claim))).collect());
+        let class = |claim: &PersistentVolumeClaim| {
+            Some((key_of(claim), claim.spec.as_ref()?.storage_class_name.clone()?))
+        };
+        fleet.classes = claims.iter().filter_map(class).collect();
         Ok(fleet)
     }
 
@@ -150,6 +156,12 @@ impl FleetSnapshot {
             None if recorded.is_some() => Claim::Missing,
             None => Claim::Unknown,
         }
+    }
+
+    /// The storage class of the claim that the operator created for the node.
+    pub(super) fn storage_class(&self, node: &SeiNode) -> Option<&String> {
+        let (namespace, name) = key_of(node);
+        self.classes.get(&(namespace, data_claim(&name)))
     }
 
     /// StatefulSet and pods of a node. Without a cluster, missing ones are built from its status.

@@ -407,6 +407,36 @@ fn a_volume_keeps_its_size() {
 }
 
 #[test]
+fn a_volume_keeps_its_storage_class() {
+    let node: SeiNode = serde_json::from_value(fleet().objects[1].clone()).unwrap();
+    let preview = |class: &str| {
+        let fleet = FleetSnapshot {
+            nodes: vec![node.clone()],
+            classes: [(("demo".to_owned(), "data-rpc-0".to_owned()), class.to_owned())].into(),
+            ..FleetSnapshot::default()
+        };
+        let platform = Platform::parse(PLATFORM, "next.yaml").unwrap();
+        let candidate = Candidate {
+            platform: &platform,
+            version: "1.0.0",
+            budget: Budget::of(&platform.rollout, Timing::default()),
+            now: fixtures::now(),
+        };
+        let snapshot = fleet.observe(&node, &candidate);
+        let storage_class = storage_class(fleet.storage_class(&node), &snapshot);
+        NodePreview { storage_class, ..node_preview(&snapshot, predict(&snapshot)) }
+    };
+    let new = preview("other").storage_class.unwrap().new;
+    assert_eq!(preview(&new).storage_class, None);
+    expect![[r#"
+
+        Only new volumes get the configured storage class; these keep theirs
+          other, new ones fast: demo/rpc-0
+    "#]]
+    .assert_eq(&text::volumes(&[preview("other")]));
+}
+
+#[test]
 fn without_a_template_the_rolling_nodes_are_known_but_not_the_fields() {
     let mut fleet = Fleet::new();
     fleet.node("rpc-0", &rpc());
@@ -604,7 +634,8 @@ fn the_json_output_has_all_fields() {
                       "to": "seictl:v2"
                     }
                   ],
-                  "volume": null
+                  "volume": null,
+                  "storageClass": null
                 }
               ]
             }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use sei_api::status::FieldChange;
 
-use super::{Effect, NodePreview, Report, Rules, VolumeSize};
+use super::{Effect, NodePreview, Report, Rules, VolumeSetting};
 use crate::diff::cause_text;
 use crate::format::{changes, count};
 
@@ -24,7 +24,7 @@ pub(super) fn text(report: &Report) -> String {
             text.push_str(&group(nodes, cause.as_deref(), &mut printed, roll_text));
         }
     }
-    let stays = |node: &&&NodePreview| node.effect == Effect::Nothing && node.volume.is_some();
+    let stays = |node: &&&NodePreview| node.effect == Effect::Nothing && node.keeps_volume();
     let hidden = !report.lists_unchanged;
     let others: Vec<&NodePreview> =
         others.iter().filter(|node| !(hidden && stays(node))).copied().collect();
@@ -72,19 +72,28 @@ fn group<'a>(
     text
 }
 
-/// The volumes whose size is not that of the configuration.
+/// The volumes whose size or storage class is not that of the configuration.
 pub(super) fn volumes(nodes: &[NodePreview]) -> String {
-    let mut sizes: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
+    volumes_by("size", nodes, |node| node.volume.as_ref())
+        + &volumes_by("storage class", nodes, |node| node.storage_class.as_ref())
+}
+
+fn volumes_by(
+    what: &str,
+    nodes: &[NodePreview],
+    setting: impl Fn(&NodePreview) -> Option<&VolumeSetting>,
+) -> String {
+    let mut values: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
     for node in nodes {
-        if let Some(VolumeSize { current, new }) = &node.volume {
-            sizes.entry((current, new)).or_default().push(node.name());
+        if let Some(VolumeSetting { current, new }) = setting(node) {
+            values.entry((current, new)).or_default().push(node.name());
         }
     }
-    if sizes.is_empty() {
+    if values.is_empty() {
         return String::new();
     }
-    let mut text = "\nOnly new volumes get the configured size; these keep theirs\n".to_owned();
-    text.extend(sizes.into_iter().map(|((current, new), nodes)| {
+    let mut text = format!("\nOnly new volumes get the configured {what}; these keep theirs\n");
+    text.extend(values.into_iter().map(|((current, new), nodes)| {
         format!("  {current}, new ones {new}: {}\n", nodes.join(", "))
     }));
     text

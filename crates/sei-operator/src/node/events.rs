@@ -48,8 +48,11 @@ fn changed<'a>(
 
 fn phase(before: &SeiNodeStatus, after: &SeiNodeStatus) -> Option<Event> {
     let to = after.phase.filter(|_| before.phase != after.phase)?;
-    let from = before.phase.map_or("nothing", |phase| phase.as_str());
-    let note = format!("{from} -> {}", to.as_str());
+    let to_text = to.as_str();
+    let note = before.phase.map_or_else(
+        || format!("created, {to_text}"),
+        |from| format!("{} -> {to_text}", from.as_str()),
+    );
     Some(event(EventType::Normal, "PhaseTransition", to.as_str(), &note))
 }
 
@@ -167,6 +170,7 @@ fn event(type_: EventType, reason: &str, action: &str, note: &str) -> Event {
 #[cfg(test)]
 mod tests {
     use sei_api::condition::{ConditionStatus, Verdict};
+    use sei_api::status::SeiNodePhase;
 
     use super::*;
 
@@ -201,5 +205,17 @@ mod tests {
             condition::set(&mut after.conditions, &in_sync(message), 1, now);
             assert_eq!(status_events(&before, &after).len(), 0, "{message}");
         }
+    }
+
+    #[test]
+    fn the_first_phase_of_a_node_is_reported_as_its_creation() {
+        let with_phase = |phase| SeiNodeStatus { phase: Some(phase), ..SeiNodeStatus::default() };
+        let (first, next) =
+            (with_phase(SeiNodePhase::Initializing), with_phase(SeiNodePhase::Running));
+        let note = |before, after| phase(before, after).and_then(|event| event.note);
+        let new = SeiNodeStatus::default();
+        let created = note(&new, &first);
+        assert_eq!(created.as_deref(), Some("created, Initializing"));
+        assert_eq!(note(&first, &next).as_deref(), Some("Initializing -> Running"));
     }
 }

@@ -319,6 +319,17 @@ fn is_held(status: &SeiNodeStatus) -> bool {
     status.pending_update.as_ref().is_some_and(|update| update.state == UpdateState::Held)
 }
 
+/// Why the first start of the node does not begin, or failed. The message of a start in progress
+/// changes too often for the status of the fleet.
+fn first_start(status: &SeiNodeStatus) -> Option<String> {
+    let phase = status.phase?;
+    if !matches!(phase, SeiNodePhase::Pending | SeiNodePhase::Failed) {
+        return None;
+    }
+    let ready = ready_condition(status).filter(|ready| !ready.message.is_empty())?;
+    Some(format!("{phase}: {}", ready.message, phase = phase.as_str()))
+}
+
 /// Since when the node runs its spec and is healthy, or why it is not.
 fn health(
     node: &SeiNode,
@@ -327,7 +338,8 @@ fn health(
 ) -> Result<Option<Timestamp>, String> {
     if !is_settled(node, status) {
         let why = status.pending_update.as_ref().and_then(|update| update.reason.clone());
-        return Err(why.unwrap_or_else(|| "does not run it yet".to_owned()));
+        let why = why.or_else(|| first_start(status));
+        return Err(why.unwrap_or_else(|| "does not run the template yet".to_owned()));
     }
     let mut since = status.last_update.as_ref().map(|last| last.finished_at.0);
     if limits.needs_ready {

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 
 use sei_api::names;
 use sei_api::node::SeiNodeSpec;
-use sei_api::pod::{PullSecret, SchedulingSpec, TaintEffect, Toleration, TolerationOperator};
+use sei_api::pod::{
+    PullSecret, SchedulingSpec, TaintEffect, Toleration, TolerationOperator, TopologySpread,
+};
 
 use super::check::{SpecError, check_resources, is_dns_label, is_label_key, is_label_value};
 use super::parse_quantity;
@@ -49,6 +51,11 @@ pub(super) fn check(spec: &SeiNodeSpec, errors: &mut Vec<SpecError>) {
         let field = format!("spec.imagePullSecrets[{at}].name");
         push(name_error(&secret.name), &field, errors);
     }
+    if let Some(seconds) = spec.termination_grace_period_seconds.filter(|seconds| *seconds < 1) {
+        let rule = "must be at least 1: a pod that is killed at once may lose its database";
+        let field = "spec.terminationGracePeriodSeconds";
+        errors.push(SpecError::invalid(field, &seconds.to_string(), rule));
+    }
     if let Some(scheduling) = &spec.scheduling {
         check_scheduling(scheduling, errors);
     }
@@ -69,7 +76,13 @@ pub(super) fn check(spec: &SeiNodeSpec, errors: &mut Vec<SpecError>) {
 }
 
 fn check_scheduling(scheduling: &SchedulingSpec, errors: &mut Vec<SpecError>) {
-    let SchedulingSpec { node_pool, node_selector, tolerations, priority_class_name } = scheduling;
+    let SchedulingSpec {
+        node_pool,
+        node_selector,
+        tolerations,
+        priority_class_name,
+        topology_spread_constraints,
+    } = scheduling;
     if let Some(pool) = node_pool.as_deref().filter(|pool| pool.is_empty() || !is_label_value(pool))
     {
         errors.push(SpecError::invalid("spec.scheduling.nodePool", pool, NOT_A_VALUE));
@@ -83,6 +96,10 @@ fn check_scheduling(scheduling: &SchedulingSpec, errors: &mut Vec<SpecError>) {
     }
     if let Some(class) = priority_class_name {
         push(name_error(class), "spec.scheduling.priorityClassName", errors);
+    }
+    for (at, spread) in topology_spread_constraints.iter().flatten().enumerate() {
+        let field = format!("spec.scheduling.topologySpreadConstraints[{at}]");
+        push(spread_error(spread), &field, errors);
     }
 }
 
@@ -114,6 +131,18 @@ pub(crate) fn key_error(key: &str) -> Option<Mistake> {
 pub(crate) fn name_error(name: &str) -> Option<Mistake> {
     let is_name = name.len() <= NAME_MAX && name.split('.').all(is_dns_label);
     (!is_name).then(|| (name.to_owned(), NOT_A_NAME))
+}
+
+fn spread_error(spread: &TopologySpread) -> Option<Mistake> {
+    let TopologySpread { label_selector, max_skew, topology_key, when_unsatisfiable: _ } = spread;
+    if *max_skew < 1 {
+        return Some((max_skew.to_string(), "must be at least 1 as maxSkew"));
+    }
+    if label_selector.match_labels.is_empty() {
+        return Some((topology_key.clone(), "needs labels in labelSelector.matchLabels"));
+    }
+    let mut labels = label_selector.match_labels.iter();
+    key_error(topology_key).or_else(|| labels.find_map(|(key, value)| selector_error(key, value)))
 }
 
 pub(crate) fn toleration_error(toleration: &Toleration) -> Option<Mistake> {

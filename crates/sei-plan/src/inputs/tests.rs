@@ -332,6 +332,13 @@ fn what_places_a_pod_must_be_acceptable_to_a_server() {
         format!("{error}\n")
     };
     let tolerations = "/spec/scheduling/tolerations";
+    let spread = "/spec/scheduling/topologySpreadConstraints";
+    let constraint = |skew: i32, key: &str, labels: Value| {
+        json!({
+            "maxSkew": skew, "topologyKey": key, "whenUnsatisfiable": "DoNotSchedule",
+            "labelSelector": { "matchLabels": labels },
+        })
+    };
     let text = [
         at("/spec/podAnnotations", json!({ "two parts": "x" })),
         at("/spec/podAnnotations", json!({ "a": "x".repeat(256 * 1024) })),
@@ -343,6 +350,11 @@ fn what_places_a_pod_must_be_acceptable_to_a_server() {
         at(tolerations, json!([{ "key": "a", "operator": "Exists", "value": "x" }])),
         at(tolerations, json!([{ "key": "a", "tolerationSeconds": 1 }])),
         at("/spec/scheduling/priorityClassName", json!("Upper")),
+        at(spread, json!([constraint(0, "zone", json!({ "a": "b" }))])),
+        at(spread, json!([constraint(1, "a zone", json!({ "a": "b" }))])),
+        at(spread, json!([constraint(1, "zone", json!({}))])),
+        at(spread, json!([constraint(1, "zone", json!({ "a": "b c" }))])),
+        at("/spec/terminationGracePeriodSeconds", json!(0)),
         at("/spec/resources/requests/cpu", json!("lots")),
         at("/spec/resources/requests/memory", json!("1Ti")),
         at("/spec/imagePullSecrets/1/name", json!("a_b")),
@@ -361,6 +373,11 @@ fn what_places_a_pod_must_be_acceptable_to_a_server() {
         spec.scheduling.tolerations[0]: `a` must have no value with operator Exists
         spec.scheduling.tolerations[0]: `a` needs effect NoExecute for tolerationSeconds
         spec.scheduling.priorityClassName: `Upper` must hold only a-z, 0-9, `-` and `.`, and start and end with a-z or 0-9
+        spec.scheduling.topologySpreadConstraints[0]: `0` must be at least 1 as maxSkew
+        spec.scheduling.topologySpreadConstraints[0]: `a zone` is not a label key; write name or prefix/name, with a DNS name as prefix
+        spec.scheduling.topologySpreadConstraints[0]: `zone` needs labels in labelSelector.matchLabels
+        spec.scheduling.topologySpreadConstraints[0]: `b c` is not a label value; use at most 63 of a-z, A-Z, 0-9, `-`, `_` and `.`, starting and ending with a letter or digit
+        spec.terminationGracePeriodSeconds: `0` must be at least 1: a pod that is killed at once may lose its database
         spec.resources.requests.cpu: `lots` is not a quantity; write a decimal number, such as `0.5`, `500m` or `2Gi`
         spec.resources.requests.memory: the request 1Ti is more than the limit 512Gi; lower it or raise the limit
         spec.imagePullSecrets[1].name: `a_b` must hold only a-z, 0-9, `-` and `.`, and start and end with a-z or 0-9

@@ -48,9 +48,10 @@ pub fn check_state_sync(spec: &SeiNodeSpec, registry: &RegisteredWitnesses) -> S
             let known = sorted(known.iter());
             if known.len() < WITNESSES_MIN {
                 let message = format!(
-                    "{} witnesses known for chain {}, {WITNESSES_MIN} needed",
+                    "{} state-sync witnesses known for chain {chain}, {WITNESSES_MIN} needed: set \
+                     snapshot.rpcServers, or stateSync.syncers.{chain} of the platform configuration",
                     known.len(),
-                    spec.chain_id
+                    chain = spec.chain_id
                 );
                 return result(
                     ConditionStatus::False,

@@ -7,10 +7,11 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
     LocalObjectReference, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm,
-    ResourceRequirements, Toleration,
+    ResourceRequirements, Toleration, TopologySpreadConstraint,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
-use sei_api::pod::{TaintEffect, Toleration as TolerationSpec, TolerationOperator};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use sei_api::pod::{TaintEffect, Toleration as TolerationSpec, TolerationOperator, TopologySpread};
 
 use super::containers::texts;
 use super::{footprint, node_pool};
@@ -63,6 +64,23 @@ fn toleration(spec: &TolerationSpec) -> Toleration {
         toleration_seconds: *toleration_seconds,
         value: value.clone(),
     }
+}
+
+pub(super) fn topology_spread(inputs: &TemplateInputs) -> Option<Vec<TopologySpreadConstraint>> {
+    let all = inputs.topology_spread.iter().map(|spread| {
+        let TopologySpread { label_selector, max_skew, topology_key, when_unsatisfiable } = spread;
+        TopologySpreadConstraint {
+            label_selector: Some(LabelSelector {
+                match_labels: Some(label_selector.match_labels.clone()),
+                ..LabelSelector::default()
+            }),
+            max_skew: *max_skew,
+            topology_key: topology_key.clone(),
+            when_unsatisfiable: when_unsatisfiable.as_str().to_owned(),
+            ..TopologySpreadConstraint::default()
+        }
+    });
+    (!inputs.topology_spread.is_empty()).then(|| all.collect())
 }
 
 pub(super) fn node_selector(

@@ -82,7 +82,10 @@ pub(super) fn base_pod(inputs: &TemplateInputs, platform: &Platform) -> PodSpec 
             fs_group_change_policy: Some("OnRootMismatch".to_owned()),
             ..PodSecurityContext::default()
         }),
-        termination_grace_period_seconds: Some(TERMINATION_GRACE_SECONDS),
+        termination_grace_period_seconds: Some(
+            inputs.termination_grace_seconds.map_or(TERMINATION_GRACE_SECONDS, i64::from),
+        ),
+        topology_spread_constraints: placement::topology_spread(inputs),
         tolerations: Some(placement::tolerations(inputs, platform)),
         node_selector: placement::node_selector(inputs, platform),
         priority_class_name: placement::priority_class(inputs, platform),

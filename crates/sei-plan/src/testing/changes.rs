@@ -110,6 +110,18 @@ pub(crate) const TEMPLATE_CHANGED: &[Change] = &[
         let class = Some(format!("p-{text}"));
         node.spec.scheduling.get_or_insert_default().priority_class_name = class;
     }),
+    ("topology spread", |node, text| {
+        let spread = json!([{
+            "maxSkew": 1, "topologyKey": format!("t-{text}"), "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": { "matchLabels": { "a": "b" } },
+        }]);
+        node.spec.scheduling.get_or_insert_default().topology_spread_constraints =
+            Some(serde_json::from_value(spread).unwrap());
+    }),
+    ("grace period", |node, text| {
+        let seconds = 200 + i32::try_from(text.len()).unwrap();
+        node.spec.termination_grace_period_seconds = Some(seconds);
+    }),
     ("resources", |node, text| {
         let cpu = json!({ "requests": { "cpu": format!("{}m", 1000 + text.len()) } });
         node.spec.resources = Some(serde_json::from_value(cpu).unwrap());

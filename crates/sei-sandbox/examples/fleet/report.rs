@@ -44,6 +44,9 @@ pub(crate) fn markdown(runs: &[Run]) -> String {
         for figures in run.phases.iter().chain([&run.floor]) {
             let _ = writeln!(text, "| {} |", cells(run, figures).join(" | "));
         }
+        if let Some(rest) = run.phase("rest") {
+            let _ = writeln!(text, "\n{}", at_rest(rest));
+        }
         let first = runs.iter().find(|earlier| earlier.nodes == run.nodes);
         if let Some(first) = first.filter(|first| first.operator != run.operator) {
             let _ = writeln!(text, "\n{}", ratios(run, first));
@@ -82,6 +85,17 @@ fn cells(run: &Run, figures: &Figures) -> Vec<String> {
         own(format!("{:.1}", figures.requests.len() as f64 / nodes)),
         figures.deleted_pods.to_string(),
     ]
+}
+
+/// The CPU time of a fleet at rest, whose chain is probed at the default interval.
+#[allow(clippy::cast_precision_loss, reason = "figures for people")]
+fn at_rest(rest: &Figures) -> String {
+    let seconds = rest.wall.as_secs_f64();
+    let percent = rest.cpu.total() as f64 / 10.0 / seconds;
+    format!(
+        "At rest, with the RPC of every node probed at the default interval, the operator used \
+         {percent:.2} % of one core over {seconds:.0} s."
+    )
 }
 
 fn percentile(times: &[Duration], percent: usize) -> Option<&Duration> {

@@ -87,5 +87,8 @@ fn a_node_that_was_released_before_it_was_hands_off_takes_from_the_limit() {
     model.hands_off("edge-0", true);
     // It rolls as soon as the annotation is removed.
     assert_eq!(model.pass(1000), Vec::<String>::new());
-    assert_eq!(model.status().nodes[0].message.as_deref(), Some("hands-off: does not run it yet"));
+    assert_eq!(
+        model.status().nodes[0].message.as_deref(),
+        Some("hands-off: does not run the template yet")
+    );
 }

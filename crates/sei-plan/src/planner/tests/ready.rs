@@ -40,7 +40,8 @@ fn a_running_node_with_a_ready_pod_is_ready() {
 fn a_node_that_has_not_run_yet_is_not_ready() {
     let blocked =
         new_node(replayer()).with(|seen| seen.witnesses = RegisteredWitnesses::Known(Vec::new()));
-    let why = "False/Pending: 0 witnesses known for chain demo-1, 2 needed";
+    let why = "False/Pending: 0 state-sync witnesses known for chain demo-1, 2 needed: set \
+               snapshot.rpcServers, or stateSync.syncers.demo-1 of the platform configuration";
     assert_eq!(ready(&blocked), why);
     let starts = new_node(full_node());
     assert_eq!(ready(&starts), "False/Initializing: the first start is not complete");

@@ -94,6 +94,29 @@ fn without_pools_no_machine_is_excluded() {
     assert!(affinity.pod_anti_affinity.is_some(), "dedicated machines stay dedicated");
 }
 
+#[test]
+fn a_node_spreads_its_pod_and_sets_its_grace_period() {
+    let render = |fields: Value| {
+        let mut json = serde_json::to_value(node("rpc-genesis")).unwrap();
+        let own = fields.as_object().unwrap().clone();
+        json["spec"].as_object_mut().unwrap().extend(own);
+        let inputs = TemplateInputs::of(&node_from(json)).unwrap();
+        let template = render_template(&inputs, &platform("minimal")).unwrap();
+        let pod = serde_json::to_value(template.spec).unwrap();
+        (pod["terminationGracePeriodSeconds"].clone(), pod["topologySpreadConstraints"].clone())
+    };
+    assert_eq!(render(json!({})), (json!(120), Value::Null));
+    let spread = json!([{
+        "maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": { "matchLabels": { "team": "edge" } },
+    }]);
+    let fields = json!({
+        "terminationGracePeriodSeconds": 600,
+        "scheduling": { "topologySpreadConstraints": spread },
+    });
+    assert_eq!(render(fields), (json!(600), spread));
+}
+
 /// The pod of the Job is placed like the node's own: it fills the same volume.
 #[test]
 fn the_bootstrap_pod_is_placed_like_the_node() {
