@@ -12,7 +12,7 @@ use super::{
     stall, without_plan,
 };
 use crate::adoption::Comparison;
-use crate::budget;
+use crate::budget::{self, Taken};
 use crate::check_plan::{Severity, check_plan};
 use crate::desired::Desired;
 use crate::snapshot::{Sidecar, Snapshot};
@@ -206,6 +206,10 @@ pub(super) fn fate_of_update(snapshot: &Snapshot, plan: &TaskPlan) -> Fate {
     }
     if is_overwritten(snapshot, plan) {
         return supersede("another template on the StatefulSet");
+    }
+    if replaceable && budget::is_provisional(plan) && snapshot.is_ready() {
+        // Its replacement would now cost the chain a node, and no slot was free for that.
+        return supersede("the end of its outage");
     }
     if replaceable && must_open_gate_first(snapshot, plan) {
         return Fate::OpenGate;
@@ -435,8 +439,12 @@ pub(super) fn continue_late(snapshot: &Snapshot, plan: &TaskPlan) -> Decision {
     if plan.target.as_ref().is_some_and(|target| has_other_target(target, desired)) {
         return decision.then(supersede(snapshot, plan, &desired.hash));
     }
-    let (late, slot) = (build::Shape::Late, budget::has_slot(plan));
-    let next = build::node_update(snapshot, desired, cause, late, slot);
+    let takes = match () {
+        () if budget::is_provisional(plan) => Taken::WhileDown,
+        () if budget::has_slot(plan) => Taken::Slot,
+        () => Taken::Nothing,
+    };
+    let next = build::node_update(snapshot, desired, cause, build::Shape::Late, takes);
     let decision = decision
         .updating(format!("continues without the old pod's sidecar: {why}"))
         .start(next, &why);

@@ -389,6 +389,22 @@ fn readiness_plays_no_part() {
 }
 
 #[test]
+fn a_pod_that_is_ready_again_is_not_deleted_by_a_roll_without_a_free_slot() {
+    const WAITS: &str =
+        "wait - again 5s: the node is Ready again; it requests a slot of its chain first";
+    fn while_down(world: &mut World, ready: bool) {
+        world.plan.target.as_mut().unwrap().slot_while_down = Some(true);
+        set_pods(world, vec![PodView { ready, ..pod(OLD) }]);
+    }
+    let cases: &[Case] = &[
+        ("Ready again", |world| while_down(world, true), WAITS),
+        ("still down", |world| while_down(world, false), DELETES),
+    ];
+    check(cases);
+    check_cached(cases);
+}
+
+#[test]
 fn the_pod_of_a_terminating_statefulset_is_not_replaced() {
     check(&[(
         "terminating",
