@@ -17,9 +17,11 @@ impl Pass {
     pub(super) fn unproved_claim(&self) -> Option<String> {
         let snapshot = &self.snapshot;
         let recorded = snapshot.status.data_claim.is_some();
+        let runs = snapshot.status.phase == Some(SeiNodePhase::Running);
         let unproved = match snapshot.node.spec.imported_claim() {
-            Some(_) => recorded || snapshot.status.phase == Some(SeiNodePhase::Running),
-            None if snapshot.claim == Claim::Unknown => recorded,
+            Some(_) => recorded || runs,
+            // A pod that is Ready has its volume.
+            None if snapshot.claim == Claim::Unknown => recorded || (runs && !snapshot.is_ready()),
             None => stall::volume_lost(snapshot).is_some(),
         };
         unproved.then(|| snapshot.claim_name())

@@ -293,12 +293,19 @@ fn a_failed_repair_is_retried_after_a_delay() {
     }
 }
 
+/// The claim of the node, as the cache shows it.
+fn own_claim(seen: &Snapshot) -> Claim {
+    let controller = seen.node.metadata.uid.clone();
+    Claim::Present(ClaimView { controller, ..ClaimView::default() })
+}
+
 /// A validator that is no longer paused, with its next template still to be applied.
 fn unpaused() -> Snapshot {
     let stopped = running(validator()).edit(|spec| spec.image = "seid:2".into()).with(|seen| {
         seen.pods.clear();
         seen.node.spec.paused = Some(true);
         seen.statefulset.as_mut().unwrap().replicas = Some(0);
+        seen.claim = own_claim(seen);
     });
     let mut pass = begin(stopped.clone());
     let Ask::Write(status) = pass.ask() else { panic!("its next start is prepared") };
@@ -402,6 +409,7 @@ fn the_identity_of_a_stopped_node_without_its_key_is_released() {
         seen.pods.clear();
         seen.statefulset.as_mut().unwrap().replicas = Some(0);
         seen.node.spec.paused = Some(true);
+        seen.claim = own_claim(seen);
     });
     let pod = MountView { kind: "pod", signs: true, ..MountView::default() };
     let ended = MountView { is_idle: true, ..pod.clone() };
@@ -469,7 +477,10 @@ fn labels_removed_from_a_statefulset_are_restored() {
         seen.desired = Ok(desired);
     });
     let existing = hidden.statefulset.clone();
-    let mut pass = begin(hidden.with(|seen| seen.statefulset = None));
+    let mut pass = begin(hidden.with(|seen| {
+        seen.statefulset = None;
+        seen.claim = own_claim(seen);
+    }));
     let Ask::Perform(check) = pass.ask() else { panic!("the StatefulSet is missing") };
     assert_eq!(*check, Request::Read(Read::Node));
     pass.absorb(Outcome::Node(Some(Box::new((**pass.node()).clone()))));
