@@ -568,7 +568,7 @@ impl Pass {
 
     /// Decides, and applies the decision to the status. Returns what must be asked first.
     fn decide(&mut self) -> Option<Request> {
-        self.snapshot.waiting = self.waiting.clone().or_else(|| self.repair_waits.clone());
+        self.snapshot.waiting = self.reported_wait().cloned();
         let decision = planner::plan(&self.snapshot);
         if let Some(uid) = &decision.compare {
             let known = self.snapshot.adoption.as_ref().is_some_and(|(known, _)| known == uid);

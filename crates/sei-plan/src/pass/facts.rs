@@ -8,7 +8,7 @@ use crate::planner::stall;
 use crate::request::{Outcome, Read, Request};
 use crate::signing_key::SigningKey;
 use crate::snapshot::{Claim, Snapshot};
-use crate::tasks::signing_key_not_ready;
+use crate::tasks::{Waiting, signing_key_not_ready};
 use crate::view::{StatefulSetView, chain_of};
 
 impl Pass {
@@ -46,6 +46,17 @@ impl Pass {
             namespace: node.metadata.namespace.clone().unwrap_or_default(),
             node: node.metadata.name.clone(),
         })
+    }
+
+    /// What the node waits for. A task that waits until its StatefulSet is created again has no reason
+    /// of its own: the repair that cannot create it has.
+    pub(super) fn reported_wait(&self) -> Option<&Waiting> {
+        let is_missing = self.snapshot.statefulset.is_none();
+        let has_reason = |waiting: &&Waiting| waiting.reason.is_some();
+        let repair = self.repair_waits.as_ref();
+        let cause =
+            repair.filter(|_| is_missing && self.waiting.iter().any(|by| by.reason.is_none()));
+        cause.filter(has_reason).or(self.waiting.as_ref()).or(repair)
     }
 
     pub(super) fn absorb_key(&mut self, request: &Request, outcome: Outcome) {

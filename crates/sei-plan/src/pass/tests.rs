@@ -470,6 +470,83 @@ fn an_imported_claim_is_guarded_like_an_own_one() {
 }
 
 #[test]
+fn a_claim_without_a_record_is_read_while_the_pod_is_not_ready() {
+    let wiped = running(full_node()).with(|seen| seen.pods[0].ready = false);
+    let mut pass = begin(wiped.clone());
+    let Ask::Perform(read) = pass.ask() else { panic!("the claim is read") };
+    assert_eq!(*read, Request::Read(Read::Claim("data-n".to_owned())));
+    pass.absorb(Outcome::Claim(None));
+    let Ask::Write(status) = pass.ask() else { panic!("it is reported") };
+    assert_eq!(status.blocked.unwrap().reason, "DataVolumeLost");
+    let mut pass = begin(wiped.with(|seen| seen.pods[0].ready = true));
+    assert!(!matches!(pass.ask(), Ask::Perform(_)), "a pod that is Ready has its volume");
+}
+
+/// A validator whose StatefulSet was deleted during its first plan, after it was applied.
+fn without_its_statefulset() -> Snapshot {
+    let mut snapshot = new_node(validator());
+    let Ask::Write(status) = begin(snapshot.clone()).ask() else { panic!("a plan is stored") };
+    snapshot.store(*status);
+    snapshot.with(|seen| {
+        let plan = seen.status_mut().plan.as_mut().unwrap();
+        let replace = plan.tasks.iter().position(|task| task.is(TaskType::ReplacePod)).unwrap();
+        plan.tasks[..replace].iter_mut().for_each(|task| task.status = TaskStatus::Complete);
+        let status = seen.status.clone();
+        seen.store(status);
+    })
+}
+
+/// The reason with which a pass reports the node as stalled, after these answers.
+fn stalled_after(snapshot: Snapshot, answers: Vec<Outcome>) -> String {
+    let mut pass = begin(snapshot);
+    let mut answers = answers.into_iter();
+    loop {
+        match pass.ask() {
+            Ask::Perform(request) => {
+                pass.absorb(answers.next().unwrap_or_else(|| panic!("{request:?}")));
+            }
+            Ask::Write(status) => {
+                let stalled = find(&status.conditions, ConditionType::Stalled).unwrap();
+                return format!("{}/{}", stalled.status, stalled.reason);
+            }
+            Ask::Done(ending) => panic!("{ending:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_plan_reports_why_its_statefulset_is_not_created_again() {
+    let missing = || Outcome::StatefulSet(None);
+    let rival = without_its_statefulset()
+        .with(|seen| seen.signing_conflict = Some("ns/a signs with this key".into()));
+    assert_eq!(stalled_after(rival.clone(), vec![missing()]), "True/SigningKeyConflict");
+    let mut pass = begin(rival);
+    pass.ask();
+    pass.absorb(missing());
+    pass.ask();
+    pass.absorb(Outcome::Failed(Failure::Conflict(String::new())));
+    let Ask::Done(ending) = pass.ask() else { panic!("the pass ends") };
+    assert!(ending.requeue.is_some(), "no event reports the end of the conflict");
+    // The caches do not show the other node yet, or the server refuses the StatefulSet.
+    for (failure, reason) in [
+        (not_started("ns/a signs with this key"), "True/SigningKeyConflict"),
+        (Failure::Forbidden("cannot create".to_owned()), "True/Forbidden"),
+    ] {
+        let mut pass = begin(without_its_statefulset());
+        let Ask::Perform(_) = pass.ask() else { panic!("a start is checked") };
+        pass.question = None;
+        let create = Request::CreateStatefulSet(Box::default());
+        pass.refuse_start(create, failure);
+        let Ask::Perform(read) = pass.ask() else { panic!("the StatefulSet is read") };
+        assert_eq!(*read, Request::Read(Read::StatefulSet));
+        pass.absorb(missing());
+        let Ask::Write(status) = pass.ask() else { panic!("it is reported") };
+        let stalled = find(&status.conditions, ConditionType::Stalled).unwrap();
+        assert_eq!(format!("{}/{}", stalled.status, stalled.reason), reason);
+    }
+}
+
+#[test]
 fn labels_removed_from_a_statefulset_are_restored() {
     let hidden = running(full_node()).with(|seen| {
         let mut desired = seen.desired.clone().unwrap();

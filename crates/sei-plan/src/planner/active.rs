@@ -65,8 +65,21 @@ pub(super) fn decide(snapshot: &Snapshot, plan: &TaskPlan) -> Decision {
             ..resume(snapshot, plan)
         },
     };
+    if let Some(conflict) = waits_for_a_key(snapshot, plan) {
+        // The end of it triggers no event for this node.
+        let decision = decision.requeue_within(snapshot.timing.poll() * 6);
+        return Decision { blocker: decision.blocker.clone().or(Some(conflict)), ..decision };
+    }
     let blocker = decision.blocker.clone().or_else(|| refused_edit(snapshot, plan));
     Decision { blocker, ..decision }
+}
+
+/// Another node has the key of a node whose StatefulSet was deleted after the plan had applied it: it is
+/// not created again meanwhile.
+fn waits_for_a_key(snapshot: &Snapshot, plan: &TaskPlan) -> Option<Blocker> {
+    let applied = plan.has_completed(TaskType::ApplyStatefulSet) && snapshot.statefulset.is_none();
+    let why = snapshot.signing_conflict.clone().filter(|_| applied)?;
+    Some(Blocker::SigningKeyConflict { why })
 }
 
 fn fate(snapshot: &Snapshot, plan: &TaskPlan) -> Fate {
