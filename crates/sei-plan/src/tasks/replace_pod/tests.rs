@@ -466,7 +466,8 @@ fn after_the_delete_the_task_waits_for_the_successor() {
 #[test]
 fn a_pod_that_is_missing_at_the_delete_is_listed_again() {
     let mut world = World::updating(TaskType::ReplacePod);
-    let lines = world.transcript([Outcome::Failed(Failure::NotFound), Outcome::Pods(Vec::new())]);
+    let lines = world
+        .transcript([Outcome::Failed(Failure::NotFound(String::new())), Outcome::Pods(Vec::new())]);
     assert_transcript(&lines, &[DELETES, "read Pods", "wait StatefulSetNotObserved: …"]);
 }
 
@@ -508,7 +509,7 @@ fn conflicts_are_counted_in_a_row_and_other_failures_are_not_counted() {
     assert_eq!(world.seen.delete_conflicts, 3);
     let mut world = World::updating(TaskType::ReplacePod);
     world.seen.delete_conflicts = 3;
-    world.transcript([Outcome::Failed(Failure::NotFound)]);
+    world.transcript([Outcome::Failed(Failure::NotFound(String::new()))]);
     assert_eq!(world.seen.delete_conflicts, 0, "the next pod is a new one");
 }
 
