@@ -27,7 +27,7 @@ pub mod sidecar;
 #[cfg(test)]
 pub(crate) mod fixture;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub(crate) use apply::{
     not_controlled, on_delete_patch, takes_a_key, write_proxy_config, write_service,
