@@ -585,6 +585,36 @@ fn a_task_submitted_by_another_operator_is_timed_from_its_first_poll() {
 }
 
 #[test]
+fn more_abandoned_tasks_than_a_pass_can_clear_are_cleared_by_the_next() {
+    let mut snapshot = updating();
+    let many = |at: usize| format!("abandoned-{at}");
+    let mut status = snapshot.status.clone();
+    status.plan.as_mut().unwrap().abandoned = (0..150).map(many).collect();
+    snapshot.store(status);
+    let mut left = Vec::new();
+    for _ in 0..3 {
+        let mut pass = begin(snapshot.clone());
+        let mut requests = 0;
+        let after = loop {
+            match pass.ask() {
+                Ask::Perform(request) => {
+                    requests += 1;
+                    assert!(matches!(*request, Request::Sidecar(_)), "{request:?}");
+                    let failed = crate::request::TaskState::Failed("ended".to_owned());
+                    pass.absorb(Outcome::Task(Some(failed.into())));
+                }
+                Ask::Write(status) => break *status,
+                Ask::Done(ending) => break *ending.deferred.expect("progress"),
+            }
+        };
+        assert!(requests <= REQUESTS_MAX, "{requests}");
+        left.push(after.plan.as_ref().map_or(0, |plan| plan.abandoned.len()));
+        snapshot.store(after);
+    }
+    assert_eq!(left, [150 - REQUESTS_MAX, 150 - 2 * REQUESTS_MAX, 0]);
+}
+
+#[test]
 fn a_plan_is_not_superseded_while_a_request_is_in_flight() {
     let edited = updating().edit(|spec| spec.image = "seid:3".into());
     let plan = edited.status().plan.clone();
