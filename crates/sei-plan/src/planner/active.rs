@@ -207,6 +207,10 @@ pub(super) fn fate_of_update(snapshot: &Snapshot, plan: &TaskPlan) -> Fate {
     if spec.updates_are_paused() && replaceable && !restores_running {
         return supersede("spec.update.paused");
     }
+    if replaceable && budget::is_provisional(plan) && snapshot.is_ready() {
+        // Its replacement would now cost the chain a node, and no slot was free for that.
+        return supersede("the end of its outage");
+    }
     if replaceable && stall::volume_terminating(snapshot) {
         // Kubernetes deletes the claim once this pod stops.
         return supersede("the deletion of its volume");
@@ -219,10 +223,6 @@ pub(super) fn fate_of_update(snapshot: &Snapshot, plan: &TaskPlan) -> Fate {
     }
     if is_overwritten(snapshot, plan) {
         return supersede("another template on the StatefulSet");
-    }
-    if replaceable && budget::is_provisional(plan) && snapshot.is_ready() {
-        // Its replacement would now cost the chain a node, and no slot was free for that.
-        return supersede("the end of its outage");
     }
     if replaceable && must_open_gate_first(snapshot, plan) {
         return Fate::OpenGate;
