@@ -3,7 +3,7 @@ use serde_json::json;
 
 use super::*;
 use crate::planner::fixture::{full_node, new_node, observer, running, validator};
-use crate::request::{ClaimView, MountView, SecretView};
+use crate::request::{ClaimView, MountView, SecretView, SidecarCall, TaskState};
 use crate::signing_key::{self, SigningKey};
 use crate::view::ObjectView;
 
@@ -577,8 +577,8 @@ fn a_task_submitted_by_another_operator_is_timed_from_its_first_poll() {
     let mut pass = begin(updating());
     let Ask::Perform(poll) = pass.ask() else { panic!("the sidecar is polled") };
     let Request::Sidecar(call) = &*poll else { panic!("{poll:?}") };
-    assert!(matches!(call.call, crate::request::SidecarCall::Poll { .. }));
-    let record = crate::request::TaskRecord::from(crate::request::TaskState::Running);
+    assert!(matches!(call.call, SidecarCall::Poll { .. }));
+    let record = crate::request::TaskRecord::from(TaskState::Running);
     pass.absorb(Outcome::Task(Some(record)));
     let status = deferred(&mut pass);
     assert!(status.plan.unwrap().tasks[0].submitted_at.is_some());
@@ -599,9 +599,15 @@ fn more_abandoned_tasks_than_a_pass_can_clear_are_cleared_by_the_next() {
             match pass.ask() {
                 Ask::Perform(request) => {
                     requests += 1;
-                    assert!(matches!(*request, Request::Sidecar(_)), "{request:?}");
-                    let failed = crate::request::TaskState::Failed("ended".to_owned());
-                    pass.absorb(Outcome::Task(Some(failed.into())));
+                    let Request::Sidecar(call) = &*request else { panic!("{request:?}") };
+                    let SidecarCall::Poll { id } = &call.call else { panic!("{request:?}") };
+                    let is_abandoned = id.starts_with("abandoned-");
+                    let state = if is_abandoned {
+                        TaskState::Failed("ended".to_owned())
+                    } else {
+                        TaskState::Running
+                    };
+                    pass.absorb(Outcome::Task(Some(state.into())));
                 }
                 Ask::Write(status) => break *status,
                 Ask::Done(ending) => break *ending.deferred.expect("progress"),
