@@ -70,14 +70,15 @@ pub(crate) const LIST_NODES: &str = "list seinodes";
 pub(crate) fn call_error(what: &str, failure: Failure) -> Error {
     let message = match failure {
         // A list is not found if its kind is unknown to the server.
-        Failure::NotFound if what == LIST_NODES => return Error::NoCrd,
+        Failure::NotFound(_) if what == LIST_NODES => return Error::NoCrd,
         Failure::Indeterminate(text) => return Error::Unreachable { message: one_line(&text) },
-        Failure::NotFound => format!("{what}: not found"),
         Failure::AlreadyExists => format!("{what}: already exists"),
         Failure::Forbidden(text) => format!("{text}; request that permission"),
         Failure::Conflict(text) => return Error::Conflict { message: one_line(&text) },
-        Failure::FieldManagerConflict(text)
+        Failure::NotFound(text)
+        | Failure::FieldManagerConflict(text)
         | Failure::Rejected(text)
+        | Failure::NamespaceTerminating(text)
         | Failure::NotStarted { message: text, .. }
         | Failure::Unreachable(text)
         | Failure::TaskRefused(text)
@@ -97,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_failed_call_names_its_remedy() {
-        let missing = call_error(LIST_NODES, Failure::NotFound);
+        let missing = call_error(LIST_NODES, Failure::NotFound("no".into()));
         assert_eq!(
             missing.to_string(),
             "the SeiNode CRD is not installed; run kubectl apply --server-side -f config/crd/bases"

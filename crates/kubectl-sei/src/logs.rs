@@ -34,7 +34,7 @@ pub(crate) async fn run(
     let action = format!("read the log of pod {namespace}/{pod}");
     let log = match call(&action, pods.log_stream(&pod, &params)).await {
         Ok(log) => log,
-        Err(Failure::NotFound) => {
+        Err(Failure::NotFound(_)) => {
             let found = find("get pod", pods.get(&pod)).await;
             let found = found.map_err(|failure| call_error("get pod", failure))?;
             let message = match found {

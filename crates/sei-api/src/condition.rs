@@ -482,7 +482,7 @@ pub const REASONS: &[ReasonRow] = &[
         R::DataVolumeLost,
         0,
         "The node's data volume no longer exists. The operator does not recreate it, and keeps a node that signs at zero replicas.",
-        "Restore the claim under its name, or accept that the operator creates a new, empty one. Then approve: set annotation sei.io/recreate-volume to the uid of the lost claim.",
+        "Restore the claim under its name, or accept that the operator creates a new, empty one. Then approve: set annotation sei.io/recreate-volume to the uid of the lost claim, or to the uid of the node if the message names that one.",
     ),
     stall(
         R::SigningKeyConflict,

@@ -146,6 +146,10 @@ pub struct PlanTarget {
     /// Whether the plan holds a slot of its chain's budget.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot: Option<bool>,
+    /// Whether that slot was granted although none was free, because the node was down. The plan is
+    /// superseded if the node is Ready before its pod is deleted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot_while_down: Option<bool>,
     /// Chain of the node; an init plan is worthless for another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chain_id: Option<String>,

@@ -32,7 +32,7 @@ pub async fn find<T>(
 ) -> Result<Option<T>, Failure> {
     match call(action, request).await {
         Ok(value) => Ok(Some(value)),
-        Err(Failure::NotFound) => Ok(None),
+        Err(Failure::NotFound(_)) => Ok(None),
         Err(failure) => Err(failure),
     }
 }
@@ -48,10 +48,15 @@ pub fn failure(action: &str, error: &kube::Error) -> Failure {
 fn api_failure(action: &str, status: &Status) -> Failure {
     let text = format!("{action}: {}", status.message);
     match (status.code, status.reason.as_str()) {
-        (404, _) => Failure::NotFound,
+        (404, _) => Failure::NotFound(text),
         (409, "AlreadyExists") => Failure::AlreadyExists,
-        (409, _) if is_field_conflict(status) => Failure::FieldManagerConflict(text),
+        (409, _) if has_cause(status, "FieldManagerConflict") => {
+            Failure::FieldManagerConflict(text)
+        }
         (409, _) => Failure::Conflict(text),
+        (403, _) if has_cause(status, "NamespaceTerminating") => {
+            Failure::NamespaceTerminating(text)
+        }
         (401 | 403, _) => forbidden(text, status),
         (400 | 413 | 422, _) => Failure::Rejected(text),
         // The call fails until the webhook is repaired, so a user has to see it.
@@ -60,16 +65,15 @@ fn api_failure(action: &str, status: &Status) -> Failure {
     }
 }
 
-/// A quota, Pod Security, a terminating namespace and a webhook also return 403: those refuse the
-/// object, not the operator. Only the authorizer's message names a user who `cannot` do something.
+/// A quota, Pod Security and a webhook also return 403: those refuse the object, not the operator. Only the authorizer's message names a user who `cannot` do something.
 fn forbidden(text: String, status: &Status) -> Failure {
     let refuses_operator = status.code == 401 || status.message.contains("\" cannot ");
     if refuses_operator { Failure::Forbidden(text) } else { Failure::Rejected(text) }
 }
 
-fn is_field_conflict(status: &Status) -> bool {
-    let causes = status.details.iter().flat_map(|details| &details.causes);
-    causes.into_iter().any(|cause| cause.reason == "FieldManagerConflict")
+fn has_cause(status: &Status, reason: &str) -> bool {
+    let mut causes = status.details.iter().flat_map(|details| &details.causes);
+    causes.any(|cause| cause.reason == reason)
 }
 
 /// An error with its causes, each once.
@@ -102,7 +106,9 @@ mod tests {
     #[test]
     fn api_errors_are_classified_by_code_reason_and_message() {
         let check = |code, reason, message| failure("get x", &api_error(code, reason, message));
-        assert_eq!(check(404, "NotFound", "no"), Failure::NotFound);
+        let missing = "configmaps \"x\" not found";
+        let text = "get x: configmaps \"x\" not found".to_owned();
+        assert_eq!(check(404, "NotFound", missing), Failure::NotFound(text));
         assert_eq!(check(409, "AlreadyExists", "no"), Failure::AlreadyExists);
         assert!(matches!(check(409, "Conflict", "no"), Failure::Conflict(_)));
         assert!(matches!(
@@ -119,6 +125,30 @@ mod tests {
         assert!(matches!(check(422, "Invalid", "bad"), Failure::Rejected(_)));
         assert!(matches!(check(500, "InternalError", "oops"), Failure::Indeterminate(_)));
         assert!(matches!(check(504, "Timeout", "slow"), Failure::Indeterminate(_)));
+    }
+
+    /// The status as the API server sends it. An admission webhook may send the same message.
+    #[test]
+    fn a_terminating_namespace_is_recognised_by_the_cause_and_not_by_the_message() {
+        let message = "configmaps \"x\" is forbidden: unable to create new content in namespace ns \
+                       because it is being terminated";
+        let mut status = serde_json::json!({
+            "status": "Failure", "message": message, "reason": "Forbidden", "code": 403,
+            "details": { "name": "x", "kind": "configmaps", "causes": [{
+                "reason": "NamespaceTerminating",
+                "message": "namespace ns is being terminated",
+                "field": "metadata.namespace",
+            }]},
+        });
+        let check = |status: &serde_json::Value| {
+            let status = serde_json::from_value(status.clone()).unwrap();
+            failure("apply x", &kube::Error::Api(Box::new(status)))
+        };
+        assert!(
+            matches!(check(&status), Failure::NamespaceTerminating(text) if text.contains(message))
+        );
+        status["details"]["causes"] = serde_json::json!([]);
+        assert!(matches!(check(&status), Failure::Rejected(_)));
     }
 
     #[tokio::test(start_paused = true)]

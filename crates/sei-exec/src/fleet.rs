@@ -121,7 +121,7 @@ impl FleetCluster {
             Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None });
         let delete = DeleteParams { preconditions, ..DeleteParams::default() };
         match call("delete seinode", self.api::<Lean<SeiNode>>().delete(name, &delete)).await {
-            Ok(_) | Err(Failure::NotFound) => Ok(FleetOutcome::Deleted),
+            Ok(_) | Err(Failure::NotFound(_)) => Ok(FleetOutcome::Deleted),
             Err(failure) => Err(failure),
         }
     }
@@ -132,7 +132,7 @@ impl FleetCluster {
         let patched = fleets.patch(&self.key.name, &params, &patch);
         match call("patch finalizers", patched).await {
             Ok(patched) => Ok(FleetOutcome::Fleet(Box::new(patched.0))),
-            Err(Failure::NotFound) => Ok(FleetOutcome::Deleted),
+            Err(Failure::NotFound(_)) => Ok(FleetOutcome::Deleted),
             Err(failure) => Err(failure),
         }
     }

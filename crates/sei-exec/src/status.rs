@@ -58,7 +58,7 @@ where
                 Some(field) => Err(WriteError::Pruned(format!("status{field}"))),
             }
         }
-        Err(Failure::Conflict(_) | Failure::NotFound) => Err(WriteError::Stale),
+        Err(Failure::Conflict(_) | Failure::NotFound(_)) => Err(WriteError::Stale),
         Err(failure) => Err(WriteError::Call(failure)),
     }
 }

@@ -168,10 +168,14 @@ async fn request(
                 Failure::Unauthorized("the server returned no token for sidecars".to_owned())
             })
         }
-        Err(Failure::NotFound) => Err(Failure::Unauthorized(format!(
+        Err(Failure::NotFound(_)) => Err(Failure::Unauthorized(format!(
             "service account {SIDECAR_CALLER} not found in namespace {namespace}"
         ))),
-        Err(Failure::Forbidden(text) | Failure::Rejected(text)) => Err(Failure::Unauthorized(text)),
+        Err(
+            Failure::Forbidden(text)
+            | Failure::Rejected(text)
+            | Failure::NamespaceTerminating(text),
+        ) => Err(Failure::Unauthorized(text)),
         Err(failure) => Err(failure),
     }
 }

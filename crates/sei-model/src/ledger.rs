@@ -3,6 +3,7 @@
 use sei_api::SeiNode;
 use sei_api::key::ObjectKey;
 use sei_plan::budget::{self, Budget, Member, Roll, Standing};
+use sei_plan::platform::BudgetScope;
 use sei_plan::snapshot::Slot;
 use sei_plan::view::own_pod;
 
@@ -36,15 +37,15 @@ impl Operator {
             others.push(member);
         }
         let slot = budget::grant(&me, roll, &others, &budget);
-        if slot == Slot::Granted {
+        if slot.is_granted() {
             self.granted.insert(key.clone());
         }
         slot
     }
 
     fn chain_of(&self, key: &ObjectKey, node: &SeiNode) -> String {
-        let set = self.caches.sets.get(key).filter(|set| set.controller == node.metadata.uid);
-        set.and_then(|set| set.chain()).unwrap_or(&node.spec.chain_id).to_owned()
+        let set = self.caches.sets.get(key).map(|set| &**set);
+        budget::chain_of(node, set, BudgetScope::Cluster)
     }
 
     fn member(

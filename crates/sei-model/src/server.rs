@@ -80,7 +80,7 @@ impl Cluster {
                     Outcome::Accepted
                 }
                 Some(_) => conflict(),
-                None => Outcome::Failed(Failure::NotFound),
+                None => Outcome::Failed(Failure::NotFound("not found".to_owned())),
             },
             Request::CreateStatefulSet(object) => self.create_set(key, object),
             Request::ApplyStatefulSet(object) => self.apply_set(key, object),
@@ -97,7 +97,7 @@ impl Cluster {
                     Outcome::Accepted
                 }
                 Some(_) => conflict(),
-                None => Outcome::Failed(Failure::NotFound),
+                None => Outcome::Failed(Failure::NotFound("not found".to_owned())),
             },
             Request::DeleteClaim { name, uid } => self.delete_claim(key, name, uid),
             Request::ReleaseClaim { name, uid, owner } => {
@@ -108,7 +108,7 @@ impl Cluster {
                         Outcome::Accepted
                     }
                     Some(_) => conflict(),
-                    None => Outcome::Failed(Failure::NotFound),
+                    None => Outcome::Failed(Failure::NotFound("not found".to_owned())),
                 }
             }
             Request::PatchFinalizers { resource_version, finalizers } => {
@@ -232,7 +232,7 @@ impl Cluster {
                         Outcome::Accepted
                     }
                     Some(_) => conflict(),
-                    None => Outcome::Failed(Failure::NotFound),
+                    None => Outcome::Failed(Failure::NotFound("not found".to_owned())),
                 };
             }
             _ => return Outcome::Accepted,
@@ -296,7 +296,9 @@ impl Cluster {
     }
 
     fn patch_set(&mut self, key: &ObjectKey, patch: &Value) -> Outcome {
-        let Some(set) = self.sets.get(key) else { return Outcome::Failed(Failure::NotFound) };
+        let Some(set) = self.sets.get(key) else {
+            return Outcome::Failed(Failure::NotFound("not found".to_owned()));
+        };
         if patch["metadata"]["resourceVersion"] != json!(set.resource_version) {
             return conflict();
         }
@@ -322,7 +324,9 @@ impl Cluster {
 
     fn delete_by(&mut self, caller: &Caller, delete: &PodDelete) -> Outcome {
         let key = ObjectKey::new(&caller.key.namespace, &delete.name);
-        let Some(pod) = self.pods.get(&key) else { return Outcome::Failed(Failure::NotFound) };
+        let Some(pod) = self.pods.get(&key) else {
+            return Outcome::Failed(Failure::NotFound("not found".to_owned()));
+        };
         let version = delete.resource_version.as_ref();
         if pod.view.uid != delete.uid
             || version.is_some_and(|version| *version != pod.view.resource_version)
@@ -354,7 +358,7 @@ impl Cluster {
         match self.claims.get_mut(&at) {
             Some(claim) if claim.uid == uid => claim.terminating = true,
             Some(_) => return conflict(),
-            None => return Outcome::Failed(Failure::NotFound),
+            None => return Outcome::Failed(Failure::NotFound("not found".to_owned())),
         }
         Outcome::Accepted
     }
@@ -365,7 +369,9 @@ impl Cluster {
         version: Option<&String>,
         finalizers: &[String],
     ) -> Outcome {
-        let Some(node) = self.nodes.get(key) else { return Outcome::Failed(Failure::NotFound) };
+        let Some(node) = self.nodes.get(key) else {
+            return Outcome::Failed(Failure::NotFound("not found".to_owned()));
+        };
         if version.is_some() && node.metadata.resource_version.as_ref() != version {
             return conflict();
         }

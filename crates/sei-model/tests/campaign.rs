@@ -14,7 +14,14 @@ use sei_model::campaign::{Report, explain_seed, run_seed};
 const SEEDS: u64 = 2000;
 
 /// Seeds outside of that range which have found a mistake.
-const KEPT: &[u64] = &[];
+const KEPT: &[u64] = &[
+    // A node that was down rolled without a free slot after it was Ready again.
+    3785, 4303, 4426, 5208, 6728, 7689, 11043,
+    // A volume that was lost with its record was not reported.
+    5567, 7590, 15061,
+    // A StatefulSet that was not created again because of its key was not reported.
+    2046,
+];
 
 /// Rare states that the seeds must reach, so that their checks are not idle.
 const MARKS: &[&str] = &[

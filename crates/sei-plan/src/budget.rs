@@ -20,11 +20,12 @@ use sei_api::status::{LastUpdate, PendingUpdate, SeiNodePhase, SeiNodeStatus, Up
 
 use crate::hands_off::is_hands_off;
 use crate::planner::{later, wait_until};
-use crate::platform::{Rollout, Share};
+use crate::platform::{BudgetScope, Rollout, Share};
 use crate::signers;
 use crate::snapshot::Slot;
+use crate::tasks::before_replacement;
 use crate::timing::Timing;
-use crate::view::PodView;
+use crate::view::{self, PodView, StatefulSetView};
 
 /// The limits that the platform configures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +60,16 @@ impl Budget {
     }
 }
 
+/// The slot that a roll begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// It needs none.
+    Nothing,
+    Slot,
+    /// None was free, but the node is down.
+    WhileDown,
+}
+
 /// What a slot is requested for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Roll {
@@ -75,6 +86,8 @@ pub struct Member {
     pub signs: bool,
     /// It has not been Ready for longer than [`Budget::outage`].
     pub is_out: bool,
+    /// Its roll was granted only because it was down, and has not replaced its pod yet.
+    pub is_provisional: bool,
     pub standing: Standing,
 }
 
@@ -101,6 +114,7 @@ impl Member {
             name: signers::named(node),
             signs: node.spec.signs(),
             is_out: pod.is_some_and(|pod| is_out(pod, budget, now)),
+            is_provisional: active_plan(node).is_some_and(is_provisional),
             standing: standing(node, pod, budget, now),
         }
     }
@@ -131,6 +145,22 @@ impl Member {
     }
 }
 
+/// The chain whose budget a node shares: the one that it runs. An edited chainId of a running node is
+/// refused, and must not move it to the budget of another chain.
+pub fn chain_of(
+    node: &SeiNode,
+    statefulset: Option<&StatefulSetView>,
+    scope: BudgetScope,
+) -> String {
+    let chain = view::chain_of(node, statefulset);
+    match scope {
+        BudgetScope::Cluster => chain.to_owned(),
+        BudgetScope::Namespace => {
+            format!("{}/{chain}", node.metadata.namespace.as_deref().unwrap_or_default())
+        }
+    }
+}
+
 /// Whether a node may start a roll now. `others` are the other nodes of its chain.
 pub fn grant(node: &Member, roll: Roll, others: &[Member], budget: &Budget) -> Slot {
     let limit = match roll {
@@ -138,7 +168,7 @@ pub fn grant(node: &Member, roll: Roll, others: &[Member], budget: &Budget) -> S
         Roll::Image | Roll::Template => budget.limit,
     };
     // A node that rolls keeps its slot, so that the next target can repair a failed roll.
-    if node.rolls() {
+    if node.rolls() && !node.is_provisional {
         return Slot::Granted;
     }
     // Before all members were reconciled it is not known which of them wait, and so whose turn it is.
@@ -149,10 +179,15 @@ pub fn grant(node: &Member, roll: Roll, others: &[Member], budget: &Budget) -> S
     if failed.len() >= budget.halt_after {
         return Slot::Halted { by: names(&failed) };
     }
-    // Replacing a node that is down costs the chain no availability.
-    if node.is_out {
-        return Slot::Granted;
+    match take_turn(node, others, limit) {
+        // Replacing a node that is down costs the chain no availability.
+        Slot::Taken { .. } | Slot::InLine { .. } if node.is_out => Slot::GrantedWhileDown,
+        slot => slot,
     }
+}
+
+/// A free slot, if it is the turn of this node.
+fn take_turn(node: &Member, others: &[Member], limit: usize) -> Slot {
     let is_first =
         |member: &Member| member.standing == Standing::Waits && member.turn(node).is_lt();
     let first = in_turn(others, is_first);
@@ -215,7 +250,7 @@ fn standing(node: &SeiNode, pod: Option<&PodView>, budget: &Budget, now: Timesta
         return Standing::Idle;
     }
     let attempts = failed_attempts(pending);
-    if let Some(since) = rolls_since(status) {
+    if let Some(since) = rolls_since(status, pod) {
         let late = is_late(since, budget.ready_deadline, now);
         return if stalled || late || attempts > 0 { Standing::Failed } else { Standing::Rolls };
     }
@@ -259,13 +294,28 @@ fn is_late(since: Timestamp, deadline: Duration, now: Timestamp) -> bool {
 }
 
 /// Since when a plan that holds a slot has been under way.
-fn rolls_since(status: &SeiNodeStatus) -> Option<Timestamp> {
+fn rolls_since(status: &SeiNodeStatus, pod: Option<&PodView>) -> Option<Timestamp> {
     let plan = status.plan.as_ref().filter(|plan| plan.is_active() && has_slot(plan))?;
+    if is_provisional(plan) && pod.is_some_and(|pod| pod.ready) {
+        // It is superseded, and requests a slot like every other node.
+        return None;
+    }
     Some(plan.started_at().unwrap_or(Timestamp::UNIX_EPOCH))
 }
 
 pub(crate) fn has_slot(plan: &TaskPlan) -> bool {
     plan.target.as_ref().is_some_and(|target| target.slot == Some(true))
+}
+
+/// Whether the plan got its slot only because the node was down, and its pod is not replaced yet.
+pub(crate) fn is_provisional(plan: &TaskPlan) -> bool {
+    let while_down =
+        plan.target.as_ref().is_some_and(|target| target.slot_while_down == Some(true));
+    while_down && before_replacement(plan)
+}
+
+fn active_plan(node: &SeiNode) -> Option<&TaskPlan> {
+    node.status.as_ref()?.plan.as_ref().filter(|plan| plan.is_active())
 }
 
 /// The last update, if it still holds its slot: the node has not been Ready since.

@@ -267,12 +267,15 @@ impl Deletion {
         match (&self.stage, outcome) {
             (
                 Stage::DeletePrePull { .. },
-                Outcome::Accepted | Outcome::Failed(Failure::NotFound | Failure::Conflict(_)),
+                Outcome::Accepted | Outcome::Failed(Failure::NotFound(_) | Failure::Conflict(_)),
             ) => self.stage = self.first(),
             (Stage::ReadStatefulSet, Outcome::StatefulSet(found)) => {
                 self.stage = self.after_statefulset(found.as_deref());
             }
-            (Stage::ScaleDown { .. }, Outcome::Patched(_) | Outcome::Failed(Failure::NotFound)) => {
+            (
+                Stage::ScaleDown { .. },
+                Outcome::Patched(_) | Outcome::Failed(Failure::NotFound(_)),
+            ) => {
                 self.stage = Stage::ReadPods;
             }
             (Stage::ScaleDown { .. }, Outcome::Failed(Failure::Conflict(_))) => {
@@ -304,7 +307,7 @@ impl Deletion {
             (Stage::DeleteClaim { .. }, Outcome::Accepted)
             | (
                 Stage::DeleteClaim { .. } | Stage::ReleaseClaim { .. },
-                Outcome::Failed(Failure::NotFound),
+                Outcome::Failed(Failure::NotFound(_)),
             ) => self.stage = Stage::RemoveFinalizer,
             (Stage::ReleaseClaim { name, .. }, Outcome::Accepted) => {
                 self.ending.retained_claim = Some(name.clone());
@@ -316,7 +319,7 @@ impl Deletion {
                 }
                 self.end(|ending| ending.is_released = true);
             }
-            (Stage::RemoveFinalizer, Outcome::Failed(Failure::NotFound)) => {
+            (Stage::RemoveFinalizer, Outcome::Failed(Failure::NotFound(_))) => {
                 self.end(|ending| ending.is_released = true);
             }
             (Stage::RemoveFinalizer, Outcome::Failed(Failure::Conflict(_))) => {
@@ -347,11 +350,11 @@ fn has_finalizer(node: &SeiNode, finalizer: &str) -> bool {
 /// must end. Any other refusal, of a quota for example, keeps the node: without its record the same key
 /// could sign a block twice.
 fn is_recorded(outcome: &Outcome) -> bool {
-    match outcome {
-        Outcome::Accepted | Outcome::Failed(Failure::NotFound) => true,
-        Outcome::Failed(Failure::Rejected(text)) => text.contains("being terminated"),
-        _ => false,
-    }
+    matches!(
+        outcome,
+        Outcome::Accepted
+            | Outcome::Failed(Failure::NotFound(_) | Failure::NamespaceTerminating(_))
+    )
 }
 
 fn perform(request: Request) -> Ask {
@@ -455,11 +458,12 @@ mod tests {
         let released = |next: &Ask| matches!(next, Ask::Perform(request) if matches!(**request, Request::ReleaseClaim { .. }));
         assert!(released(&next), "{next:?}");
         // A namespace that is being deleted takes no new object.
-        let message = "unable to create new content in namespace ns because it is being terminated";
-        let (_, next) = recorded(Outcome::Failed(Failure::Rejected(message.to_owned())));
+        let ends = Failure::NamespaceTerminating("namespace ns ends".to_owned());
+        let (_, next) = recorded(Outcome::Failed(ends));
         assert!(released(&next), "{next:?}");
         for failure in [
             Failure::Rejected("exceeded quota".to_owned()),
+            Failure::Rejected("denied: the disk is being terminated".to_owned()),
             Failure::Forbidden("cannot patch resource".to_owned()),
             Failure::Indeterminate("timeout".to_owned()),
         ] {

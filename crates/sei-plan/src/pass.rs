@@ -342,7 +342,7 @@ impl Pass {
                 self.snapshot.node = Shared::new(*node);
                 self.stage = Stage::ReadClaim;
             }
-            Outcome::Failed(Failure::Conflict(_) | Failure::NotFound) => {
+            Outcome::Failed(Failure::Conflict(_) | Failure::NotFound(_)) => {
                 self.ending.is_stale = true;
                 self.stage = Stage::End;
             }
@@ -428,7 +428,8 @@ impl Pass {
             Failure::AlreadyExists
             | Failure::FieldManagerConflict(_)
             | Failure::Forbidden(_)
-            | Failure::Rejected(_) => poll * 6,
+            | Failure::Rejected(_)
+            | Failure::NamespaceTerminating(_) => poll * 6,
             _ => poll,
         });
     }
@@ -568,7 +569,7 @@ impl Pass {
 
     /// Decides, and applies the decision to the status. Returns what must be asked first.
     fn decide(&mut self) -> Option<Request> {
-        self.snapshot.waiting = self.waiting.clone().or_else(|| self.repair_waits.clone());
+        self.snapshot.waiting = self.reported_wait().cloned();
         let decision = planner::plan(&self.snapshot);
         if let Some(uid) = &decision.compare {
             let known = self.snapshot.adoption.as_ref().is_some_and(|(known, _)| known == uid);
@@ -769,10 +770,12 @@ fn is_allowed_while_stopped(plan: &TaskPlan) -> bool {
 /// What a refused call outside of a plan is reported as.
 fn refused(failure: &Failure) -> Option<Waiting> {
     let (reason, text) = match failure {
-        Failure::NotFound | Failure::Conflict(_) | Failure::AlreadyExists => return None,
+        Failure::NotFound(_) | Failure::Conflict(_) | Failure::AlreadyExists => return None,
         Failure::FieldManagerConflict(text) => (Some(Reason::FieldConflict), text),
         Failure::Forbidden(text) => (Some(Reason::Forbidden), text),
-        Failure::Rejected(text) => (Some(Reason::ApplyRejected), text),
+        Failure::Rejected(text) | Failure::NamespaceTerminating(text) => {
+            (Some(Reason::ApplyRejected), text)
+        }
         Failure::NotStarted { reason, message } => (Some(*reason), message),
         Failure::Indeterminate(text)
         | Failure::Unreachable(text)

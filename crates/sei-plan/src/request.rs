@@ -268,7 +268,7 @@ impl Outcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// 404 on a write.
-    NotFound,
+    NotFound(String),
     /// 409: the object has changed since the decision.
     Conflict(String),
     /// 409 on a create.
@@ -278,6 +278,8 @@ pub enum Failure {
     Forbidden(String),
     /// The server refuses the object: 400, 413, 422, or a denial by an admission webhook.
     Rejected(String),
+    /// The namespace is being deleted and takes no new object.
+    NamespaceTerminating(String),
     /// The request was not sent: the node may not start.
     NotStarted {
         reason: Reason,
@@ -297,9 +299,10 @@ pub enum Failure {
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::NotFound => "not found",
             Self::AlreadyExists => "already exists",
-            Self::Conflict(text)
+            Self::NotFound(text)
+            | Self::NamespaceTerminating(text)
+            | Self::Conflict(text)
             | Self::FieldManagerConflict(text)
             | Self::Forbidden(text)
             | Self::Rejected(text)

@@ -279,7 +279,7 @@ impl Seen {
                 self.delete_conflicts = match failure {
                     Failure::Conflict(_) => self.delete_conflicts.saturating_add(1),
                     // The pod does not exist any more, and the next pod has had no conflict yet.
-                    Failure::NotFound => 0,
+                    Failure::NotFound(_) => 0,
                     _ => self.delete_conflicts,
                 };
                 self.pods = Reading::Unread;

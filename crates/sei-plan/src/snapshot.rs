@@ -153,6 +153,8 @@ pub enum Sidecar {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Slot {
     Granted,
+    /// None is free, but the node is down: its replacement costs the chain nothing as long as it is.
+    GrantedWhileDown,
     /// The node is next, and every slot is in use; `by` lists the holders and their state.
     Taken {
         by: String,
@@ -172,8 +174,14 @@ impl Slot {
     pub fn halted_by(&self) -> Option<&str> {
         match self {
             Self::Halted { by } => Some(by),
-            Self::Granted | Self::Taken { .. } | Self::InLine { .. } => None,
+            Self::Granted | Self::GrantedWhileDown | Self::Taken { .. } | Self::InLine { .. } => {
+                None
+            }
         }
+    }
+
+    pub fn is_granted(&self) -> bool {
+        matches!(self, Self::Granted | Self::GrantedWhileDown)
     }
 }
 

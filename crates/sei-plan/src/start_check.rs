@@ -202,7 +202,7 @@ fn starts_on_a_new_volume(node: &SeiNode) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
     use super::*;
@@ -284,7 +284,7 @@ mod tests {
     }
 
     /// The outcome of the first start of a signer after a node with its key was deleted.
-    fn after_record(change: impl Fn(&mut SeiNode)) -> Result<(), Failure> {
+    pub(crate) fn after_record(change: impl Fn(&mut SeiNode)) -> Result<(), Failure> {
         let (mut node, secret) = signer("a");
         node.metadata.creation_timestamp = Some(Time("2026-01-02T00:00:00Z".parse().unwrap()));
         change(&mut node);

@@ -2,6 +2,8 @@
 
 mod files;
 
+pub(crate) use self::files::TOKEN_PREFIX;
+
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;

@@ -7,6 +7,7 @@
 
 mod process;
 mod record;
+mod shown;
 mod tls;
 mod usual;
 mod wire;
@@ -108,6 +109,8 @@ pub struct Sidecars {
     /// The token that the proxy requires, by namespace; `None` accepts any token.
     tokens: Mutex<BTreeMap<String, Option<String>>>,
     received: Mutex<Vec<Received>>,
+    /// By namespace, the owners of tokens that pods were shown on purpose.
+    own_tokens: Mutex<BTreeMap<String, Vec<String>>>,
     submissions: Mutex<Vec<Submission>>,
     openings: Mutex<Vec<GateOpening>>,
     answers: Mutex<Vec<FirstAnswer>>,
@@ -158,11 +161,6 @@ impl Sidecars {
     /// Proxies of this namespace require a bearer token: this one, or any.
     pub fn demand_token(&self, namespace: &str, token: Option<&str>) {
         lock(&self.tokens).insert(namespace.to_owned(), token.map(str::to_owned));
-    }
-
-    /// Records a request to another port of a pod.
-    pub(crate) fn receive(&self, received: Received) {
-        lock(&self.received).push(received);
     }
 
     /// Every request to pods with the label of this node, oldest first.

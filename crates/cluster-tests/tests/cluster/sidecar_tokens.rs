@@ -90,10 +90,12 @@ async fn a_pod_of_an_earlier_template_is_called_by_its_flags() -> Result<()> {
     scenario.close().await
 }
 
-/// What every scenario is checked for when it is closed.
+/// What every request to a pod of the lane is checked for, and every scenario when it is closed.
 #[tokio::test]
 async fn a_scenario_fails_in_which_a_pod_was_shown_the_operators_own_token() -> Result<()> {
     let mut scenario = Scenario::open_without_operator("tokens-own").await?;
+    // Otherwise the first request ends the whole lane.
+    scenario.sidecars().expect_own_tokens(scenario.namespace());
     let kubeconfig = std::fs::read_to_string(scenario.plane().kubeconfig(User::Operator))?;
     let kubeconfig: Value = serde_saphyr::from_str(&kubeconfig)?;
     let token = kubeconfig["users"][0]["user"]["token"].as_str().context("no token")?;
@@ -107,6 +109,8 @@ async fn a_scenario_fails_in_which_a_pod_was_shown_the_operators_own_token() -> 
     })
     .await?;
     std::fs::remove_file(path)?;
+    let owners = scenario.sidecars().own_tokens_shown(scenario.namespace());
+    assert_eq!(owners.first().map(String::as_str), Some(User::Operator.name()));
     let error = scenario.close().await.expect_err("the token is the operator's own");
     assert!(error.to_string().contains("rpc was shown a token of"), "{error}");
     Ok(())

@@ -78,7 +78,7 @@ fn waits_for(node: &RankedNode, nodes: &[RankedNode], budget: &Budget) -> Option
     match budget::grant(&node.member, roll, &peers, budget) {
         Slot::Halted { by } => Some(halted(&by)),
         Slot::Taken { by } => Some(format!("waits: {by}")),
-        Slot::Granted | Slot::InLine { .. } => None,
+        Slot::Granted | Slot::GrantedWhileDown | Slot::InLine { .. } => None,
     }
 }
 

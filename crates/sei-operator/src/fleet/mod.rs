@@ -216,7 +216,7 @@ impl FleetController {
         self.events.publish(&pass.fleet().object_ref(&()), events);
         match ending.failure {
             // Another client was first, or the cache is behind.
-            Some(Failure::Conflict(_) | Failure::NotFound) => Ok(Some(STALE)),
+            Some(Failure::Conflict(_) | Failure::NotFound(_)) => Ok(Some(STALE)),
             Some(failure) => Err(Error::Call(failure)),
             None => Ok(ending.due.map(|due| {
                 let left = due.duration_since(jiff::Timestamp::now());

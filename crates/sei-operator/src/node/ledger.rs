@@ -11,9 +11,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use sei_api::SeiNode;
 use sei_api::key::ObjectKey;
 use sei_plan::budget::{self, Budget, Member, Roll, Standing};
-use sei_plan::platform::BudgetScope;
 use sei_plan::snapshot::Slot;
-use sei_plan::view::{self, own_pod};
+use sei_plan::view::own_pod;
 
 use super::reconcile::NodeController;
 use super::snapshot::decoded;
@@ -68,7 +67,7 @@ impl Ledger {
             others.push(member);
         }
         let slot = budget::grant(&me, roll, &others, &budget);
-        if slot == Slot::Granted {
+        if slot.is_granted() {
             books.granted.insert(key.clone());
         }
         slot
@@ -169,16 +168,11 @@ fn counts(node: &SeiNode, chain_id: &str, controller: &NodeController) -> bool {
     node.metadata.deletion_timestamp.is_none() && chain_of(node, controller) == chain_id
 }
 
-/// The chain whose budget a node shares: the one that it runs. An edited chainId of a running node is
-/// refused, and must not move it to the budget of another chain.
 fn chain_of(node: &SeiNode, controller: &NodeController) -> String {
     let key = ObjectKey::of(&node.metadata);
     let set = controller.caches.statefulsets.get(&key, &key.name);
-    let chain = view::chain_of(node, set.as_deref());
-    match controller.platform_file.platform().rollout.budget_scope {
-        BudgetScope::Cluster => chain.to_owned(),
-        BudgetScope::Namespace => format!("{}/{chain}", key.namespace),
-    }
+    let scope = controller.platform_file.platform().rollout.budget_scope;
+    budget::chain_of(node, set.as_deref(), scope)
 }
 
 /// A node by our own last write or as the watch shows it, whichever is newer.

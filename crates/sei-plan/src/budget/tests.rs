@@ -48,7 +48,7 @@ fn member(line: &str) -> Member {
         standing => panic!("no standing {standing}"),
     };
     let (signs, is_out) = (fields[1] == "signs", fields[2] == "out");
-    Member { name: fields[0].to_owned(), signs, is_out, standing }
+    Member { name: fields[0].to_owned(), signs, is_out, is_provisional: false, standing }
 }
 
 #[test]
@@ -149,8 +149,8 @@ fn a_node_that_is_down_for_long_loses_nothing_and_waits_for_no_slot() {
          c signs out waits
          d serves up waits",
         &expect![[r#"
-            b: Granted
-            c: Granted
+            b: GrantedWhileDown
+            c: GrantedWhileDown
             d: InLine { limit: 1 }
             next: b d
         "#]],
@@ -192,7 +192,11 @@ proptest! {
             .iter()
             .enumerate()
             .map(|(at, signs)| Member {
-                name: format!("n{at}"), signs: *signs, is_out: false, standing: Standing::Waits,
+                name: format!("n{at}"),
+                signs: *signs,
+                is_out: false,
+                is_provisional: false,
+                standing: Standing::Waits,
             })
             .collect();
         let requests: Vec<_> = order.into_iter().filter(|at| *at < members.len()).collect();
@@ -397,6 +401,18 @@ fn a_node_that_is_unready_for_a_short_time_is_not_down() {
 }
 
 #[test]
+fn a_refused_edit_of_the_chain_moves_no_node_to_another_budget() {
+    let edited = running(full_node()).edit(|spec| spec.chain_id = "edited".into());
+    let chain = |scope| chain_of(&edited.node, edited.statefulset.as_deref(), scope);
+    assert_eq!(chain(BudgetScope::Cluster), "demo-1");
+    assert_eq!(chain(BudgetScope::Namespace), "ns/demo-1");
+    let foreign = edited.clone().with(|seen| seen.statefulset.as_mut().unwrap().controller = None);
+    let chain = chain_of(&foreign.node, foreign.statefulset.as_deref(), BudgetScope::Cluster);
+    assert_eq!(chain, "edited", "the StatefulSet of another owner is not what it runs");
+    assert_eq!(chain_of(&edited.node, None, BudgetScope::Cluster), "edited");
+}
+
+#[test]
 fn no_node_waits_for_a_stopped_or_held_node() {
     let unready = |seen: crate::snapshot::Snapshot| {
         seen.with(|seen| {
@@ -420,6 +436,68 @@ fn no_node_waits_for_a_stopped_or_held_node() {
         seen.status_mut().pending_update.as_mut().unwrap().state = UpdateState::Held;
     });
     assert_eq!(standing(&held), Standing::Idle);
+}
+
+/// A node that is down and rolls although no slot was free; its pod is not replaced yet.
+fn rolling_while_down() -> crate::snapshot::Snapshot {
+    let down = running(full_node()).platform("b").with(|seen| {
+        seen.pods[0].ready = false;
+        seen.slot = Some(Slot::GrantedWhileDown);
+    });
+    let PlanMove::Start(started) = plan(&down).plan else { panic!("starts") };
+    let target = started.target.as_ref().unwrap();
+    assert_eq!((target.slot, target.slot_while_down), (Some(true), Some(true)));
+    down.with(|seen| seen.status_mut().plan = Some(*started.clone()))
+}
+
+#[test]
+fn a_roll_without_a_free_slot_requests_one_if_its_node_is_ready_before_its_pod_is_deleted() {
+    let down = rolling_while_down().with(|seen| seen.slot = None);
+    assert_eq!(standing(&down), Standing::Rolls);
+    assert!(matches!(plan(&down).plan, PlanMove::Keep), "it continues while it is down");
+    let back = down.with(|seen| seen.pods[0].ready = true);
+    assert_eq!(standing(&back), Standing::Idle, "it holds no slot, neither for itself");
+    let me = Member::of(&back.node, back.pod(), &budget(1), back.now);
+    let rest = [member("b serves up rolls")];
+    let slot = grant(&me, Roll::Template, &rest, &budget(1));
+    assert_eq!(slot, Slot::Taken { by: "b rolls".into() });
+    assert_eq!(plan(&back).asks_slot, Some(Roll::Template));
+    let refused = back.clone().with(|seen| seen.slot = Some(slot.clone()));
+    let decision = plan(&refused);
+    assert!(matches!(decision.plan, PlanMove::Clear), "{:?}", decision.plan);
+    assert_eq!(decision.pending_update.unwrap().state, UpdateState::Queued);
+    assert_eq!(decision.last_update.unwrap().slot, None, "no slot stays with it");
+    let granted = back.with(|seen| seen.slot = Some(Slot::Granted));
+    let PlanMove::Start(next) = plan(&granted).plan else { panic!("rolls in its turn") };
+    let target = next.target.unwrap();
+    assert_eq!((target.slot, target.slot_while_down), (Some(true), None));
+}
+
+#[test]
+fn a_roll_without_a_free_slot_holds_one_once_its_pod_is_replaced() {
+    let replaced = rolling_while_down().with(|seen| {
+        let tasks = &mut seen.status_mut().plan.as_mut().unwrap().tasks;
+        let replace = tasks.iter_mut().find(|task| task.r#type == "replace-pod").unwrap();
+        replace.status = sei_api::plan::TaskStatus::Complete;
+        seen.pods[0].ready = true;
+    });
+    assert_eq!(standing(&replaced), Standing::Rolls);
+    let me = Member::of(&replaced.node, replaced.pod(), &budget(1), replaced.now);
+    let rest = [member("b serves up rolls")];
+    assert_eq!(grant(&me, Roll::Template, &rest, &budget(1)), Slot::Granted, "it keeps its slot");
+}
+
+#[test]
+fn a_roll_without_a_free_slot_that_resumes_late_still_has_none() {
+    let failed = rolling_while_down().with(|seen| {
+        let early = seen.status_mut().plan.as_mut().unwrap();
+        let index = early.tasks.iter().position(|task| task.r#type == "config-validate").unwrap();
+        early.phase = sei_api::plan::PlanPhase::Failed;
+        early.failed_task_index = i32::try_from(index).ok();
+        seen.pods[0].ready = true;
+    });
+    let PlanMove::Start(late) = plan(&failed).plan else { panic!("resumes") };
+    assert_eq!(late.target.unwrap().slot_while_down, Some(true));
 }
 
 #[test]

@@ -408,7 +408,12 @@ impl FleetPass {
     fn failed(&mut self, asked: Option<&FleetRequest>, failure: Failure) {
         let object = asked.map(request_name).filter(|name| !name.is_empty());
         match (object, failure) {
-            (Some(name), Failure::Rejected(text) | Failure::Forbidden(text)) => {
+            (
+                Some(name),
+                Failure::Rejected(text)
+                | Failure::Forbidden(text)
+                | Failure::NamespaceTerminating(text),
+            ) => {
                 self.refused.insert(name.to_owned(), text);
             }
             (_, failure) => self.ending.failure = Some(failure),

@@ -8,7 +8,7 @@ use crate::planner::stall;
 use crate::request::{Outcome, Read, Request};
 use crate::signing_key::SigningKey;
 use crate::snapshot::{Claim, Snapshot};
-use crate::tasks::signing_key_not_ready;
+use crate::tasks::{Waiting, signing_key_not_ready};
 use crate::view::{StatefulSetView, chain_of};
 
 impl Pass {
@@ -17,9 +17,11 @@ impl Pass {
     pub(super) fn unproved_claim(&self) -> Option<String> {
         let snapshot = &self.snapshot;
         let recorded = snapshot.status.data_claim.is_some();
+        let runs = snapshot.status.phase == Some(SeiNodePhase::Running);
         let unproved = match snapshot.node.spec.imported_claim() {
-            Some(_) => recorded || snapshot.status.phase == Some(SeiNodePhase::Running),
-            None if snapshot.claim == Claim::Unknown => recorded,
+            Some(_) => recorded || runs,
+            // A pod that is Ready has its volume.
+            None if snapshot.claim == Claim::Unknown => recorded || (runs && !snapshot.is_ready()),
             None => stall::volume_lost(snapshot).is_some(),
         };
         unproved.then(|| snapshot.claim_name())
@@ -44,6 +46,17 @@ impl Pass {
             namespace: node.metadata.namespace.clone().unwrap_or_default(),
             node: node.metadata.name.clone(),
         })
+    }
+
+    /// What the node waits for. A task that waits until its StatefulSet is created again has no reason
+    /// of its own: the repair that cannot create it has.
+    pub(super) fn reported_wait(&self) -> Option<&Waiting> {
+        let is_missing = self.snapshot.statefulset.is_none();
+        let has_reason = |waiting: &&Waiting| waiting.reason.is_some();
+        let repair = self.repair_waits.as_ref();
+        let cause =
+            repair.filter(|_| is_missing && self.waiting.iter().any(|by| by.reason.is_none()));
+        cause.filter(has_reason).or(self.waiting.as_ref()).or(repair)
     }
 
     pub(super) fn absorb_key(&mut self, request: &Request, outcome: Outcome) {

@@ -3,7 +3,7 @@ use serde_json::json;
 
 use super::*;
 use crate::planner::fixture::{full_node, new_node, observer, running, validator};
-use crate::request::{ClaimView, MountView, SecretView};
+use crate::request::{ClaimView, MountView, SecretView, SidecarCall, TaskState};
 use crate::signing_key::{self, SigningKey};
 use crate::view::ObjectView;
 
@@ -293,12 +293,19 @@ fn a_failed_repair_is_retried_after_a_delay() {
     }
 }
 
+/// The claim of the node, as the cache shows it.
+fn own_claim(seen: &Snapshot) -> Claim {
+    let controller = seen.node.metadata.uid.clone();
+    Claim::Present(ClaimView { controller, ..ClaimView::default() })
+}
+
 /// A validator that is no longer paused, with its next template still to be applied.
 fn unpaused() -> Snapshot {
     let stopped = running(validator()).edit(|spec| spec.image = "seid:2".into()).with(|seen| {
         seen.pods.clear();
         seen.node.spec.paused = Some(true);
         seen.statefulset.as_mut().unwrap().replicas = Some(0);
+        seen.claim = own_claim(seen);
     });
     let mut pass = begin(stopped.clone());
     let Ask::Write(status) = pass.ask() else { panic!("its next start is prepared") };
@@ -402,6 +409,7 @@ fn the_identity_of_a_stopped_node_without_its_key_is_released() {
         seen.pods.clear();
         seen.statefulset.as_mut().unwrap().replicas = Some(0);
         seen.node.spec.paused = Some(true);
+        seen.claim = own_claim(seen);
     });
     let pod = MountView { kind: "pod", signs: true, ..MountView::default() };
     let ended = MountView { is_idle: true, ..pod.clone() };
@@ -462,6 +470,83 @@ fn an_imported_claim_is_guarded_like_an_own_one() {
 }
 
 #[test]
+fn a_claim_without_a_record_is_read_while_the_pod_is_not_ready() {
+    let wiped = running(full_node()).with(|seen| seen.pods[0].ready = false);
+    let mut pass = begin(wiped.clone());
+    let Ask::Perform(read) = pass.ask() else { panic!("the claim is read") };
+    assert_eq!(*read, Request::Read(Read::Claim("data-n".to_owned())));
+    pass.absorb(Outcome::Claim(None));
+    let Ask::Write(status) = pass.ask() else { panic!("it is reported") };
+    assert_eq!(status.blocked.unwrap().reason, "DataVolumeLost");
+    let mut pass = begin(wiped.with(|seen| seen.pods[0].ready = true));
+    assert!(!matches!(pass.ask(), Ask::Perform(_)), "a pod that is Ready has its volume");
+}
+
+/// A validator whose StatefulSet was deleted during its first plan, after it was applied.
+fn without_its_statefulset() -> Snapshot {
+    let mut snapshot = new_node(validator());
+    let Ask::Write(status) = begin(snapshot.clone()).ask() else { panic!("a plan is stored") };
+    snapshot.store(*status);
+    snapshot.with(|seen| {
+        let plan = seen.status_mut().plan.as_mut().unwrap();
+        let replace = plan.tasks.iter().position(|task| task.is(TaskType::ReplacePod)).unwrap();
+        plan.tasks[..replace].iter_mut().for_each(|task| task.status = TaskStatus::Complete);
+        let status = seen.status.clone();
+        seen.store(status);
+    })
+}
+
+/// The reason with which a pass reports the node as stalled, after these answers.
+fn stalled_after(snapshot: Snapshot, answers: Vec<Outcome>) -> String {
+    let mut pass = begin(snapshot);
+    let mut answers = answers.into_iter();
+    loop {
+        match pass.ask() {
+            Ask::Perform(request) => {
+                pass.absorb(answers.next().unwrap_or_else(|| panic!("{request:?}")));
+            }
+            Ask::Write(status) => {
+                let stalled = find(&status.conditions, ConditionType::Stalled).unwrap();
+                return format!("{}/{}", stalled.status, stalled.reason);
+            }
+            Ask::Done(ending) => panic!("{ending:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_plan_reports_why_its_statefulset_is_not_created_again() {
+    let missing = || Outcome::StatefulSet(None);
+    let rival = without_its_statefulset()
+        .with(|seen| seen.signing_conflict = Some("ns/a signs with this key".into()));
+    assert_eq!(stalled_after(rival.clone(), vec![missing()]), "True/SigningKeyConflict");
+    let mut pass = begin(rival);
+    pass.ask();
+    pass.absorb(missing());
+    pass.ask();
+    pass.absorb(Outcome::Failed(Failure::Conflict(String::new())));
+    let Ask::Done(ending) = pass.ask() else { panic!("the pass ends") };
+    assert!(ending.requeue.is_some(), "no event reports the end of the conflict");
+    // The caches do not show the other node yet, or the server refuses the StatefulSet.
+    for (failure, reason) in [
+        (not_started("ns/a signs with this key"), "True/SigningKeyConflict"),
+        (Failure::Forbidden("cannot create".to_owned()), "True/Forbidden"),
+    ] {
+        let mut pass = begin(without_its_statefulset());
+        let Ask::Perform(_) = pass.ask() else { panic!("a start is checked") };
+        pass.question = None;
+        let create = Request::CreateStatefulSet(Box::default());
+        pass.refuse_start(create, failure);
+        let Ask::Perform(read) = pass.ask() else { panic!("the StatefulSet is read") };
+        assert_eq!(*read, Request::Read(Read::StatefulSet));
+        pass.absorb(missing());
+        let Ask::Write(status) = pass.ask() else { panic!("it is reported") };
+        let stalled = find(&status.conditions, ConditionType::Stalled).unwrap();
+        assert_eq!(format!("{}/{}", stalled.status, stalled.reason), reason);
+    }
+}
+
+#[test]
 fn labels_removed_from_a_statefulset_are_restored() {
     let hidden = running(full_node()).with(|seen| {
         let mut desired = seen.desired.clone().unwrap();
@@ -469,7 +554,10 @@ fn labels_removed_from_a_statefulset_are_restored() {
         seen.desired = Ok(desired);
     });
     let existing = hidden.statefulset.clone();
-    let mut pass = begin(hidden.with(|seen| seen.statefulset = None));
+    let mut pass = begin(hidden.with(|seen| {
+        seen.statefulset = None;
+        seen.claim = own_claim(seen);
+    }));
     let Ask::Perform(check) = pass.ask() else { panic!("the StatefulSet is missing") };
     assert_eq!(*check, Request::Read(Read::Node));
     pass.absorb(Outcome::Node(Some(Box::new((**pass.node()).clone()))));
@@ -489,11 +577,47 @@ fn a_task_submitted_by_another_operator_is_timed_from_its_first_poll() {
     let mut pass = begin(updating());
     let Ask::Perform(poll) = pass.ask() else { panic!("the sidecar is polled") };
     let Request::Sidecar(call) = &*poll else { panic!("{poll:?}") };
-    assert!(matches!(call.call, crate::request::SidecarCall::Poll { .. }));
-    let record = crate::request::TaskRecord::from(crate::request::TaskState::Running);
+    assert!(matches!(call.call, SidecarCall::Poll { .. }));
+    let record = crate::request::TaskRecord::from(TaskState::Running);
     pass.absorb(Outcome::Task(Some(record)));
     let status = deferred(&mut pass);
     assert!(status.plan.unwrap().tasks[0].submitted_at.is_some());
+}
+
+#[test]
+fn more_abandoned_tasks_than_a_pass_can_clear_are_cleared_by_the_next() {
+    let mut snapshot = updating();
+    let many = |at: usize| format!("abandoned-{at}");
+    let mut status = snapshot.status.clone();
+    status.plan.as_mut().unwrap().abandoned = (0..150).map(many).collect();
+    snapshot.store(status);
+    let mut left = Vec::new();
+    for _ in 0..3 {
+        let mut pass = begin(snapshot.clone());
+        let mut requests = 0;
+        let after = loop {
+            match pass.ask() {
+                Ask::Perform(request) => {
+                    requests += 1;
+                    let Request::Sidecar(call) = &*request else { panic!("{request:?}") };
+                    let SidecarCall::Poll { id } = &call.call else { panic!("{request:?}") };
+                    let is_abandoned = id.starts_with("abandoned-");
+                    let state = if is_abandoned {
+                        TaskState::Failed("ended".to_owned())
+                    } else {
+                        TaskState::Running
+                    };
+                    pass.absorb(Outcome::Task(Some(state.into())));
+                }
+                Ask::Write(status) => break *status,
+                Ask::Done(ending) => break *ending.deferred.expect("progress"),
+            }
+        };
+        assert!(requests <= REQUESTS_MAX, "{requests}");
+        left.push(after.plan.as_ref().map_or(0, |plan| plan.abandoned.len()));
+        snapshot.store(after);
+    }
+    assert_eq!(left, [150 - REQUESTS_MAX, 150 - 2 * REQUESTS_MAX, 0]);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use super::{
     stall, without_plan,
 };
 use crate::adoption::Comparison;
-use crate::budget;
+use crate::budget::{self, Taken};
 use crate::check_plan::{Severity, check_plan};
 use crate::desired::Desired;
 use crate::snapshot::{Sidecar, Snapshot};
@@ -65,8 +65,21 @@ pub(super) fn decide(snapshot: &Snapshot, plan: &TaskPlan) -> Decision {
             ..resume(snapshot, plan)
         },
     };
+    if let Some(conflict) = waits_for_a_key(snapshot, plan) {
+        // The end of it triggers no event for this node.
+        let decision = decision.requeue_within(snapshot.timing.poll() * 6);
+        return Decision { blocker: decision.blocker.clone().or(Some(conflict)), ..decision };
+    }
     let blocker = decision.blocker.clone().or_else(|| refused_edit(snapshot, plan));
     Decision { blocker, ..decision }
+}
+
+/// Another node has the key of a node whose StatefulSet was deleted after the plan had applied it: it is
+/// not created again meanwhile.
+fn waits_for_a_key(snapshot: &Snapshot, plan: &TaskPlan) -> Option<Blocker> {
+    let applied = plan.has_completed(TaskType::ApplyStatefulSet) && snapshot.statefulset.is_none();
+    let why = snapshot.signing_conflict.clone().filter(|_| applied)?;
+    Some(Blocker::SigningKeyConflict { why })
 }
 
 fn fate(snapshot: &Snapshot, plan: &TaskPlan) -> Fate {
@@ -193,6 +206,10 @@ pub(super) fn fate_of_update(snapshot: &Snapshot, plan: &TaskPlan) -> Fate {
     let restores_running = snapshot.status().pod_template_hash.as_ref() == Some(&target.hash);
     if spec.updates_are_paused() && replaceable && !restores_running {
         return supersede("spec.update.paused");
+    }
+    if replaceable && budget::is_provisional(plan) && snapshot.is_ready() {
+        // Its replacement would now cost the chain a node, and no slot was free for that.
+        return supersede("the end of its outage");
     }
     if replaceable && stall::volume_terminating(snapshot) {
         // Kubernetes deletes the claim once this pod stops.
@@ -435,8 +452,12 @@ pub(super) fn continue_late(snapshot: &Snapshot, plan: &TaskPlan) -> Decision {
     if plan.target.as_ref().is_some_and(|target| has_other_target(target, desired)) {
         return decision.then(supersede(snapshot, plan, &desired.hash));
     }
-    let (late, slot) = (build::Shape::Late, budget::has_slot(plan));
-    let next = build::node_update(snapshot, desired, cause, late, slot);
+    let takes = match () {
+        () if budget::is_provisional(plan) => Taken::WhileDown,
+        () if budget::has_slot(plan) => Taken::Slot,
+        () => Taken::Nothing,
+    };
+    let next = build::node_update(snapshot, desired, cause, build::Shape::Late, takes);
     let decision = decision
         .updating(format!("continues without the old pod's sidecar: {why}"))
         .start(next, &why);

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use sei_api::condition::Reason;
+use sei_api::names::annotation::RECREATE_VOLUME;
 
 /// Why nothing is changed on a node until a user or another controller acts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +19,11 @@ pub enum Blocker {
     VolumeLost {
         claim: String,
         uid: String,
+    },
+    /// The claim is lost, and the status has no record of its uid.
+    UnrecordedVolumeLost {
+        claim: String,
+        node_uid: String,
     },
     /// A workflow of the Go operator works on the node's data.
     Workflow {
@@ -40,7 +46,9 @@ impl Blocker {
         match self {
             Self::InvalidSpec { .. } => Some(Reason::InvalidSpec),
             Self::SigningKeyConflict { .. } => Some(Reason::SigningKeyConflict),
-            Self::VolumeTerminating | Self::VolumeLost { .. } => Some(Reason::DataVolumeLost),
+            Self::VolumeTerminating
+            | Self::VolumeLost { .. }
+            | Self::UnrecordedVolumeLost { .. } => Some(Reason::DataVolumeLost),
             Self::Workflow { .. }
             | Self::NodePaused
             | Self::StateSync { .. }
@@ -65,6 +73,11 @@ impl fmt::Display for Blocker {
                 f.write_str("the claim is deleted once its pod stops; the operator keeps the pod")
             }
             Self::VolumeLost { claim, uid } => write!(f, "claim {claim} ({uid}) is lost"),
+            Self::UnrecordedVolumeLost { claim, node_uid } => write!(
+                f,
+                "claim {claim} not found, and its uid is not recorded; to start on an empty volume, \
+                 set annotation {RECREATE_VOLUME} to the uid of the node: {node_uid}"
+            ),
             Self::Workflow { name } => write!(f, "workflow {name} of the Go operator occupies it"),
             Self::NodePaused => f.write_str("is stopped: spec.paused"),
             Self::StateSync { why } => write!(f, "waits for state-sync witnesses: {why}"),

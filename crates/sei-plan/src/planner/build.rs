@@ -9,7 +9,7 @@ use sei_api::task::TaskType;
 use serde_json::{Value, json};
 
 use super::drift;
-use crate::budget;
+use crate::budget::{self, Taken};
 use crate::desired::Desired;
 use crate::snapshot::Snapshot;
 
@@ -48,14 +48,14 @@ pub fn init(snapshot: &Snapshot, desired: &Desired, bootstrapped: bool) -> TaskP
     plan
 }
 
-/// The plan that brings a running node to the desired template. `takes_slot`: it was granted a slot
-/// of its chain's budget.
+/// The plan that brings a running node to the desired template, with the slot of its chain's budget
+/// that it was granted.
 pub fn node_update(
     snapshot: &Snapshot,
     desired: &Desired,
     cause: Cause,
     shape: Shape,
-    takes_slot: bool,
+    takes: Taken,
 ) -> TaskPlan {
     let mut tasks = key_tasks(&snapshot.node.spec);
     let config = config_tasks(snapshot, desired);
@@ -68,10 +68,13 @@ pub fn node_update(
     let mut plan = assemble(snapshot, desired, PlanKind::NodeUpdate, &tasks);
     // This roll keeps a slot that an earlier roll has not released.
     let status = snapshot.status();
-    let holds = budget::open_roll(status).is_some()
-        || status.plan.as_ref().is_some_and(|plan| plan.is_active() && budget::has_slot(plan));
+    let keeps = |plan: &TaskPlan| {
+        plan.is_active() && budget::has_slot(plan) && !budget::is_provisional(plan)
+    };
+    let holds = budget::open_roll(status).is_some() || status.plan.as_ref().is_some_and(keeps);
     plan.target = Some(PlanTarget {
-        slot: (takes_slot || holds).then_some(true),
+        slot: (takes != Taken::Nothing || holds).then_some(true),
+        slot_while_down: (takes == Taken::WhileDown && !holds).then_some(true),
         replaces_pod: replaced_pod(snapshot, desired),
         ..target(snapshot, desired, cause)
     });

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::wait_until;
 use crate::adoption::Comparison;
-use crate::budget::Roll;
+use crate::budget::{Roll, Taken};
 use crate::desired::Desired;
 use crate::diff;
 use crate::fingerprint::TemplateHash;
@@ -345,7 +345,7 @@ fn template_changes(statefulset: &StatefulSetView, desired: &Desired) -> Vec<Fie
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Permit {
     Go {
-        takes_slot: bool,
+        takes: Taken,
     },
     /// `spec.update.paused`.
     Paused,
@@ -393,7 +393,7 @@ pub fn permit(snapshot: &Snapshot, desired: &Desired, difference: &Difference) -
                 !spec.signs()
             };
             if at_once || !snapshot.is_ready() {
-                return Permit::Go { takes_slot: false };
+                return Permit::Go { takes: Taken::Nothing };
             }
             let roll = if difference.image_changed { Roll::Image } else { Roll::Template };
             in_turn(snapshot, roll)
@@ -450,7 +450,8 @@ fn settled_turn(snapshot: &Snapshot) -> Permit {
 fn in_turn(snapshot: &Snapshot, roll: Roll) -> Permit {
     match &snapshot.slot {
         None => Permit::AsksSlot(roll),
-        Some(Slot::Granted) => Permit::Go { takes_slot: true },
+        Some(Slot::Granted) => Permit::Go { takes: Taken::Slot },
+        Some(Slot::GrantedWhileDown) => Permit::Go { takes: Taken::WhileDown },
         Some(busy) => Permit::Queued(busy.clone()),
     }
 }

@@ -96,15 +96,18 @@ pub(super) fn decide_failed(snapshot: &Snapshot, plan: Option<&TaskPlan>) -> Dec
     Decision::keep(snapshot).note(Note::FailedForGood { why })
 }
 
-/// A running node whose volume is lost is initialised again only with an approval.
+/// A running node whose volume is lost is initialised again only with an approval: by the uid of the
+/// claim, or of the node if that is not recorded.
 pub(super) fn decide_lost_volume(snapshot: &Snapshot) -> Decision {
-    let recorded = snapshot.status().data_claim.as_ref();
+    let recorded = snapshot.status().data_claim.clone();
+    let unrecorded = || ClaimRef { name: snapshot.claim_name(), uid: snapshot.uid().to_owned() };
     let approved = snapshot.annotation(annotation::RECREATE_VOLUME);
-    let lost = recorded.filter(|lost| approved == Some(lost.uid.as_str()));
+    let lost = recorded.unwrap_or_else(unrecorded);
+    let lost = Some(lost).filter(|lost| approved == Some(lost.uid.as_str()));
     let decision = Decision::keep(snapshot);
     match (lost, &snapshot.claim) {
         (Some(lost), Claim::Present(claim)) if claim.phase == "Bound" && !claim.terminating => {
-            let claim = Some(ClaimRef { name: lost.name.clone(), uid: claim.uid.clone() });
+            let claim = Some(ClaimRef { name: lost.name, uid: claim.uid.clone() });
             Decision { claim, requeue: Some(Duration::ZERO), ..decision }
         }
         (Some(_), _) if snapshot.node.spec.imported_claim().is_none() => decide(snapshot, None),

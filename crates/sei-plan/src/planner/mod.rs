@@ -324,6 +324,7 @@ pub(crate) fn ended(
 ) -> LastUpdate {
     // After the plan has recorded its new template, only its target still has the previous one.
     let from = snapshot.status().pod_template_hash.clone();
+    let is_superseded = outcome == UpdateOutcome::Superseded;
     LastUpdate {
         plan_id: plan.id.clone().unwrap_or_default(),
         cause: plan.target.as_ref().map_or(Cause::Spec, |target| target.cause),
@@ -333,7 +334,9 @@ pub(crate) fn ended(
         finished_at: Time(snapshot.now),
         outcome,
         detail,
-        slot: plan.target.as_ref().and_then(|target| target.slot),
+        // A roll that had no free slot, and has not replaced its pod, leaves none.
+        slot: (budget::has_slot(plan) && !(is_superseded && budget::is_provisional(plan)))
+            .then_some(true),
         ready_at: None,
     }
 }

@@ -9,6 +9,7 @@ use sei_api::status::{Cause, FieldChange, PendingUpdate, UpdateState};
 use super::decision::drift_is;
 use super::drift::{self, Difference, Drift, Permit};
 use super::{Blocker, Decision, Note, build, init, stall, wait_until};
+use crate::budget::Taken;
 use crate::desired::Desired;
 use crate::diff::cut_changes;
 use crate::snapshot::{Sidecar, Slot, Snapshot};
@@ -133,7 +134,7 @@ fn reapply(snapshot: &Snapshot, desired: &Desired) -> Decision {
     let why = "restores the template of the running pod; no pod is restarted";
     let (cause, late) = (Cause::Spec, build::Shape::Late);
     let update = pending(snapshot, desired, cause, UpdateState::Rolling, why, Vec::new());
-    let plan = build::node_update(snapshot, desired, cause, late, false);
+    let plan = build::node_update(snapshot, desired, cause, late, Taken::Nothing);
     Decision::keep(snapshot)
         .pending(update)
         .drift(Reason::Rolling, "restores the running template")
@@ -189,8 +190,8 @@ fn differs(snapshot: &Snapshot, desired: &Desired, difference: &Difference) -> D
     let decision = refuse_other_approvals(snapshot, desired);
     let mut halted_by = None;
     let (decision, state, why) = match drift::permit(snapshot, desired, difference) {
-        Permit::Go { takes_slot } => {
-            let plan = build::node_update(snapshot, desired, cause, shape(snapshot), takes_slot);
+        Permit::Go { takes } => {
+            let plan = build::node_update(snapshot, desired, cause, shape(snapshot), takes);
             let decision = decision
                 .drift(Reason::Rolling, &summary)
                 .updating(started(snapshot, desired, &summary))
@@ -255,7 +256,7 @@ fn queued(snapshot: &Snapshot, slot: &Slot, decision: Decision) -> (Decision, St
     // The message does not report the progress of other nodes in the queue: each step of a fleet
     // would be a write on each node.
     let (note, why) = match slot {
-        Slot::Granted => return (decision, String::new()),
+        Slot::Granted | Slot::GrantedWhileDown => return (decision, String::new()),
         Slot::Taken { by } => (Note::WaitsForSlot { by: by.clone() }, next_in_chain(by)),
         Slot::InLine { limit } => {
             let why = format!(

@@ -193,9 +193,15 @@ pub(super) fn volume_unknown(snapshot: &Snapshot) -> bool {
 }
 
 /// Whether the volume of a running node is lost: the claim is missing, in phase `Lost`, or replaced
-/// by another claim of the same name.
+/// by another claim of the same name. A node that ran has a claim, even if the status that recorded
+/// it was lost too.
 pub(crate) fn volume_lost(snapshot: &Snapshot) -> Option<Blocker> {
-    let recorded = snapshot.status().data_claim.as_ref()?;
+    let Some(recorded) = snapshot.status().data_claim.as_ref() else {
+        let ran = snapshot.status().phase == Some(SeiNodePhase::Running);
+        let (claim, node_uid) = (snapshot.claim_name(), snapshot.uid().to_owned());
+        return (ran && snapshot.claim == Claim::Missing)
+            .then_some(Blocker::UnrecordedVolumeLost { claim, node_uid });
+    };
     let lost = match &snapshot.claim {
         Claim::Unknown => false,
         Claim::Missing => true,

@@ -27,7 +27,7 @@ pub mod sidecar;
 #[cfg(test)]
 pub(crate) mod fixture;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub(crate) use apply::{
     not_controlled, on_delete_patch, takes_a_key, write_proxy_config, write_service,
@@ -189,13 +189,15 @@ fn refused(seen: &Seen) -> Option<Next> {
     let slow = Some(seen.timing.poll() * 6);
     let soon = Some(seen.timing.poll());
     let (reason, message, again) = match seen.failure.as_ref()? {
-        Failure::NotFound
+        Failure::NotFound(_)
         | Failure::Conflict(_)
         | Failure::AlreadyExists
         | Failure::TaskRefused(_) => return None,
         Failure::FieldManagerConflict(text) => (Some(Reason::FieldConflict), text, slow),
         Failure::Forbidden(text) => (Some(Reason::Forbidden), text, slow),
-        Failure::Rejected(text) => (Some(Reason::ApplyRejected), text, slow),
+        Failure::Rejected(text) | Failure::NamespaceTerminating(text) => {
+            (Some(Reason::ApplyRejected), text, slow)
+        }
         Failure::NotStarted { reason, message } => (Some(*reason), message, slow),
         Failure::Indeterminate(text) => (None, text, soon),
         Failure::Unreachable(text) => (Some(Reason::SidecarUnreachable), text, soon),

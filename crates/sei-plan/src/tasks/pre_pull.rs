@@ -23,7 +23,7 @@ use crate::snapshot::Snapshot;
 use crate::view::{PodView, SEID, SIDECAR, StatefulSetView, is_owned};
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 /// In the message of a condition: the update continued without the proof that its images can be
 /// pulled.

@@ -5,6 +5,7 @@ use sei_api::plan::{Applied, PlanTarget, TaskPlan};
 use sei_api::status::SeiNodeStatus;
 
 use super::{Effects, Next, fail, not_ours, read, request, wait, wait_and_poll};
+use crate::budget;
 use crate::desired::Desired;
 use crate::diff::lacks_rendered;
 use crate::request::{PodDelete, Read, Request};
@@ -76,6 +77,10 @@ pub(super) fn step(plan: &TaskPlan, seen: &Seen) -> Next {
                 return wait_and_poll(seen, None, message);
             }
             Some(_) => {}
+        }
+        if pod.ready && budget::is_provisional(plan) {
+            let message = "the node is Ready again; it requests a slot of its chain first";
+            return wait_and_poll(seen, None, message);
         }
         let insists = seen.delete_conflicts < CONFLICTS_TOLERATED;
         return request(Request::DeletePod(PodDelete {

@@ -44,9 +44,12 @@ fn authority_path(folder: &Path) -> PathBuf {
     folder.join(CERTIFICATES).join("apiserver.crt")
 }
 
+/// What the token of every user begins with.
+pub(crate) const TOKEN_PREFIX: &str = "token-of-";
+
 /// The server listens on loopback only, so the tokens need not be secret.
 fn token(user: User) -> String {
-    format!("token-of-{}", user.name())
+    format!("{TOKEN_PREFIX}{}", user.name())
 }
 
 fn tokens() -> String {

@@ -45,7 +45,7 @@ async fn answer(inner: &Arc<Inner>, request: Request<Incoming>) -> Answer {
     let (parts, body) = request.into_parts();
     let path = parts.uri.path();
     let token = bearer(&parts.headers);
-    lock(&inner.sidecars.received).push(Received {
+    inner.sidecars.receive(Received {
         namespace: inner.host.namespace.clone(),
         node: inner.host.node.clone(),
         pod_uid: inner.host.pod_uid.clone(),

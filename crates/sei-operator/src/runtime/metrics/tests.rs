@@ -372,6 +372,22 @@ fn the_version_of_the_build_is_published() {
     assert!(numbers.split('.').all(|part| part.parse::<u64>().is_ok()), "{}", crate::VERSION);
 }
 
+/// Two builds of different commits must have different versions.
+#[test]
+fn the_version_of_a_build_names_its_commit() {
+    let git = |arguments: &[&str]| {
+        let output = std::process::Command::new("git").args(arguments).output().ok()?;
+        let text = String::from_utf8(output.stdout).ok()?.trim().to_owned();
+        output.status.success().then_some(text)
+    };
+    // There is no commit in an archive of the sources.
+    let Some(commit) = git(&["rev-parse", "--short=7", "HEAD"]) else { return };
+    let tag = git(&["describe", "--tags", "--exact-match", "--match", "v[0-9]*"]);
+    let is_tag = tag.is_some_and(|tag| tag.trim_start_matches('v') == crate::VERSION);
+    let has_commit = crate::VERSION.contains(&format!("-g{commit}"));
+    assert!(is_tag || has_commit, "{} is not of commit {commit}", crate::VERSION);
+}
+
 #[test]
 fn probes_errors_and_leadership_are_counted() {
     let metrics = Metrics::new();

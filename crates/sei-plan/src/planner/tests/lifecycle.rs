@@ -5,7 +5,7 @@ use sei_api::status::Blocked;
 use sei_api::status::{Cause, PendingUpdate, UpdateState};
 
 use super::*;
-use crate::planner::fixture::{at, full_node, new_node, running, validator};
+use crate::planner::fixture::{NODE_UID, at, full_node, new_node, running, validator};
 use crate::request::ClaimView;
 use crate::snapshot::Claim;
 use crate::tasks::Waiting;
@@ -463,6 +463,33 @@ fn a_lost_volume_is_reported_and_nothing_is_done() {
         assert_eq!(started_tasks(&snapshot), "none");
         let stalled = condition_text(&after(&snapshot), ConditionType::Stalled);
         assert_eq!(stalled, "True/DataVolumeLost: claim data-n (old) is lost");
+    }
+}
+
+#[test]
+fn a_volume_lost_with_its_record_is_reported_and_replaced_with_approval_by_the_uid_of_the_node() {
+    for spec in [validator(), full_node()] {
+        let lost = running(spec).with(|seen| {
+            seen.claim = Claim::Missing;
+            seen.pods[0].ready = false;
+            seen.pods[0].unschedulable = Some("persistentvolumeclaim not found".into());
+        });
+        assert_eq!(started_tasks(&lost), "none");
+        let stalled = condition_text(&after(&lost), ConditionType::Stalled);
+        assert!(stalled.starts_with("True/DataVolumeLost: claim data-n not found"), "{stalled}");
+        assert!(stalled.ends_with(&format!("to the uid of the node: {NODE_UID}")), "{stalled}");
+        let approve = |uid: &str| {
+            let mut seen = lost.clone();
+            let annotations = seen.node.metadata.annotations.get_or_insert_default();
+            annotations.insert("sei.io/recreate-volume".to_owned(), uid.to_owned());
+            seen
+        };
+        assert_eq!(started_tasks(&approve("another")), "none");
+        let tasks = started_tasks(&approve(NODE_UID));
+        assert!(tasks.starts_with("ensure-data-pvc"), "{tasks}");
+        let unknown = lost.clone().with(|seen| seen.claim = Claim::Unknown);
+        let stalled = condition_text(&after(&unknown), ConditionType::Stalled);
+        assert!(!stalled.contains("DataVolumeLost"), "only a read proves it: {stalled}");
     }
 }
 

@@ -12,7 +12,6 @@ use crate::adoption::Comparison;
 use crate::planner::fixture::{full_node, new_node, replayer, running, validator};
 use crate::request::ClaimView;
 use crate::snapshot::{Claim, RegisteredWitnesses, Slot};
-use crate::tasks::Waiting;
 use crate::view::{Trouble, TroubleKind};
 
 const BY_TASKS: [ConditionType; 4] = [
@@ -126,11 +125,7 @@ fn stalls() -> Vec<Snapshot> {
     let pod = |change: fn(&mut crate::view::PodView)| {
         running(full_node()).with(|seen| change(&mut seen.pods[0]))
     };
-    let waits = |reason| {
-        stored(bumped()).with(|seen| {
-            seen.waiting = Some(Waiting { reason: Some(reason), ..Waiting::default() });
-        })
-    };
+    let waits = |waiting| stored(bumped()).with(|seen| seen.waiting = Some(waiting));
     let mut all = vec![
         trouble(TroubleKind::ImagePull),
         trouble(TroubleKind::Crash),
@@ -151,22 +146,7 @@ fn stalls() -> Vec<Snapshot> {
             seen.claim = Claim::Present(claim);
         }),
     ];
-    all.extend(
-        [
-            Reason::ImageNotPullable,
-            Reason::StatefulSetTerminating,
-            Reason::SidecarUnreachable,
-            Reason::SidecarAuth,
-            Reason::SidecarTaskFailed,
-            Reason::SecretMissing,
-            Reason::PvcNotReady,
-            Reason::ApplyRejected,
-            Reason::FieldConflict,
-            Reason::Forbidden,
-            Reason::SigningStateLost,
-        ]
-        .map(waits),
-    );
+    all.extend(crate::tasks::tests::reasons::waits().into_iter().map(waits));
     // A cause is reported once it has lasted for its deadline.
     let late = |snapshot: &Snapshot| {
         let waiting = snapshot.waiting.clone();

@@ -73,6 +73,13 @@ fn shown(next: Option<Next>) -> String {
     }
 }
 
+/// An update whose image cannot be pulled.
+pub(in crate::tasks) fn not_pullable() -> Next {
+    let mut seen = before(true);
+    seen.pre_pull = Reading::Cached(Some(pulling(failed(), 30)));
+    stepped(&seen).unwrap()
+}
+
 fn failed() -> Pull {
     Pull::Failed("seid: ErrImagePull not found".to_owned())
 }

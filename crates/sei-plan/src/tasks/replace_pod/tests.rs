@@ -389,6 +389,22 @@ fn readiness_plays_no_part() {
 }
 
 #[test]
+fn a_pod_that_is_ready_again_is_not_deleted_by_a_roll_without_a_free_slot() {
+    const WAITS: &str =
+        "wait - again 5s: the node is Ready again; it requests a slot of its chain first";
+    fn while_down(world: &mut World, ready: bool) {
+        world.plan.target.as_mut().unwrap().slot_while_down = Some(true);
+        set_pods(world, vec![PodView { ready, ..pod(OLD) }]);
+    }
+    let cases: &[Case] = &[
+        ("Ready again", |world| while_down(world, true), WAITS),
+        ("still down", |world| while_down(world, false), DELETES),
+    ];
+    check(cases);
+    check_cached(cases);
+}
+
+#[test]
 fn the_pod_of_a_terminating_statefulset_is_not_replaced() {
     check(&[(
         "terminating",
@@ -450,7 +466,8 @@ fn after_the_delete_the_task_waits_for_the_successor() {
 #[test]
 fn a_pod_that_is_missing_at_the_delete_is_listed_again() {
     let mut world = World::updating(TaskType::ReplacePod);
-    let lines = world.transcript([Outcome::Failed(Failure::NotFound), Outcome::Pods(Vec::new())]);
+    let lines = world
+        .transcript([Outcome::Failed(Failure::NotFound(String::new())), Outcome::Pods(Vec::new())]);
     assert_transcript(&lines, &[DELETES, "read Pods", "wait StatefulSetNotObserved: …"]);
 }
 
@@ -492,7 +509,7 @@ fn conflicts_are_counted_in_a_row_and_other_failures_are_not_counted() {
     assert_eq!(world.seen.delete_conflicts, 3);
     let mut world = World::updating(TaskType::ReplacePod);
     world.seen.delete_conflicts = 3;
-    world.transcript([Outcome::Failed(Failure::NotFound)]);
+    world.transcript([Outcome::Failed(Failure::NotFound(String::new()))]);
     assert_eq!(world.seen.delete_conflicts, 0, "the next pod is a new one");
 }
 

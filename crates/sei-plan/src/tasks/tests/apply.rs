@@ -145,7 +145,7 @@ fn after_a_conflict_or_a_missing_object_the_statefulset_is_read_again() {
     let lines = world.transcript([
         Outcome::Failed(Failure::Conflict("modified".to_owned())),
         Outcome::StatefulSet(Some(newer.into())),
-        Outcome::Failed(Failure::NotFound),
+        Outcome::Failed(Failure::NotFound(String::new())),
         Outcome::StatefulSet(None),
     ]);
     let again = "apply StatefulSet n uid=sts-uid version=71 …";

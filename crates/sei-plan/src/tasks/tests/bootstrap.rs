@@ -345,7 +345,9 @@ fn teardown_touches_only_the_nodes_own_objects_and_reads_again_after_a_failure()
             ),
         ],
     );
-    for failure in [Failure::NotFound, Failure::Conflict("the uid differs".to_owned())] {
+    for failure in
+        [Failure::NotFound(String::new()), Failure::Conflict("the uid differs".to_owned())]
+    {
         let mut world = at(T::TeardownBootstrap);
         world.seen.job = Reading::Live(Some(job(JobState::Complete)));
         let lines = world.transcript([Outcome::Failed(failure)]);

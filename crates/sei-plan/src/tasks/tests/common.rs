@@ -81,7 +81,7 @@ fn a_refused_call_is_waited_out_with_the_servers_message() {
         (Failure::Indeterminate(text()), "wait - again 5s: message"),
         (Failure::Unreachable(text()), "wait SidecarUnreachable again 5s: message"),
         (Failure::Unauthorized(text()), "wait SidecarAuth again 30s: message"),
-        (Failure::NotFound, "apply StatefulSet…"),
+        (Failure::NotFound(String::new()), "apply StatefulSet…"),
         (Failure::Conflict(text()), "apply StatefulSet…"),
         (Failure::AlreadyExists, "apply StatefulSet…"),
     ] {
@@ -108,7 +108,7 @@ fn a_faster_lane_waits_less() {
 fn a_success_clears_the_failure_before_it() {
     let mut world = World::updating(T::ReplacePod);
     world.seen.pods = Reading::Unread;
-    world.seen.failure = Some(Failure::NotFound);
+    world.seen.failure = Some(Failure::NotFound(String::new()));
     world.transcript([Outcome::Pods(vec![pod(NEW).into()])]);
     assert_eq!(world.seen.failure, None);
 }

@@ -6,5 +6,5 @@ mod claim;
 mod common;
 mod keys;
 mod observe_image;
-mod reasons;
+pub(crate) mod reasons;
 mod sidecar;

@@ -1,16 +1,21 @@
-//! Every reason of the conditions that tasks set appears in what a task reports.
+//! Every reason of the conditions that tasks set appears in what a task reports, and every reason of
+//! `Stalled` that only tasks report.
 
 use std::collections::BTreeSet;
 
 use sei_api::condition::{ConditionType, REASONS};
+use sei_api::status::SeiNodeStatus;
 use sei_api::task::TaskType;
 use serde_json::{Value, json};
 
-use crate::request::{ClaimView, SecretView, VolumeView};
+use crate::executor;
+use crate::request::{ClaimView, Failure, Outcome, SecretView, TaskRecord, TaskState, VolumeView};
 use crate::seen::Reading;
 use crate::signing_key;
-use crate::tasks::Next;
-use crate::tasks::fixture::{World, node};
+use crate::start_check::tests::after_record;
+use crate::tasks::fixture::{NEW, World, node, pod};
+use crate::tasks::pre_pull::tests::not_pullable;
+use crate::tasks::{Next, Waiting};
 
 const BY_TASKS: [ConditionType; 4] = [
     ConditionType::ImportPvcReady,
@@ -54,6 +59,55 @@ fn claim_world(phase: Option<&str>) -> World {
     let (phase, capacity) = ("Bound".to_owned(), Some("100Gi".to_owned()));
     world.seen.volume = Reading::Live(Some(VolumeView { phase, capacity }));
     world
+}
+
+/// An update whose last call failed.
+fn after(failure: Failure) -> World {
+    let mut world = World::updating(TaskType::ApplyStatefulSet);
+    world.seen.failure = Some(failure);
+    world
+}
+
+/// The gate of the fresh pod is to be opened, the sidecar's record of the task has failed, and it may
+/// be run again.
+fn failed_task() -> World {
+    let mut world = World::updating(TaskType::MarkReady);
+    world.plan.tasks.last_mut().unwrap().max_retries = Some(1);
+    world.live_pods([pod(NEW)]);
+    let failed = TaskRecord::from(TaskState::Failed("disk full".to_owned()));
+    world.transcript([Outcome::Task(Some(failed))]);
+    let (now, timing) = (world.seen.now, world.seen.timing);
+    let mut status = SeiNodeStatus { plan: Some(world.plan.clone()), ..SeiNodeStatus::default() };
+    executor::record(&mut status, world.next(), 1, now, timing);
+    world.plan = status.plan.unwrap();
+    world
+}
+
+/// What tasks wait for, each by the observation or the failed call that causes it.
+pub(crate) fn waits() -> Vec<Waiting> {
+    let text = || "no".to_owned();
+    let mut terminating = World::updating(TaskType::ReplacePod);
+    terminating.statefulset().terminating = true;
+    let without_key = key_worlds(TaskType::ValidateSigningKey, secret(&[])).last().unwrap();
+    let blank_state = after_record(|_| {}).expect_err("its volume is new");
+    let worlds = vec![
+        terminating,
+        without_key,
+        failed_task(),
+        claim_world(None),
+        after(Failure::Unreachable(text())),
+        after(Failure::Unauthorized(text())),
+        after(Failure::Rejected(text())),
+        after(Failure::FieldManagerConflict(text())),
+        after(Failure::Forbidden(text())),
+        after(blank_state),
+    ];
+    let steps = worlds.iter().map(World::next).chain([not_pullable()]);
+    let waits = steps.map(|next| match next {
+        Next::Wait(waiting) => waiting,
+        next => panic!("{next:?}"),
+    });
+    waits.collect()
 }
 
 #[test]

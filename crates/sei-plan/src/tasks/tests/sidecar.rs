@@ -238,7 +238,7 @@ fn after_a_refused_write_the_sidecar_is_polled_again() {
     world.plan.abandoned = vec!["a".to_owned()];
     let lines = world.transcript([
         record(TaskState::Running),
-        Outcome::Failed(Failure::NotFound),
+        Outcome::Failed(Failure::NotFound(String::new())),
         Outcome::Task(None),
         Outcome::Task(None),
         Outcome::Failed(Failure::Conflict("already there".to_owned())),
