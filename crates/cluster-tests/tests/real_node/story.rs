@@ -36,6 +36,8 @@ use tokio::sync::OnceCell;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use crate::narration;
+
 /// The chain's image before its upgrade, and after it.
 pub(crate) const BEFORE: &str = "registry.example.org/seid:v6.4.0";
 pub(crate) const AFTER: &str = "registry.example.org/seid:v9.9.9";
@@ -149,12 +151,16 @@ pub(crate) struct Story {
     started: Instant,
     ends: Arc<Mutex<BTreeMap<String, PodEnd>>>,
     recorder: JoinHandle<()>,
+    narrator: Option<JoinHandle<()>>,
 }
 
 impl Drop for Story {
     /// Ends its pods too: those of all stories together would starve each other.
     fn drop(&mut self) {
         self.recorder.abort();
+        if let Some(narrator) = &self.narrator {
+            narrator.abort();
+        }
         self.kill_operator();
         let (plane, namespace) = (&self.stage.plane, &self.namespace);
         // A thread, because this runtime cannot wait here.
@@ -226,7 +232,10 @@ impl Story {
         let pods = Api::namespaced(admin.clone(), &namespace);
         let recorder = tokio::spawn(record(pods, Arc::clone(&ends)));
         let started = Instant::now();
-        let mut story = Self { stage, admin, namespace, operator: None, started, ends, recorder };
+        let nodes = Api::namespaced(admin.clone(), &namespace);
+        let narrator = narration::is_on().then(|| tokio::spawn(narration::narrate(nodes, started)));
+        let mut story =
+            Self { stage, admin, namespace, operator: None, started, ends, recorder, narrator };
         story.start_operator().await?;
         Ok(story)
     }
