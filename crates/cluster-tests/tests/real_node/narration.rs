@@ -8,6 +8,7 @@ use kube::api::ListParams;
 use kube::{Api, ResourceExt as _};
 use sei_api::SeiNode;
 use sei_api::condition::ConditionType;
+use sei_api::status::SeiNodePhase;
 use sei_plan::summary::summarize;
 use tokio::time::Instant;
 
@@ -31,7 +32,7 @@ pub(crate) async fn narrate(nodes: Api<SeiNode>, started: Instant) {
             let (name, text) = (node.name_any(), line(&node));
             if printed.get(&name) != Some(&text) {
                 let elapsed = started.elapsed().as_secs_f64();
-                eprintln!("  {elapsed:6.1} s    {name:<8} {text}");
+                eprintln!("  {elapsed:6.1} s    {name:<8} {}", text.trim_end());
                 printed.insert(name, text);
             }
         }
@@ -43,7 +44,7 @@ pub(crate) async fn narrate(nodes: Api<SeiNode>, started: Instant) {
 fn line(node: &SeiNode) -> String {
     let summary = summarize(node, Timestamp::now());
     let status = node.status.clone().unwrap_or_default();
-    let phase = status.phase.map(|phase| phase.as_str()).unwrap_or_default();
+    let phase = status.phase.map(SeiNodePhase::as_str).unwrap_or_default();
     let image = status.current_image.as_deref().and_then(|image| image.rsplit(':').next());
     let is_ready = condition_text(&status, ConditionType::Ready).starts_with("True");
     let ready = if is_ready { "Ready" } else { "not Ready" };
