@@ -1,9 +1,63 @@
-//! What a real kubelet reports of a node's pod and what the real sidecar answers. The stories on a real
-//! node run these checks; the stand-ins of `sei-rig` are written to pass them too.
+//! What a real kubelet reports of a node's pod and what the real sidecar and its proxy answer. The
+//! stories on a real node run these checks, and `stand_ins.rs` runs them on the stand-ins of `sei-rig`.
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
+use kube::{Client, Config};
 use serde_json::{Value, json};
+
+/// The response of a pod's sidecar through its proxy: status and body.
+pub async fn call_sidecar(
+    address: &str,
+    method: &str,
+    path: &str,
+    body: String,
+    token: Option<&str>,
+) -> Result<(u16, String)> {
+    let mut config = Config::new(format!("https://{address}:8443").parse()?);
+    config.accept_invalid_certs = true;
+    // A closed gate is a 503, which the client would otherwise ask for again.
+    config.default_retry = false;
+    let mut request = http::Request::builder().method(method).uri(path);
+    if let Some(token) = token {
+        request = request.header("authorization", format!("Bearer {token}"));
+    }
+    let response = Client::try_from(config)?.send(request.body(body.into_bytes().into())?).await?;
+    let status = response.status().as_u16();
+    let body = response.into_body().collect_bytes().await?;
+    Ok((status, String::from_utf8_lossy(&body).into_owned()))
+}
+
+/// The tokens that a caller of a proxy can have.
+pub struct Tokens {
+    /// For the node of this proxy.
+    pub own: String,
+    /// For another node.
+    pub of_neighbour: String,
+    /// For the API server.
+    pub of_server: String,
+}
+
+/// The proxy of a pod accepts a token for its own node, and no other.
+pub async fn check_tokens(address: &str, tokens: &Tokens) -> Result<()> {
+    let ask = async |token: Option<&str>| {
+        call_sidecar(address, "GET", "/v0/status", String::new(), token).await
+    };
+    let (status, body) = ask(Some(&tokens.own)).await?;
+    ensure!(status == 200, "its own token: {status} {body}");
+    for (of, token) in [
+        ("another node's token", Some(tokens.of_neighbour.as_str())),
+        ("the API server's token", Some(tokens.of_server.as_str())),
+        ("a forged token", Some("forged")),
+        ("no token", None),
+    ] {
+        let (status, body) = ask(token).await?;
+        ensure!((status, body.trim()) == (401, "Unauthorized"), "{of}: {status} {body}");
+    }
+    let (status, _) = call_sidecar(address, "GET", "/v0/livez", String::new(), None).await?;
+    ensure!(status == 200, "a probe needs no token: {status}");
+    Ok(())
+}
 
 /// The id of the task that [`check_closed_sidecar`] submits.
 const ID: &str = "77777777-2222-4333-8444-555555555555";
@@ -39,6 +93,30 @@ pub fn check_ready_pod(pod: &Pod) -> Result<()> {
     for kind in ["Ready", "ContainersReady"] {
         ensure!(condition(status, kind)?.0 == "True", "{kind}");
     }
+    Ok(())
+}
+
+/// The last status of a pod before it is deleted: all containers have ended, and the phase is that of their exit codes.
+pub fn check_ended_pod(pod: &Pod) -> Result<()> {
+    let status = pod.status.as_ref().context("the pod has a status")?;
+    let reason = match status.phase.as_deref() {
+        Some("Succeeded") => "PodCompleted",
+        Some("Failed") => "PodFailed",
+        phase => bail!("a pod whose containers have ended has the phase {phase:?}"),
+    };
+    let mut codes = Vec::new();
+    for name in ["seid-init", "sei-sidecar", "kube-rbac-proxy", "seid", "cosmos-exporter"] {
+        let found = container(status, name)?;
+        let ended = found.state.as_ref().and_then(|state| state.terminated.as_ref());
+        codes.push(ended.with_context(|| format!("{name} has ended: {found:?}"))?.exit_code);
+    }
+    let has_failed = codes.iter().any(|code| *code != 0);
+    ensure!(has_failed == (reason == "PodFailed"), "{:?}: {codes:?}", status.phase);
+    for kind in ["Ready", "ContainersReady"] {
+        let found = condition(status, kind)?;
+        ensure!(found == ("False".to_owned(), reason.to_owned()), "{kind}: {found:?}");
+    }
+    ensure!(pod.metadata.deletion_timestamp.is_some(), "the pod is being deleted");
     Ok(())
 }
 
@@ -122,7 +200,7 @@ pub async fn check_closed_sidecar(
     };
     submit("config-patch").await?;
     let failed = record("failed").await?;
-    ensure!(failed["error"] == "config-patch: params: files is required", "{failed}");
+    ensure!(failed["error"] == "config-patch: at least one file is required", "{failed}");
     ensure!(failed["run"] == 1 && failed.get("params").is_none(), "{failed}");
     // A failed id runs again, as what it is submitted as.
     submit("mark-not-ready").await?;

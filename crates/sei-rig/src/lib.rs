@@ -50,7 +50,7 @@ pub use lane::{Lane, LaneError};
 pub use plane::{ControlPlane, Error, Options, User};
 pub use ports::{TakenPort, taken_ports};
 pub use programs::{ProgramsError, bin_dir, cargo, real_node_programs, tool};
-pub use real_node::{Network, RealNode, RealNodeError};
+pub use real_node::{Network, RealNode, RealNodeError, use_memory_beside};
 pub use rpc::RpcFault;
 pub use sidecar::{Doing, FirstAnswer, GateOpening, Received, Sidecars, Submission};
 pub use status_checker::{Stamp, StatusChecker};

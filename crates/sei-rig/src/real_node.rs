@@ -345,6 +345,34 @@ fn create_cgroup(name: &str) -> io::Result<()> {
     Ok(())
 }
 
+/// Allocates so many bytes in the cgroup that limits the memory of this process, and waits for the end:
+/// if the limit is too small, the kernel kills a process of the cgroup. It is one of the container: those
+/// have a higher score than this one.
+pub fn use_memory_beside(process: u32, bytes: u64) -> io::Result<()> {
+    let text = fs::read_to_string(format!("/proc/{process}/cgroup"))?;
+    let group = memory_cgroup(&text).ok_or_else(|| io::Error::other("it has no cgroup"))?;
+    let script =
+        r#"echo $$ >"$1/cgroup.procs" && exec dd if=/dev/zero of=/dev/null count=1 bs="$2""#;
+    let mut command = Command::new("sh");
+    command.args(["-c", script, "sh"]).arg(group).arg(bytes.to_string());
+    command.output().map(drop)
+}
+
+/// The folder of the cgroup that limits memory, from `/proc/<id>/cgroup`.
+fn memory_cgroup(text: &str) -> Option<PathBuf> {
+    let find = |controllers: &str, top: PathBuf| {
+        text.lines().find_map(|line| {
+            let mut fields = line.splitn(3, ':').skip(1);
+            let is_found = fields.next()?.split(',').any(|name| name == controllers);
+            let path = fields.next()?.trim_start_matches('/');
+            is_found.then(|| top.join(path))
+        })
+    };
+    let top = Path::new(CGROUPS);
+    // The second is version 2, which has one line without controllers.
+    find("memory", top.join("memory")).or_else(|| find("", top.to_owned()))
+}
+
 /// The processes of cgroups below a folder whose path contains the uid of a pod.
 fn processes_below(folder: &Path, pod_uid: &str) -> Vec<u32> {
     let mut found = Vec::new();
@@ -392,4 +420,17 @@ where
 /// Ignores poisoning: a panic of one test must not fail the others.
 fn lock(component: &Mutex<Option<Component>>) -> MutexGuard<'_, Option<Component>> {
     component.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cgroup_of_memory_is_found_in_both_versions() {
+        let first = "5:cpu,cpuacct:/a/b\n4:memory:/pods/c\n0::/elsewhere\n";
+        assert_eq!(memory_cgroup(first), Some("/sys/fs/cgroup/memory/pods/c".into()));
+        assert_eq!(memory_cgroup("0::/pods/c\n"), Some("/sys/fs/cgroup/pods/c".into()));
+        assert_eq!(memory_cgroup("5:cpu:/a\n"), None);
+    }
 }

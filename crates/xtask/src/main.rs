@@ -28,7 +28,7 @@ mod tool;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use tasks::Task;
+use tasks::{RealNode, Task};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -53,8 +53,12 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Codegen { check: true } => codegen::check(&root),
         Task::ControlPlane(desired) => control_plane::run(&root, &desired),
         Task::Image(desired) => image::run(&root, &desired),
-        Task::RealNode { prepare: true, .. } => real_node::prepare(&root),
-        Task::RealNode { prepare: false, filters } => real_node::run(&root, &filters),
+        Task::RealNode(RealNode::Prepare) => real_node::prepare(&root),
+        Task::RealNode(RealNode::Suite) => real_node::run_suite(&root)?.map_or(Ok(()), |reason| {
+            println!("SKIPPED: {reason}");
+            Ok(())
+        }),
+        Task::RealNode(RealNode::Stories(filters)) => real_node::run(&root, &filters),
         Task::Sandbox { arguments } => sandbox::run(&root, &arguments),
         Task::Tidy => tidy::run(&root),
         Task::Test => suite::run(&root),

@@ -4,12 +4,13 @@
 //! Modules are pinned under `tools/real-node`. What Go builds and the images are cached like the
 //! control planes; the container runtime comes from Debian.
 
+mod machine;
+
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
 use crate::control_plane;
@@ -21,15 +22,6 @@ const MODULES: &str = "tools/real-node";
 
 /// The minor of the kubelet and of its control plane.
 const MINOR: &str = "1.34";
-
-/// Debian packages, and a file of each.
-const PACKAGES: [(&str, &str); 5] = [
-    ("containerd", "/usr/bin/containerd"),
-    ("runc", "/usr/sbin/runc"),
-    ("containernetworking-plugins", "/usr/lib/cni/bridge"),
-    ("busybox-static", "/bin/busybox"),
-    ("iproute2", "/sbin/ip"),
-];
 
 /// How many stories run at once. They wait for probes most of the time, but a chain process uses a core
 /// until it has found its peers.
@@ -109,32 +101,71 @@ pub(crate) fn prepare(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Prepares everything and runs the stories.
+/// Prepares everything and runs the stories whose name contains one of these texts, or all.
 pub(crate) fn run(root: &Path, filters: &[String]) -> Result<()> {
     let started = Instant::now();
     let programs = ensure_all(root)?;
-    let planes = control_plane::ensure(root, MINOR)?;
     println!("[real-node] programs and images are ready after {}", seconds(started.elapsed()));
-    let tests = Instant::now();
+    let filters: Vec<&str> = filters.iter().map(String::as_str).collect();
+    run_stories(root, &programs, &filters, &[])
+}
+
+/// Runs the first story of the suite for a person who watches it: every change of a node is a line.
+pub(crate) fn narrate(root: &Path) -> Result<()> {
+    let programs = ensure_all(root)?;
+    println!(
+        "Four validators and two RPC nodes of a new chain start on a real kubelet, with the real \
+         sidecar and chain in their pods. They vote for an upgrade and halt at its height; then \
+         their image is changed. The columns are time, node, phase, image, Ready, task and reason."
+    );
+    run_stories(root, &programs, &["--exact", SUITE[0]], &[("SEI_NARRATE", "1")])
+}
+
+/// The stories of `cargo xtask test`: those that show most in the least time.
+const SUITE: [&str; 3] = [
+    "chain_upgrade::a_chain_crosses_its_upgrade_height",
+    "single_node::a_node_starts_behind_its_gate_and_ends_in_time",
+    "single_node::the_proxy_accepts_only_tokens_for_its_own_node",
+];
+
+/// Runs the stories of the suite. Returns why they cannot run on this machine, if so: a package or a
+/// module that cannot be had is the same as one that is missing.
+pub(crate) fn run_suite(root: &Path) -> Result<Option<String>> {
+    if let Some(reason) = machine::untried() {
+        return Ok(Some(reason.to_owned()));
+    }
+    let started = Instant::now();
+    let programs = match ensure_all(root) {
+        Ok(programs) => programs,
+        Err(error) => return Ok(Some(format!("{error:#}"))),
+    };
+    println!("[real-node] programs and images are ready after {}", seconds(started.elapsed()));
+    let arguments = [&["--exact"][..], &SUITE].concat();
+    run_stories(root, &programs, &arguments, &[]).map(|()| None)
+}
+
+fn run_stories(
+    root: &Path,
+    programs: &Path,
+    filters: &[&str],
+    environment: &[(&str, &str)],
+) -> Result<()> {
+    let planes = control_plane::ensure(root, MINOR)?;
+    let started = Instant::now();
     let arguments = ["test", "--package", "cluster-tests", "--test", "real-node", "--"];
     let mut command = cargo_command();
     command.current_dir(root).args(arguments).args(["--test-threads", STORIES, "--nocapture"]);
     command.args(filters).env("SEI_KUBERNETES", MINOR).env(control_plane::ASSETS, planes);
-    command.env("SEI_REAL_NODE", programs);
+    command.env("SEI_REAL_NODE", programs).envs(environment.iter().copied());
     run_to_end(&mut command, &format!("cargo {}", arguments.join(" ")))?;
-    println!(
-        "[real-node] the stories passed, {}; all together {}",
-        seconds(tests.elapsed()),
-        seconds(started.elapsed())
-    );
+    println!("[real-node] the stories passed, {}", seconds(started.elapsed()));
     Ok(())
 }
 
 /// The folder with everything that a real node runs; builds and installs what is missing.
 fn ensure_all(root: &Path) -> Result<PathBuf> {
-    check_machine()?;
-    install_packages()?;
     let cache = go::cache_folder(|name| std::env::var_os(name))?.join("real-node");
+    machine::prepare(&cache)?;
     let mut folders = Vec::new();
     for module in &BUILT {
         let programs = module.recipe(root)?;
@@ -143,72 +174,6 @@ fn ensure_all(root: &Path) -> Result<PathBuf> {
         folders.push(built.with_context(|| format!("failed to build {}", module.name))?);
     }
     write_images(&cache, &folders)
-}
-
-/// Fails with one line that names what this machine lacks.
-fn check_machine() -> Result<()> {
-    let id = Command::new("id").arg("-u").output().context("failed to start id")?;
-    let groups = Path::new("/sys/fs/cgroup");
-    let has_groups = groups.join("cgroup.procs").exists() || groups.join("memory").is_dir();
-    let lacks = lacks(id.stdout.trim_ascii() == b"0", has_groups, has_program);
-    ensure!(lacks.is_empty(), "a real node cannot run here: it needs {}", lacks.join(", "));
-    Ok(())
-}
-
-fn lacks(is_root: bool, has_groups: bool, has_program: impl Fn(&str) -> bool) -> Vec<String> {
-    let mut lacks = Vec::new();
-    if !is_root {
-        lacks.push("root".to_owned());
-    }
-    if !has_groups {
-        lacks.push("cgroups in /sys/fs/cgroup".to_owned());
-    }
-    if !has_program("go") {
-        lacks.push(control_plane::GO.to_owned());
-    }
-    for compiler in ["gcc", "g++"] {
-        if !has_program(compiler) {
-            lacks.push(compiler.to_owned());
-        }
-    }
-    let is_missing = |(_, file): &&(&str, &str)| !Path::new(file).exists();
-    if !has_program("apt-get") && PACKAGES.iter().any(|package| is_missing(&package)) {
-        let names: Vec<&str> = PACKAGES.iter().filter(is_missing).map(|(name, _)| *name).collect();
-        lacks.push(format!("apt-get, or the packages {}", names.join(" ")));
-    }
-    lacks
-}
-
-fn has_program(name: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|folder| folder.join(name).is_file())
-}
-
-/// Installs the missing packages with apt-get.
-fn install_packages() -> Result<()> {
-    let missing: Vec<&str> = PACKAGES
-        .iter()
-        .filter(|(_, file)| !Path::new(file).exists())
-        .map(|(name, _)| *name)
-        .collect();
-    if missing.is_empty() {
-        return Ok(());
-    }
-    eprintln!("[real-node] installing with apt-get: {}", missing.join(" "));
-    let apt = |arguments: &[&str]| {
-        let mut apt = Command::new("apt-get");
-        apt.arg("-qq").args(arguments).env("DEBIAN_FRONTEND", "noninteractive");
-        // Stdout is for the folder that this task prints.
-        apt.stdin(Stdio::null()).stdout(std::io::stderr());
-        run_to_end(&mut apt, &format!("apt-get {}", arguments.join(" ")))
-    };
-    let install = [&["install", "--yes", "--no-install-recommends"][..], &missing].concat();
-    // The list of packages may be missing or too old.
-    if apt(&install).is_err() {
-        apt(&["update"])?;
-        apt(&install)?;
-    }
-    Ok(())
 }
 
 impl Module {
@@ -365,16 +330,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_machine_lacks_is_named_in_one_line() {
-        let without = lacks(false, false, |_| false).join(", ");
-        for part in ["root", "cgroups", "Go 1.26", "gcc", "g++"] {
-            assert!(without.contains(part), "{without}");
-        }
-        assert!(!without.contains('\n'), "{without}");
-        assert_eq!(lacks(true, true, |_| true), Vec::<String>::new());
-    }
-
-    #[test]
     fn every_module_pins_its_programs() {
         for module in &BUILT {
             let recipe = module.recipe(&crate::repository()).unwrap();
@@ -382,6 +337,16 @@ mod tests {
             let sums = fs::read_to_string(sums).unwrap();
             let pinned = format!("{} {} h1:", module.requirement, recipe.version);
             assert!(sums.contains(&pinned), "{}: go.sum lacks {pinned}", module.name);
+        }
+    }
+
+    #[test]
+    fn the_stories_of_the_suite_exist() {
+        for story in SUITE {
+            let (file, name) = story.split_once("::").unwrap();
+            let path = format!("crates/cluster-tests/tests/real_node/{file}.rs");
+            let text = fs::read_to_string(crate::repository().join(path)).unwrap();
+            assert!(text.contains(&format!("async fn {name}()")), "{story}");
         }
     }
 

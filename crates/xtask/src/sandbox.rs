@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::control_plane;
 use crate::suite::{cargo_command, run_to_end, seconds, target_folder};
+use crate::{control_plane, real_node};
 
 /// The minor that most fleets run on.
 const MINOR: &str = "1.34";
@@ -23,6 +23,10 @@ const STAYS: &str = "Press Ctrl-C to stop.";
 pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<()> {
     if arguments == ["--check"] {
         return check(root);
+    }
+    if arguments.iter().any(|argument| argument == "--real") {
+        ensure!(arguments.len() == 1, "--real takes no other argument");
+        return real_node::narrate(root);
     }
     let (program, programs) = build(root)?;
     if arguments.iter().any(|argument| argument == "--keep") {

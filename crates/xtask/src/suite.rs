@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::{codegen, control_plane, sandbox, tool};
+use crate::{codegen, control_plane, real_node, sandbox, tool};
 
 /// A step of the suite.
 enum Step {
@@ -23,6 +23,16 @@ enum Step {
     },
     /// Every scenario of the sandbox, and its end by Ctrl-C.
     Sandbox,
+    /// Some stories on a real kubelet, where the machine allows it.
+    RealNode,
+}
+
+/// How a step ended that did not fail.
+#[derive(Debug, PartialEq, Eq)]
+enum Passed {
+    Yes,
+    /// It cannot run on this machine, for this reason.
+    Skipped(String),
 }
 
 /// The command of the cluster tests. They wait most of the time, so more of them run at once than
@@ -52,6 +62,8 @@ const STEPS: &[(&str, Step)] = &[
     ("cluster 1.34", Step::Cluster { kubernetes: "1.34" }),
     ("cluster 1.37", Step::Cluster { kubernetes: "1.37" }),
     ("sandbox", Step::Sandbox),
+    // Last: a build that takes all cores must not run beside tests that wait for times.
+    ("real node", Step::RealNode),
 ];
 
 const fn cargo(arguments: &'static [&'static str]) -> Step {
@@ -60,15 +72,33 @@ const fn cargo(arguments: &'static [&'static str]) -> Step {
 
 pub(crate) fn run(root: &Path) -> Result<()> {
     let started = Instant::now();
+    let mut skipped = Vec::new();
     for (index, (name, step)) in STEPS.iter().enumerate() {
         let title = format!("[{}/{}] {name}", index + 1, STEPS.len());
         println!("{title}: {}", step.command());
         let step_started = Instant::now();
-        step.run(root).with_context(|| format!("{title} failed"))?;
-        println!("{title}: ok, {}", seconds(step_started.elapsed()));
+        let passed = step.run(root).with_context(|| format!("{title} failed"))?;
+        let elapsed = seconds(step_started.elapsed());
+        match passed {
+            Passed::Yes => println!("{title}: ok, {elapsed}"),
+            Passed::Skipped(reason) => {
+                println!("{title}: SKIPPED, {elapsed}: {reason}");
+                skipped.push(format!("{name}: {reason}"));
+            }
+        }
     }
-    println!("all {} steps passed, {}", STEPS.len(), seconds(started.elapsed()));
+    println!("{}", summary(STEPS.len(), &skipped, started.elapsed()));
     Ok(())
+}
+
+/// The last line of the suite, which names the steps that did not run.
+fn summary(steps: usize, skipped: &[String], elapsed: Duration) -> String {
+    let elapsed = seconds(elapsed);
+    if skipped.is_empty() {
+        return format!("all {steps} steps passed, {elapsed}");
+    }
+    let passed = steps - skipped.len();
+    format!("{passed} of {steps} steps passed, {elapsed}; SKIPPED {}", skipped.join("; "))
 }
 
 impl Step {
@@ -79,21 +109,26 @@ impl Step {
             Self::GeneratedFiles => "cargo xtask codegen --check".to_owned(),
             Self::Tools => "cargo xtask tool".to_owned(),
             Self::Sandbox => "cargo xtask sandbox --check".to_owned(),
+            Self::RealNode => "cargo xtask real-node --suite".to_owned(),
             Self::Cluster { kubernetes } => {
                 format!("{KUBERNETES}={kubernetes} cargo {}", CLUSTER_TESTS.join(" "))
             }
         }
     }
 
-    fn run(&self, root: &Path) -> Result<()> {
+    fn run(&self, root: &Path) -> Result<Passed> {
         match self {
-            Self::GeneratedFiles => codegen::check(root),
-            Self::Tools => tool::ensure_all(root),
-            Self::Sandbox => sandbox::check(root),
+            Self::GeneratedFiles => codegen::check(root)?,
+            Self::Tools => tool::ensure_all(root)?,
+            Self::Sandbox => sandbox::check(root)?,
+            Self::RealNode => {
+                let reason = real_node::run_suite(root)?;
+                return Ok(reason.map_or(Passed::Yes, Passed::Skipped));
+            }
             Self::Cargo { arguments, environment } => {
                 let mut command = cargo_command();
                 command.current_dir(root).args(*arguments).envs(environment.iter().copied());
-                run_to_end(&mut command, &self.command())
+                run_to_end(&mut command, &self.command())?;
             }
             Self::Cluster { kubernetes } => {
                 let programs = control_plane::ensure(root, kubernetes)?;
@@ -105,9 +140,10 @@ impl Step {
                 let mut command = cargo_command();
                 command.current_dir(root).args(CLUSTER_TESTS).env(KUBERNETES, kubernetes);
                 command.env(control_plane::ASSETS, programs);
-                run_to_end(&mut command, &self.command())
+                run_to_end(&mut command, &self.command())?;
             }
         }
+        Ok(Passed::Yes)
     }
 }
 
@@ -164,8 +200,20 @@ mod tests {
             SEI_KUBERNETES=1.34 cargo test --package cluster-tests -- --test-threads 8
             SEI_KUBERNETES=1.37 cargo test --package cluster-tests -- --test-threads 8
             cargo xtask sandbox --check
+            cargo xtask real-node --suite
         "#]]
         .assert_eq(&(commands.join("\n") + "\n"));
+    }
+
+    #[test]
+    fn a_skipped_step_is_named_in_the_last_line() {
+        let time = Duration::from_secs(2);
+        assert_eq!(summary(3, &[], time), "all 3 steps passed, 2.0 s");
+        let skipped = ["real node: it needs root".to_owned()];
+        assert_eq!(
+            summary(3, &skipped, time),
+            "2 of 3 steps passed, 2.0 s; SKIPPED real node: it needs root"
+        );
     }
 
     #[test]

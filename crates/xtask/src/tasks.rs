@@ -18,11 +18,8 @@ pub(crate) enum Task {
     },
     ControlPlane(Desired),
     Image(image::Desired),
-    /// The stories on a real kubelet; or only its programs and images.
-    RealNode {
-        prepare: bool,
-        filters: Vec<String>,
-    },
+    /// The stories on a real kubelet.
+    RealNode(RealNode),
     Sandbox {
         arguments: Vec<String>,
     },
@@ -32,6 +29,17 @@ pub(crate) enum Task {
     Tool {
         name: Option<String>,
     },
+}
+
+/// What `real-node` runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum RealNode {
+    /// No story: only the programs and images.
+    Prepare,
+    /// The stories that `cargo xtask test` runs.
+    Suite,
+    /// The stories whose name contains one of these texts, or all.
+    Stories(Vec<String>),
 }
 
 const TASKS: &[(&str, &str)] = &[
@@ -59,12 +67,13 @@ const TASKS: &[(&str, &str)] = &[
     (
         "real-node",
         "run the stories on a real kubelet with real programs in the pods (builds them once, takes \
-         minutes; needs root); FILTER... runs some of them, --prepare only prints their folder",
+         minutes; needs root); FILTER... runs some of them, --suite those of test, --prepare only \
+         prints the folder of the programs",
     ),
     (
         "sandbox",
         "run the operator on a local control plane; --scenario NAME, --keep, --help; --check runs all \
-         scenarios",
+         scenarios, --real a chain upgrade on a real kubelet with a real chain",
     ),
     ("test", "run the steps of CI: format, lints, tests, docs, generated files, real clusters"),
     ("tidy", "check the rules of this repository that no compiler checks; part of test"),
@@ -89,7 +98,8 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Task> {
         ["codegen", "--check"] => Ok(Task::Codegen { check: true }),
         ["control-plane", ref options @ ..] => parse_control_plane(options),
         ["image", ref options @ ..] => parse_image(options),
-        ["real-node", "--prepare"] => Ok(Task::RealNode { prepare: true, filters: Vec::new() }),
+        ["real-node", "--prepare"] => Ok(Task::RealNode(RealNode::Prepare)),
+        ["real-node", "--suite"] => Ok(Task::RealNode(RealNode::Suite)),
         ["real-node", ref filters @ ..] => parse_real_node(filters),
         ["sandbox", ..] => Ok(Task::Sandbox { arguments: arguments[1..].to_vec() }),
         ["tidy"] => Ok(Task::Tidy),
@@ -150,10 +160,10 @@ fn parse_control_plane(options: &[&str]) -> Result<Task> {
 
 fn parse_real_node(filters: &[&str]) -> Result<Task> {
     if let Some(flag) = filters.iter().find(|filter| filter.starts_with('-')) {
-        bail!("task `real-node` takes --prepare or names of stories, not `{flag}`");
+        bail!("task `real-node` takes --suite, --prepare or names of stories, not `{flag}`");
     }
     let filters = filters.iter().map(|filter| (*filter).to_owned()).collect();
-    Ok(Task::RealNode { prepare: false, filters })
+    Ok(Task::RealNode(RealNode::Stories(filters)))
 }
 
 fn parse_image(options: &[&str]) -> Result<Task> {
@@ -249,9 +259,10 @@ mod tests {
         let desired = image::Desired { profile: "dev".into(), output: "a".into(), root: true };
         assert_eq!(parsed("image --root --profile dev --output a"), Ok(Task::Image(desired)));
         let filters = vec!["proxy".to_owned()];
-        assert_eq!(parsed("real-node proxy"), Ok(Task::RealNode { prepare: false, filters }));
-        let prepared = Task::RealNode { prepare: true, filters: Vec::new() };
-        assert_eq!(parsed("real-node --prepare"), Ok(prepared));
+        let real_node = |desired: RealNode| Ok(Task::RealNode(desired));
+        assert_eq!(parsed("real-node proxy"), real_node(RealNode::Stories(filters)));
+        assert_eq!(parsed("real-node --prepare"), real_node(RealNode::Prepare));
+        assert_eq!(parsed("real-node --suite"), real_node(RealNode::Suite));
         let arguments = vec!["--keep".to_owned()];
         assert_eq!(parsed("sandbox --keep"), Ok(Task::Sandbox { arguments }));
         assert_eq!(parsed("tidy"), Ok(Task::Tidy));
@@ -284,7 +295,7 @@ mod tests {
             ("image now", "task `image` takes --output, --profile and --root, not `now`"),
             (
                 "real-node --keep",
-                "task `real-node` takes --prepare or names of stories, not `--keep`",
+                "task `real-node` takes --suite, --prepare or names of stories, not `--keep`",
             ),
             ("test now", "task `test` takes no arguments, not `now`"),
         ] {

@@ -47,6 +47,7 @@ mod sidecar_tasks;
 mod sidecar_tokens;
 mod signers;
 mod signing_key_handover;
+mod stand_ins;
 mod statefulset_alert;
 mod states;
 mod status_history;

@@ -117,7 +117,10 @@ async fn check_signatures(story: &Story, last: u64) -> Result<()> {
             "block {number} has evidence of two signatures: {evidence}"
         );
     }
-    story.check_single_processes()
+    story.check_single_processes()?;
+    story
+        .report(format!("no validator signed a height twice: blocks 2 to {last} have no evidence"));
+    Ok(())
 }
 
 /// Every pod that was deleted ended within its grace. Returns the exit codes of `seid`, by node.
@@ -157,9 +160,30 @@ async fn check_upgraded(story: &Story, before: &BTreeMap<&'static str, String>) 
     Ok(())
 }
 
+/// Kills the operator as soon as the first of these pods is replaced, and starts the next one.
+async fn restart_operator_among_replacements(
+    story: &mut Story,
+    before: &BTreeMap<&'static str, String>,
+) -> Result<()> {
+    until("the first pod is replaced", WITHIN, async || {
+        for (name, uid) in before {
+            let pod = story.pods().get_opt(&format!("{name}-0")).await?;
+            if pod.and_then(|pod| pod.metadata.uid).as_ref() != Some(uid) {
+                return Ok(Some(()));
+            }
+        }
+        Ok(None)
+    })
+    .await?;
+    story.kill_operator();
+    story.report("the operator is killed while pods are replaced, and started again");
+    story.start_operator().await
+}
+
+/// The operator is killed once, while it replaces pods.
 #[tokio::test]
 async fn a_chain_crosses_its_upgrade_height() -> Result<()> {
-    let story = Story::open("upgrade").await?;
+    let mut story = Story::open("upgrade").await?;
     let chain = start(&story, "real-1", &RPC_NODES).await?;
     let upgrade = schedule_upgrade(&story, &chain, BLOCKS_UNTIL_UPGRADE).await?;
     let halts = until_halted(&story, upgrade).await?;
@@ -170,6 +194,7 @@ async fn a_chain_crosses_its_upgrade_height() -> Result<()> {
         story.set_image(name, AFTER).await?;
     }
     story.report("the image is changed on all");
+    restart_operator_among_replacements(&mut story, &before).await?;
     let resumed = until_height(&story, "val-a", upgrade + 5, WITHIN).await?;
     story.report(format!("the chain has resumed: height {resumed}"));
     check_upgraded(&story, &before).await?;
@@ -211,19 +236,7 @@ async fn mistakes_and_a_killed_operator_do_not_stop_an_upgrade() -> Result<()> {
     for name in ["val-a", "val-b", "val-c"] {
         story.set_image(name, AFTER).await?;
     }
-    until("the first pod is replaced", WITHIN, async || {
-        for (name, uid) in &before {
-            let pod = story.pods().get_opt(&format!("{name}-0")).await?;
-            if pod.and_then(|pod| pod.metadata.uid).as_ref() != Some(uid) {
-                return Ok(Some(()));
-            }
-        }
-        Ok(None)
-    })
-    .await?;
-    story.kill_operator();
-    story.report("the operator is killed while pods are replaced");
-    story.start_operator().await?;
+    restart_operator_among_replacements(&mut story, &before).await?;
     let resumed = until_height(&story, "val-a", upgrade + 5, WITHIN).await?;
     story.report(format!("the chain has resumed without val-d: height {resumed}"));
     let stalled = |status: &SeiNodeStatus| condition_text(status, ConditionType::Stalled);

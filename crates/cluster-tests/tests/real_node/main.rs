@@ -6,6 +6,7 @@ mod chain;
 mod chain_upgrade;
 mod lost_machine;
 mod modes;
+mod narration;
 mod rig;
 mod single_node;
 mod story;

@@ -2,10 +2,11 @@
 
 use std::fs;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::api::batch::v1::Job;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt as _};
+use sei_rig::use_memory_beside;
 use serde_json::json;
 
 use crate::chain::{Chain, height, until_height};
@@ -17,6 +18,9 @@ const BOOTSTRAP_HEIGHT: u64 = 15;
 
 /// The pods of bootstrap Jobs.
 const BOOTSTRAP_PODS: &str = "sei.io/component=bootstrap";
+
+/// Most of the memory that the platform of the stories gives to `seid`.
+const MEMORY_BYTES: u64 = 740 << 20;
 
 /// Creates a validator that makes blocks alone, and a node of each other mode.
 async fn start(story: &Story) -> Result<Chain> {
@@ -31,7 +35,13 @@ async fn start(story: &Story) -> Result<Chain> {
     bootstrap["bootstrapImage"] = json!(BEFORE);
     for (name, mode) in [
         ("archive", json!({ "archive": {} })),
-        ("seed", json!({ "seed": { "nodeKey": key } })),
+        // This version of the sidecar lets a seed listen on the loopback address, so that it
+        // has no peers and its probe fails.
+        (
+            "seed",
+            json!({ "seed": { "nodeKey": key },
+                "overrides": { "network.p2p.listen_address": "tcp://0.0.0.0:26656" } }),
+        ),
         ("replayer", json!({ "replayer": { "snapshot": snapshot } })),
     ] {
         chain.start_node(story, name, BEFORE, mode).await?;
@@ -61,21 +71,22 @@ async fn until_bootstrapped(story: &Story) -> Result<String> {
     Ok(printed.lines().last().unwrap_or_default().to_owned())
 }
 
-#[tokio::test]
-async fn every_mode_starts_and_recovers_when_it_is_killed_or_evicted() -> Result<()> {
-    let story = Story::open("modes").await?;
-    start(&story).await?;
-    let last = until_bootstrapped(&story).await?;
-    story.report(format!("the bootstrap Job has ended: {last}"));
+/// Waits until every mode is Ready and follows the chain.
+async fn until_all_ready(story: &Story) -> Result<()> {
     for name in ["val", "archive", "seed", "replayer", "full"] {
         story.until_ready(name).await?;
         story.report(format!("{name} is Ready"));
     }
     for name in ["archive", "replayer", "full"] {
-        let found = height(&story, name).await.context("its RPC answers")?;
+        let found = height(story, name).await.context("its RPC answers")?;
         ensure!(found > BOOTSTRAP_HEIGHT, "{name} follows the chain: {found}");
     }
+    Ok(())
+}
 
+/// Kills `seid` of one node and the sidecar of another, and evicts a third. Each comes back, and
+/// nothing else restarts.
+async fn disturb(story: &Story) -> Result<()> {
     let (val, archive) = (story.uid("val").await?, story.uid("archive").await?);
     let full = story.uid("full").await?;
     let running = story.seid_processes("archive").await?;
@@ -109,8 +120,45 @@ async fn every_mode_starts_and_recovers_when_it_is_killed_or_evicted() -> Result
     ensure!(story.uid("archive").await? == archive, "a killed sidecar costs no pod");
     let now = story.seid_processes("archive").await?;
     ensure!(now == running, "a killed sidecar costs no restart of seid: {running:?}, {now:?}");
-    let reached = height(&story, "val").await.context("val runs")?;
-    until_height(&story, "full", reached, WITHIN).await?;
+    let reached = height(story, "val").await.context("val runs")?;
+    until_height(story, "full", reached, WITHIN).await?;
     story.report("the chain makes blocks, and the evicted node follows it");
+    Ok(())
+}
+
+/// The kernel kills `seid` of a node that exceeds its memory; it is started again in its pod.
+async fn exhaust_memory(story: &Story, name: &str) -> Result<()> {
+    let uid = story.uid(name).await?;
+    let [process] = story.seid_processes(name).await?[..] else { bail!("{name} has one seid") };
+    // Together with what seid has, this is more than the limit.
+    use_memory_beside(process, MEMORY_BYTES)?;
+    let claim = format!("seid of {name} is reported as OOMKilled");
+    until(&claim, WITHIN, async || {
+        let pod = story.pod(name).await?;
+        let statuses = pod.status.and_then(|status| status.container_statuses).unwrap_or_default();
+        let seid = statuses.into_iter().find(|status| status.name == "seid");
+        let ended = seid.and_then(|seid| seid.last_state).and_then(|state| state.terminated);
+        let ended = ended.map(|ended| (ended.exit_code, ended.reason.unwrap_or_default()));
+        Ok((ended == Some((137, "OOMKilled".to_owned()))).then_some(()))
+    })
+    .await?;
+    story.report(claim);
+    let reached = height(story, "val").await.context("val runs")?;
+    until_height(story, name, reached, WITHIN).await?;
+    story.until_ready(name).await?;
+    ensure!(story.uid(name).await? == uid, "it is started again in its pod");
+    story.report(format!("{name} is Ready again in the same pod"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn every_mode_starts_and_recovers_when_it_is_killed_or_evicted() -> Result<()> {
+    let story = Story::open("modes").await?;
+    start(&story).await?;
+    let last = until_bootstrapped(&story).await?;
+    story.report(format!("the bootstrap Job has ended: {last}"));
+    until_all_ready(&story).await?;
+    disturb(&story).await?;
+    exhaust_memory(&story, "replayer").await?;
     story.check_single_processes()
 }

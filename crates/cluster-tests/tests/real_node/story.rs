@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use cluster_tests::boot_with;
+use cluster_tests::conformance::{self, Tokens};
 use cluster_tests::operator::{Setup, start_on};
 use cluster_tests::scenario::condition_text;
 use futures::StreamExt as _;
@@ -23,7 +24,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{DeleteParams, EvictParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt as _, watcher as watch_objects};
-use kube::{Api, Client, Config, ResourceExt as _};
+use kube::{Api, Client, ResourceExt as _};
 use sei_api::SeiNode;
 use sei_api::condition::ConditionType;
 use sei_api::names::{SIDECAR_CALLER, sidecar_audience};
@@ -34,6 +35,8 @@ use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
+
+use crate::narration;
 
 /// The chain's image before its upgrade, and after it.
 pub(crate) const BEFORE: &str = "registry.example.org/seid:v6.4.0";
@@ -134,6 +137,8 @@ pub(crate) struct PodEnd {
     /// From the request to delete the pod until it was deleted.
     pub(crate) took: Option<Duration>,
     pub(crate) seid: Option<ContainerStateTerminated>,
+    /// As it was last seen.
+    pub(crate) pod: Pod,
     deleting_since: Option<Instant>,
 }
 
@@ -146,12 +151,16 @@ pub(crate) struct Story {
     started: Instant,
     ends: Arc<Mutex<BTreeMap<String, PodEnd>>>,
     recorder: JoinHandle<()>,
+    narrator: Option<JoinHandle<()>>,
 }
 
 impl Drop for Story {
     /// Ends its pods too: those of all stories together would starve each other.
     fn drop(&mut self) {
         self.recorder.abort();
+        if let Some(narrator) = &self.narrator {
+            narrator.abort();
+        }
         self.kill_operator();
         let (plane, namespace) = (&self.stage.plane, &self.namespace);
         // A thread, because this runtime cannot wait here.
@@ -223,7 +232,10 @@ impl Story {
         let pods = Api::namespaced(admin.clone(), &namespace);
         let recorder = tokio::spawn(record(pods, Arc::clone(&ends)));
         let started = Instant::now();
-        let mut story = Self { stage, admin, namespace, operator: None, started, ends, recorder };
+        let nodes = Api::namespaced(admin.clone(), &namespace);
+        let narrator = narration::is_on().then(|| tokio::spawn(narration::narrate(nodes, started)));
+        let mut story =
+            Self { stage, admin, namespace, operator: None, started, ends, recorder, narrator };
         story.start_operator().await?;
         Ok(story)
     }
@@ -431,6 +443,15 @@ impl Story {
         token.context("the server returns a token")
     }
 
+    /// The tokens with which the proxy of a node can be called.
+    pub(crate) async fn tokens(&self, node: &str, neighbour: &str) -> Result<Tokens> {
+        Ok(Tokens {
+            own: self.token(Some(self.audience(node))).await?,
+            of_neighbour: self.token(Some(self.audience(neighbour))).await?,
+            of_server: self.token(None).await?,
+        })
+    }
+
     pub(crate) fn audience(&self, node: &str) -> String {
         sidecar_audience(&self.namespace, node)
     }
@@ -453,20 +474,7 @@ impl Story {
         body: String,
         token: Option<&str>,
     ) -> Result<(u16, String)> {
-        let url = format!("https://{}:8443", self.address(name).await?);
-        let mut config = Config::new(url.parse()?);
-        config.accept_invalid_certs = true;
-        // A closed gate is a 503, which the client would otherwise ask for again.
-        config.default_retry = false;
-        let mut request = http::Request::builder().method(method).uri(path);
-        if let Some(token) = token {
-            request = request.header("authorization", format!("Bearer {token}"));
-        }
-        let response =
-            Client::try_from(config)?.send(request.body(body.into_bytes().into())?).await?;
-        let status = response.status().as_u16();
-        let body = response.into_body().collect_bytes().await?;
-        Ok((status, String::from_utf8_lossy(&body).into_owned()))
+        conformance::call_sidecar(&self.address(name).await?, method, path, body, token).await
     }
 }
 
@@ -488,6 +496,7 @@ async fn record(pods: Api<Pod>, ends: Arc<Mutex<BTreeMap<String, PodEnd>>>) {
         if pod.metadata.deletion_timestamp.is_some() {
             end.deleting_since.get_or_insert_with(Instant::now);
         }
+        end.pod = pod.clone();
         let status = pod.status.unwrap_or_default();
         let ready = status.conditions.iter().flatten().find(|condition| condition.type_ == "Ready");
         let ready = ready.map(|ready| (ready.status.clone(), ready.reason.clone()));

@@ -532,13 +532,17 @@ impl Lifecycle {
         self.shared.client.request::<Value>(request).await.map(drop)
     }
 
-    /// Stops the containers and removes the pod from the server.
+    /// Stops the containers, reports their ends and removes the pod from the server.
     async fn terminate(&mut self) {
         tokio::time::sleep(self.shared.timing.stop).await;
         let mut rules = self.rules.clone();
         let is_stuck = |rules: &Rules| rules.has(self.key(), &Behaviour::StuckTerminating);
         // An error means that the kubelet was dropped, and its rules with it.
         let _ = rules.wait_for(|rules| !is_stuck(rules)).await;
+        if self.subject.containers.iter().any(ContainerNow::has_started) {
+            self.end_containers();
+            self.write_status().await;
+        }
         let uid = Some(self.subject.uid.clone());
         let parameters = DeleteParams {
             grace_period_seconds: Some(0),
@@ -547,6 +551,31 @@ impl Lifecycle {
         };
         let (api, name) = (self.pods(), &self.subject.name);
         retry(|| async { api.delete(name, &parameters).await.map(drop) }).await;
+    }
+
+    /// Every container that runs ends by SIGTERM; one that waits for its next run keeps its last end.
+    fn end_containers(&mut self) {
+        let now = Timestamp::now();
+        let mut has_failed = false;
+        for container in &mut self.subject.containers {
+            let ended = match (&container.state, container.last.take()) {
+                (State::Running { since }, _) => {
+                    Some(Ended { code: 0, message: None, since: *since, at: now })
+                }
+                (State::Ended(ended), _) => Some(ended.clone()),
+                (State::Waiting { .. }, last) => last,
+            };
+            has_failed |= ended.as_ref().is_none_or(|ended| ended.code != 0);
+            container.state = ended.map_or_else(|| container.state.clone(), State::Ended);
+            (container.started, container.ready) = (false, container.kind == Kind::Init);
+        }
+        let (phase, reason) =
+            if has_failed { ("Failed", "PodFailed") } else { ("Succeeded", "PodCompleted") };
+        self.phase = phase;
+        for kind in ["ContainersReady", "Ready"] {
+            let value = ConditionValue { is_true: false, reason: Some(reason), message: None };
+            self.conditions.set(kind, value);
+        }
     }
 
     fn pods(&self) -> Api<Pod> {

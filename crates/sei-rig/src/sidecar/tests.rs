@@ -160,7 +160,7 @@ async fn a_failed_id_runs_again_with_new_content() {
     let pod = Pod::start();
     pod.submit(json!({ "id": FIRST, "type": "config-patch" })).await;
     let record = pod.record(FIRST, "failed").await;
-    assert_eq!(record["error"], "config-patch: params: files is required");
+    assert_eq!(record["error"], "config-patch: at least one file is required");
     assert_eq!(record.get("params"), None);
     pod.submit(json!({ "id": FIRST, "type": "reset-data" })).await;
     let record = pod.record(FIRST, "completed").await;

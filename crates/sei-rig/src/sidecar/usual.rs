@@ -49,6 +49,9 @@ pub(super) fn outcome(task_type: &str, params: &Value) -> Result<Option<Value>, 
     let Some((_, required)) = TYPES.iter().find(|(known, _)| *known == task_type) else {
         return Err("no handler registered for task type".to_owned());
     };
+    if task_type == "config-patch" && is_empty(&params["files"]) {
+        return Err("config-patch: at least one file is required".to_owned());
+    }
     if let Some(missing) = required.iter().find(|name| is_empty(&params[**name])) {
         return Err(format!("{task_type}: params: {missing} is required"));
     }
