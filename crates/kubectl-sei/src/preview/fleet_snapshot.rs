@@ -116,6 +116,7 @@ impl FleetSnapshot {
             pods: pods.into_iter().map(Shared::new).collect(),
             job: None,
             pre_pull: None,
+            pulls: Vec::new(),
             claim: self.claim(node, &key),
             sidecar: Sidecar::Ready,
             blocks: Blocks::Unknown,

@@ -12,7 +12,7 @@ fn after(seconds: u64) -> Timestamp {
     later(now(), Duration::from_secs(seconds))
 }
 
-fn pod(containers: Value) -> Pod {
+fn pod(containers: &Value) -> Pod {
     let owner = json!({ "apiVersion": "sei.io/v1alpha1", "kind": "SeiNode", "name": "n",
         "uid": NODE, "controller": true });
     serde_json::from_value(json!({
@@ -30,7 +30,7 @@ fn view(pull: Pull) -> PrePullView {
 
 fn begun() -> Pulls {
     let mut pulls = Pulls::default();
-    pulls.begin(&pod(json!([{ "name": "seid", "image": "seid:2" }])), now());
+    pulls.begin(&pod(&json!([{ "name": "seid", "image": "seid:2" }])), now());
     pulls
 }
 
@@ -74,9 +74,7 @@ fn pulls_are_shared_in_one_namespace_on_one_machine() {
 
 #[test]
 fn images_that_are_pulled_for_every_container_are_not_shared() {
-    let container = |image: &str, policy: Option<&str>| {
-        json!({ "name": "c", "image": image, "imagePullPolicy": policy })
-    };
+    let container = |image: &str, policy: Option<&str>| json!({ "name": "c", "image": image, "imagePullPolicy": policy });
     let containers = json!([
         container("seid:2", None),
         container("host:5000/seid", None),
@@ -86,7 +84,7 @@ fn images_that_are_pulled_for_every_container_are_not_shared() {
         container("seid@sha256:00", None),
     ]);
     let mut pulls = Pulls::default();
-    pulls.begin(&pod(containers), now());
+    pulls.begin(&pod(&containers), now());
     let [pull] = pulls.on("ns", "host", now()).try_into().unwrap();
     let expected = ["seid:2", "seid:latest", "seid@sha256:00"].map(str::to_owned);
     assert_eq!(pull.images, BTreeSet::from(expected));
@@ -95,9 +93,9 @@ fn images_that_are_pulled_for_every_container_are_not_shared() {
 #[test]
 fn a_node_has_one_pull_on_a_machine() {
     let mut pulls = begun();
-    pulls.begin(&pod(json!([{ "name": "seid", "image": "seid:3" }])), after(1));
+    pulls.begin(&pod(&json!([{ "name": "seid", "image": "seid:3" }])), after(1));
     let [pull] = pulls.on("ns", "host", after(1)).try_into().unwrap();
     assert_eq!(pull.images, BTreeSet::from(["seid:3".to_owned()]));
-    pulls.begin(&pod(json!([])), after(100));
+    pulls.begin(&pod(&json!([])), after(100));
     assert_eq!(pulls.0.values().flatten().count(), 1, "old ones are dropped");
 }
