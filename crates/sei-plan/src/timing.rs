@@ -70,7 +70,7 @@ impl Timing {
         Duration::from_secs(5)
     }
 
-    /// How often a node looks whether the pull that it shares with others has ended.
+    /// How often a node checks whether the pull that it shares with others has ended.
     pub fn pre_pull_shared(self) -> Duration {
         Duration::from_millis(500)
     }

@@ -126,9 +126,9 @@ fn nodes_on_one_machine_share_a_pull() {
     assert_eq!(with(vec![shared(&all, false)]), "wait - 0");
     assert_eq!(with(vec![shared(&all, false), shared(&all, true)]), "continue");
     assert_eq!(with(vec![shared(&all[1..], true)]), "create", "its image is missing");
-    assert_eq!(with(vec![shared(&all[1..], false)]), "create", "nobody pulls its image");
+    assert_eq!(with(vec![shared(&all[1..], false)]), "create", "no node pulls its image");
     let own = NodePull { node: NODE_UID.to_owned(), ..shared(&all, false) };
-    assert_eq!(with(vec![own]), "create", "it was begun and is gone");
+    assert_eq!(with(vec![own]), "create", "it was begun and no longer exists");
     let spec = serde_json::from_value(serde_json::json!({
         "serviceAccountName": "another", "containers": [] }));
     let credentials = Credentials::of(&spec.unwrap());
@@ -136,7 +136,7 @@ fn nodes_on_one_machine_share_a_pull() {
     let mut seen = before(true);
     seen.pulls = vec![shared(&all, false)];
     seen.pre_pull = Reading::Cached(Some(pulling(failed(), 1)));
-    assert_eq!(shown(stepped(&seen)), "wait ImageNotPullable -", "its own pull tells more");
+    assert_eq!(shown(stepped(&seen)), "wait ImageNotPullable -", "its own pull comes first");
 }
 
 #[test]
