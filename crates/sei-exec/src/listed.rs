@@ -218,6 +218,6 @@ mod tests {
         assert_eq!(nodes[2].as_ref().unwrap().spec.signing_secret(), Some("key"));
         let asked = asked.lock().unwrap();
         assert_eq!(asked.len(), 2);
-        assert!(asked.iter().all(|uri| uri.contains("limit=250")), "{asked:?}");
+        assert!(asked.iter().all(|uri| uri.contains("limit=100")), "{asked:?}");
     }
 }

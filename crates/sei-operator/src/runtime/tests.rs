@@ -239,8 +239,10 @@ async fn the_metrics_show_what_waits_for_a_slot_what_is_in_flight_and_how_it_end
         ["queue_depth", "in_flight"]
             .map(|name| counted(&metrics, &format!("reconcile_{name}"), "").unwrap_or(-1))
     };
-    until(|| gauges() == [8, 40]).await;
-    assert_eq!(maps.started.load(Ordering::SeqCst), 32, "the others wait for a slot");
+    let permits = controller::CONCURRENCY;
+    let waiting = i64::try_from(NAMES.len() - permits).unwrap();
+    until(|| gauges() == [waiting, 40]).await;
+    assert_eq!(maps.started.load(Ordering::SeqCst), permits, "the others wait for a slot");
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(90)).await;
     let oldest: f64 = counted(&metrics, "reconcile_oldest_seconds", "").unwrap();
