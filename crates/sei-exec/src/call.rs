@@ -65,7 +65,8 @@ fn api_failure(action: &str, status: &Status) -> Failure {
     }
 }
 
-/// A quota, Pod Security and a webhook also return 403: those refuse the object, not the operator. Only the authorizer's message names a user who `cannot` do something.
+/// A quota, Pod Security and a webhook also return 403: those refuse the object, not the operator.
+/// Only the authorizer's message names a user who `cannot` do something.
 fn forbidden(text: String, status: &Status) -> Failure {
     let refuses_operator = status.code == 401 || status.message.contains("\" cannot ");
     if refuses_operator { Failure::Forbidden(text) } else { Failure::Rejected(text) }

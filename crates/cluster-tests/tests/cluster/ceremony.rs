@@ -108,6 +108,32 @@ async fn validators_begin_a_chain_and_every_task_runs_once() -> Result<()> {
     scenario.close().await
 }
 
+/// Waits until the condition of the ceremony shows this.
+async fn until_shown(scenario: &Scenario, expected: &str) -> Result<()> {
+    wait_for(expected, async || {
+        let text = condition(&status(scenario).await?, "GenesisCeremonyComplete");
+        Ok((text == expected).then_some(()))
+    })
+    .await
+}
+
+/// Lets the assembly work, and then the configuration of every node; waits for the end of the ceremony.
+async fn recover(scenario: &Scenario) -> Result<()> {
+    let namespace = scenario.namespace();
+    scenario.sidecars().release(namespace, "edge-0", ASSEMBLE);
+    let has_peers = async || {
+        let all = nodes(scenario).await?.values().all(|node| node.spec.peers.is_some());
+        Ok(all.then_some(()))
+    };
+    wait_for("every node has its peers", has_peers).await?;
+    for node in NODES {
+        scenario.sidecars().release(namespace, node, CONFIGURE);
+    }
+    let ready = until_ready(scenario, 4).await?;
+    assert!(condition(&ready, "GenesisCeremonyComplete").starts_with("True/Complete genesis "));
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_failing_assembly_is_shown_and_begins_one_chain_in_the_end() -> Result<()> {
     let scenario = Scenario::open_at_speed("ceremony-fails", 50).await?;
@@ -119,24 +145,10 @@ async fn a_failing_assembly_is_shown_and_begins_one_chain_in_the_end() -> Result
     create(&scenario, validators()).await?;
     let failed = "False/InProgress assemble-and-upload-genesis failed and is run again: the bucket is \
                   read-only";
-    wait_for("the failure is shown", async || {
-        let text = condition(&status(&scenario).await?, "GenesisCeremonyComplete");
-        Ok((text == failed).then_some(()))
-    })
-    .await?;
+    until_shown(&scenario, failed).await?;
     scenario.until_submitted("edge-0", ASSEMBLE, 1).await?;
     assert_eq!(status(&scenario).await?.genesis_hash, None);
-    scenario.sidecars().release(&namespace, "edge-0", ASSEMBLE);
-    let has_peers = async || {
-        let all = nodes(&scenario).await?.values().all(|node| node.spec.peers.is_some());
-        Ok(all.then_some(()))
-    };
-    wait_for("every node has its peers", has_peers).await?;
-    for node in NODES {
-        scenario.sidecars().release(&namespace, node, CONFIGURE);
-    }
-    let ready = until_ready(&scenario, 4).await?;
-    assert!(condition(&ready, "GenesisCeremonyComplete").starts_with("True/Complete genesis "));
+    recover(&scenario).await?;
     for node in NODES {
         assert_eq!(submissions(&scenario, node)["upload-genesis-artifacts"], 1, "{node}");
         assert_eq!(submissions(&scenario, node)[CONFIGURE], 1, "{node} has one genesis");
@@ -157,27 +169,13 @@ async fn a_hung_assembly_is_shown_and_tried_again_after_its_deadline() -> Result
     create(&scenario, validators()).await?;
     let hangs =
         "False/InProgress assemble-and-upload-genesis failed and is run again: no end within 9 s";
-    wait_for("the deadline is shown", async || {
-        let text = condition(&status(&scenario).await?, "GenesisCeremonyComplete");
-        Ok((text == hangs).then_some(()))
-    })
-    .await?;
+    until_shown(&scenario, hangs).await?;
     let now = status(&scenario).await?;
     assert_eq!(now.phase, Some(FleetPhase::Initializing));
     assert_eq!(now.genesis_hash, None);
     let ready = condition(&now, "Ready");
     assert!(ready.starts_with("False/NodesNotReady"), "{ready}");
-    scenario.sidecars().release(&namespace, "edge-0", ASSEMBLE);
-    let has_peers = async || {
-        let all = nodes(&scenario).await?.values().all(|node| node.spec.peers.is_some());
-        Ok(all.then_some(()))
-    };
-    wait_for("every node has its peers", has_peers).await?;
-    for node in NODES {
-        scenario.sidecars().release(&namespace, node, CONFIGURE);
-    }
-    let ready = until_ready(&scenario, 4).await?;
-    assert!(condition(&ready, "GenesisCeremonyComplete").starts_with("True/Complete genesis "));
+    recover(&scenario).await?;
     assert!(submissions(&scenario, "edge-0")[ASSEMBLE] > 1, "there was another attempt");
     scenario.close().await
 }

@@ -379,6 +379,18 @@ fn images_have_a_limit_of_their_own_and_a_budget_may_end_at_its_namespace() {
     "#]]);
 }
 
+/// The node as the next version would decide on it.
+fn observed(fleet: &FleetSnapshot, node: &SeiNode) -> Snapshot {
+    let platform = Platform::parse(PLATFORM, "next.yaml").unwrap();
+    let candidate = Candidate {
+        platform: &platform,
+        version: "1.0.0",
+        budget: Budget::of(&platform.rollout, Timing::default()),
+        now: fixtures::now(),
+    };
+    fleet.observe(node, &candidate)
+}
+
 #[test]
 fn a_volume_keeps_its_size() {
     let node: SeiNode = serde_json::from_value(fleet().objects[1].clone()).unwrap();
@@ -387,14 +399,7 @@ fn a_volume_keeps_its_size() {
     let preview = |size: &str| {
         let claims = Some([(key.clone(), claim(size))].into());
         let fleet = FleetSnapshot { nodes: vec![node.clone()], claims, ..FleetSnapshot::default() };
-        let platform = Platform::parse(PLATFORM, "next.yaml").unwrap();
-        let candidate = Candidate {
-            platform: &platform,
-            version: "1.0.0",
-            budget: Budget::of(&platform.rollout, Timing::default()),
-            now: fixtures::now(),
-        };
-        let snapshot = fleet.observe(&node, &candidate);
+        let snapshot = observed(&fleet, &node);
         node_preview(&snapshot, predict(&snapshot))
     };
     assert_eq!(preview("1024Mi").volume, None, "the same size in another unit");
@@ -415,14 +420,7 @@ fn a_volume_keeps_its_storage_class() {
             classes: [(("demo".to_owned(), "data-rpc-0".to_owned()), class.to_owned())].into(),
             ..FleetSnapshot::default()
         };
-        let platform = Platform::parse(PLATFORM, "next.yaml").unwrap();
-        let candidate = Candidate {
-            platform: &platform,
-            version: "1.0.0",
-            budget: Budget::of(&platform.rollout, Timing::default()),
-            now: fixtures::now(),
-        };
-        let snapshot = fleet.observe(&node, &candidate);
+        let snapshot = observed(&fleet, &node);
         let storage_class = storage_class(fleet.storage_class(&node), &snapshot);
         NodePreview { storage_class, ..node_preview(&snapshot, predict(&snapshot)) }
     };

@@ -38,6 +38,8 @@ struct Machine {
 pub struct NodePull {
     /// Uid of the node.
     pub node: String,
+    /// Of its pod: a view of an earlier pod of the node shows nothing about this pull.
+    pub purpose: String,
     /// Without those that a kubelet pulls for every container.
     pub images: BTreeSet<String>,
     pub credentials: Credentials,
@@ -81,10 +83,13 @@ impl Pulls {
         let (Some(spec), Some(owner)) = (&pod.spec, controller_of(metadata)) else { return };
         let annotations = metadata.annotations.as_ref();
         let purpose = annotations.and_then(|all| all.get(annotation::PRE_PULL));
-        let Some(host) = purpose.and_then(|purpose| host_of(purpose)) else { return };
+        let Some((purpose, host)) = purpose.and_then(|text| Some((text, host_of(text)?))) else {
+            return;
+        };
         let kept = spec.containers.iter().filter(|container| is_pulled_once(container));
         let pull = NodePull {
             node: owner.uid.clone(),
+            purpose: purpose.clone(),
             images: kept.filter_map(|container| container.image.clone()).collect(),
             credentials: Credentials::of(spec),
             is_complete: false,
@@ -101,7 +106,10 @@ impl Pulls {
         let Some(host) = view.purpose.as_deref().and_then(host_of) else { return };
         let machine = Machine { namespace: namespace.to_owned(), host: host.to_owned() };
         let Some(pulls) = self.0.get_mut(&machine) else { return };
-        let is_of = |pull: &NodePull| view.controller.as_ref() == Some(&pull.node);
+        let is_of = |pull: &NodePull| {
+            view.controller.as_ref() == Some(&pull.node)
+                && view.purpose.as_ref() == Some(&pull.purpose)
+        };
         match view.pull {
             Pull::Unclaimed | Pull::Pending => {}
             Pull::Pulled => {

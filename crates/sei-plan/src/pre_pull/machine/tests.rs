@@ -65,6 +65,14 @@ fn a_pull_that_fails_is_not_shared() {
 }
 
 #[test]
+fn an_earlier_pod_of_the_node_shows_nothing_about_its_pull() {
+    let mut pulls = begun();
+    let purpose = Some("earlier/host".to_owned());
+    pulls.observe("ns", &PrePullView { purpose, ..view(Pull::Pulled) }, after(1));
+    assert_eq!(found(&pulls, 1), Some(false));
+}
+
+#[test]
 fn pulls_are_shared_in_one_namespace_on_one_machine() {
     let pulls = begun();
     assert_eq!(pulls.on("ns", "host", now()).len(), 1);

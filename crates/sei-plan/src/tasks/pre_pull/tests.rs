@@ -115,6 +115,7 @@ fn nodes_on_one_machine_share_a_pull() {
     let images = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     let shared = |names: &[&str], is_complete: bool| NodePull {
         node: "another".to_owned(),
+        purpose: purpose("another", "host-a"),
         images: images(names),
         credentials: Credentials::default(),
         is_complete,
