@@ -6,12 +6,20 @@ use sei_sandbox::cost::Fleet;
 use sei_sandbox::memory::{Key, Store};
 use serde_json::{Value, json};
 
-/// What others write of each kind, with the labels of a node: 48 MiB.
+/// What others write of each kind, with the labels of a node: 48 MB.
 const OBJECTS: usize = 40;
 const SIZE: usize = 1_200_000;
 
-/// What the operator may keep of it: the client's buffer for the lines of a watch, which is as long as
-/// the longest line and ends with the connection.
+/// The part of a pod that is the name of its image. The kubelet repeats the name twice in the status, and a
+/// pod with its status must not be larger than [`STORED_MAX`].
+const IMAGE_SIZE: usize = 300_000;
+
+/// The most that etcd stores for an object.
+const STORED_MAX: usize = 3 << 19;
+
+/// What the operator may keep of it: the client's buffer for the lines of a watch, which ends with the
+/// connection. It doubles while a line does not fit behind the lines before it, and not beyond 4 MiB,
+/// because a buffer of twice the longest line always has room.
 const KEPT_MAX: i64 = 5_000_000;
 
 /// What a single event may cost while it is decoded: a few times its own size.
@@ -68,7 +76,13 @@ fn body(plural: &str, text: &str) -> Value {
     let container = json!({ "name": "seid", "image": text });
     match plural {
         "configmaps" => json!({ "kind": "ConfigMap", "data": { "text": text } }),
-        "pods" => json!({ "kind": "Pod", "spec": { "containers": [container] } }),
+        "pods" => {
+            let (image, rest) = text.split_at(IMAGE_SIZE);
+            let rest = json!([{ "name": "TEXT", "value": &rest[IMAGE_SIZE..] }]);
+            json!({ "kind": "Pod", "spec": { "containers": [
+                { "name": "seid", "image": image, "env": rest },
+            ]}})
+        }
         "statefulsets" => json!({ "kind": "StatefulSet", "spec": {
             "selector": {}, "serviceName": "rubbish", "replicas": 0,
             "template": { "spec": { "containers": [container] } },
@@ -88,6 +102,8 @@ fn labelled_objects_of_others_are_not_kept() -> Result<()> {
             eprintln!("{plural} of {owner:?}: {kept} bytes kept, at most {peak} in between");
             assert!(kept < KEPT_MAX, "{plural} of {owner:?}: {kept} bytes are kept");
             assert!(peak < PEAK_MAX, "{plural} of {owner:?}: {peak} bytes at once");
+            let largest = fleet.store().all(plural).map(|object| object.to_string().len()).max();
+            assert!(largest <= Some(STORED_MAX), "no server stores {plural} of {largest:?} bytes");
         }
     }
     Ok(())
