@@ -16,9 +16,10 @@ use sei_plan::view::{AUDIENCE_FLAG, PodView, SECURE_FLAG};
 use serde::de::Visitor;
 use serde::{Deserialize, Deserializer};
 
-/// How much of an image's name is kept: the server accepts a name of a megabyte, and the pod may be
-/// anybody's. No registry accepts one that is as long.
-const IMAGE_MAX: usize = 4096;
+/// How many characters are kept of an image's name and of what a kubelet reports, where names are
+/// repeated: the server accepts a name of a megabyte, and the pod may be anybody's. No registry accepts
+/// one that is as long.
+const TEXT_MAX: usize = 4096;
 
 /// A pod with the fields that a view needs.
 #[derive(Clone, Debug)]
@@ -82,13 +83,39 @@ struct NamedImage {
 
 impl From<NamedImage> for Container {
     fn from(NamedImage { name, image, args }: NamedImage) -> Self {
-        let image = image.map(|image| match image.char_indices().nth(IMAGE_MAX) {
-            Some((end, _)) => image[..end].to_owned(),
-            None => image,
-        });
+        let image = image.map(shortened);
         let args = args.map(|args| args.into_iter().filter_map(|arg| arg.0).collect());
         Self { name, image, args, ..Self::default() }
     }
+}
+
+fn shortened(text: String) -> String {
+    match text.char_indices().nth(TEXT_MAX) {
+        // A copy: a string that is truncated keeps its memory.
+        Some((end, _)) => text[..end].to_owned(),
+        None => text,
+    }
+}
+
+fn shorten(text: &mut String) {
+    *text = shortened(std::mem::take(text));
+}
+
+/// Shortens all texts of a status that views keep.
+fn shorten_status(status: &mut PodStatus) {
+    let containers = [&mut status.container_statuses, &mut status.init_container_statuses];
+    for container in containers.into_iter().flatten().flatten() {
+        shorten(&mut container.image);
+        shorten(&mut container.image_id);
+        for state in [&mut container.state, &mut container.last_state].into_iter().flatten() {
+            let waiting = state.waiting.as_mut().map(|waiting| &mut waiting.message);
+            let terminated = state.terminated.as_mut().map(|ended| &mut ended.message);
+            [waiting, terminated].into_iter().flatten().flatten().for_each(shorten);
+        }
+    }
+    let conditions = status.conditions.iter_mut().flatten();
+    conditions.filter_map(|condition| condition.message.as_mut()).for_each(shorten);
+    status.message.iter_mut().for_each(shorten);
 }
 
 /// An argument, if it is one of the proxy's flags that a view reads. Others are scripts.
@@ -117,7 +144,8 @@ impl<'de> Deserialize<'de> for ProxyFlag {
 
 impl<'de> Deserialize<'de> for WatchedPod {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let Fields { metadata, spec, status } = Fields::deserialize(deserializer)?;
+        let Fields { metadata, spec, mut status } = Fields::deserialize(deserializer)?;
+        status.iter_mut().for_each(shorten_status);
         let containers =
             |images: Vec<NamedImage>| images.into_iter().map(Container::from).collect();
         let spec = spec.map(|spec| PodSpec {
@@ -195,5 +223,30 @@ mod tests {
             assert_eq!(watched.view(), PodView::from(&whole), "{name}");
             assert_eq!(watched.pre_pull(), PrePullView::from(&whole), "{name}");
         }
+    }
+    #[test]
+    fn long_texts_of_others_are_shortened() {
+        let long = "é".repeat(300_000);
+        let container = serde_json::json!({
+            "name": "seid", "image": long, "imageID": long, "ready": false, "restartCount": 0,
+            "state": { "waiting": { "reason": "ImagePullBackOff", "message": long } },
+            "lastState": { "terminated": { "exitCode": 1, "message": long } },
+        });
+        let pod = serde_json::json!({
+            "metadata": { "name": "x-0" },
+            "spec": { "containers": [{ "name": "seid", "image": long }] },
+            "status": {
+                "message": long,
+                "conditions": [{ "type": "PodScheduled", "status": "False", "message": long }],
+                "containerStatuses": [container], "initContainerStatuses": [container],
+            },
+        });
+        let watched: WatchedPod = serde_json::from_value(pod).expect("a pod");
+        // Nothing of what is kept, the pod included, has a text of that length.
+        let kept = serde_json::to_string(&watched.0).expect("a pod").len();
+        assert!(kept < 13 * 2 * TEXT_MAX, "{kept}");
+        let longest = |text: &str| text.split('"').map(|part| part.chars().count()).max();
+        let text = serde_json::to_string(&watched.0).expect("a pod");
+        assert_eq!(longest(&text), Some(TEXT_MAX));
     }
 }
